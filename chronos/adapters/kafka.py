@@ -1,0 +1,560 @@
+"""The log on Apache Kafka, through confluent-kafka (librdkafka). The only file that imports it.
+
+Exactly once rests on three things here: a fixed `transactional.id` per shard, `read_committed` readers, and a
+writer that after any doubt says ProducerLost instead of guessing. Settings that differ from librdkafka's defaults
+carry their reason; most were measured.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+
+from chronos.core.message import Record
+from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
+
+log = structlog.get_logger("chronos.kafka")
+
+ASK_TIMEOUT_S = 5.0
+"""How long a question to the broker may take: offsets, topics, settings."""
+
+INIT_TIMEOUT_S = 30.0
+"""How long `init_transactions` may take: it waits for the last transaction of an earlier master (measured: 0.6 s)."""
+
+RECORD_BYTES_MAX = 256 * 1024 * 1024
+"""Largest record the clients handle; what a topic takes is the topic's own business and is looked up."""
+
+BATCH_BYTES = 1_000_000
+"""librdkafka's `batch.size`. A topic that takes less is flushed in smaller portions."""
+
+COMMON: Mapping[str, Any] = {"client.id": "chronos", "log.connection.close": False}
+
+CONSUMER: Mapping[str, Any] = {
+    "group.id": "chronos-unused",  # required by the client, never joined: partitions are assigned by hand
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",  # the default jumps to the end in silence
+    "enable.partition.eof": True,  # tells the position behind transaction markers
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 2,  # the default of 1 s stalls a fast consumer
+    "queued.max.messages.kbytes": 8_192,  # the default of 64 MB would be the largest part of our memory
+    "queued.min.messages": 20_000,
+    "fetch.message.max.bytes": 4_194_304,
+}
+
+PRODUCER: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",  # as Java producers place keys
+    "allow.auto.create.topics": False,  # a typo must not make a topic that swallows messages
+    "linger.ms": 5,  # fills batches while a step produces; flush() ends it
+    "batch.size": BATCH_BYTES,
+    "message.max.bytes": RECORD_BYTES_MAX,
+    "queue.buffering.max.messages": 1_000_000,
+    "queue.buffering.max.kbytes": 1_048_576,
+}
+
+CULPRIT_CODES = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._INVALID_ARG,
+    }
+)
+"""Errors that are about a message or its topic, not about a broker being slow or gone."""
+
+
+class KafkaReader:
+    """One partition through one consumer. See `ports.Reader`."""
+
+    def __init__(self, consumer: Consumer, topic: str, partition: int, offset: int) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._partition = partition
+        self._held: list[Message] = []
+        self.seek(offset)
+
+    def seek(self, offset: int) -> None:
+        """Read on from another offset."""
+        self.position = offset
+        self._held.clear()
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Poll for one message and hold it; `consume(n, t)` would wait the whole time to fill n."""
+        if self._held:
+            return True
+        message = self._consumer.poll(timeout_s)
+        if message is None:
+            return False
+        self._held.append(message)
+        return True
+
+    def read(self, records_max: int, bytes_max: int) -> list[Record]:
+        """What is there now. The client's queue is bounded in bytes, so one call is too."""
+        messages = self._held
+        self._held = []
+        messages += self._consumer.consume(max(0, records_max - len(messages)), 0)
+        records: list[Record] = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._heed(error, message)
+                continue
+            try:
+                headers = message.headers() or ()
+            except SystemError:
+                headers = None  # a name is not UTF-8; asking this message again would crash the process
+            records.append(
+                Record(message.offset(), message.timestamp()[1], message.key(), message.value(), headers)  # type: ignore[arg-type]
+            )
+        if records:
+            self.position = max(self.position, records[-1].offset + 1)
+        return records
+
+    def _heed(self, error: KafkaError, message: Message) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            self.position = max(self.position, message.offset() or 0)
+        elif code == KafkaError._AUTO_OFFSET_RESET:
+            raise LogMismatch(
+                f"offset {self.position} of {self._topic}/{self._partition} is not in the log ({error.str()}):"
+                " the topic was trimmed, or deleted and created again. If its records are gone for good, remove the"
+                " shard's store to start from what the topic still holds."
+            )
+        elif code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
+            raise LogUnavailable(f"{self._topic}/{self._partition} is not there: {error.str()}")
+        elif error.fatal():
+            raise LogUnavailable(f"reading {self._topic}/{self._partition}: {error.str()}")
+        # Everything else librdkafka repairs by itself and says again if it cannot.
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._held.clear()
+        self._consumer.close()
+
+
+class KafkaWriter:
+    """The transactional producer of one shard. See `ports.Writer`."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        progress_topic: str,
+        shard: int,
+        timeout_s: float,
+        narrow_topics: Mapping[str, int],
+    ) -> None:
+        self._progress_topic = progress_topic
+        self._shard = shard
+        self._timeout_s = timeout_s
+        self._narrow_topics = narrow_topics
+        self._producer = Producer(dict(settings))
+        self._deadline = 0.0
+        self._reports: list[tuple[KafkaError | None, Message]] = []
+        deadline = time.monotonic() + INIT_TIMEOUT_S
+        while True:
+            try:
+                self._producer.init_transactions(max(1.0, deadline - time.monotonic()))
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= deadline:
+                    raise LogUnavailable(f"taking over shard {shard}: {error.args[0].str()}") from error
+
+    def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
+        """1. begin, 2. produce everything; librdkafka's threads send while the caller does something else."""
+        self._deadline = deadline = time.monotonic() + self._timeout_s
+        self._reports = reports = []
+        with self._failing(deadline):
+            self._producer.begin_transaction()
+            self._produce(messages, deadline)
+            self._producer.produce(
+                self._progress_topic,
+                progress,
+                partition=self._shard,
+                on_delivery=lambda error, message: reports.append((error, message)),
+            )
+
+    def commit(self, verify: Callable[[int], None]) -> Appended:
+        """3. flush, 4. verify the broker's timestamp, 5. commit."""
+        deadline = self._deadline
+        with self._failing(deadline):
+            self._flush(deadline)
+        if not self._reports:
+            raise ProducerLost("the progress record was neither written nor refused in time")
+        failure, report = self._reports[0]
+        if failure is not None:
+            raise self._aborted(failure, deadline)
+        timestamp_ms = report.timestamp()[1]
+        try:
+            verify(timestamp_ms)
+        except BaseException:
+            self._abort()
+            raise
+        self._commit(deadline)
+        offset = report.offset()
+        assert offset is not None
+        return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
+
+    @contextmanager
+    def _failing(self, deadline: float) -> Iterator[None]:
+        """Translate what the client raises inside a transaction, after an abort if that is still possible."""
+        try:
+            yield
+        except KafkaException as error:
+            raise self._aborted(error.args[0], deadline) from error
+        except SystemError as error:
+            # The client's way of saying that it called back while failing: measured when it is fenced.
+            raise ProducerLost(f"the producer failed: {error}") from error
+
+    def _produce(self, messages: Iterable[Outgoing], deadline: float) -> None:
+        produce = self._producer.produce
+        if not self._narrow_topics:
+            for topic, key, value, headers, partition in messages:
+                produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]
+            return
+        written: dict[str, int] = {}
+        for topic, key, value, headers, partition in messages:
+            limit = self._narrow_topics.get(topic)
+            if limit is not None:
+                size = outgoing_bytes(key, value, headers)
+                if written.get(topic, 0) + size > limit:
+                    self._flush(deadline)
+                    written.clear()
+                written[topic] = written.get(topic, 0) + size
+            produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]
+
+    def _flush(self, deadline: float) -> None:
+        if self._producer.flush(max(0.1, deadline - time.monotonic())) > 0:
+            raise ProducerLost(
+                f"the brokers did not take a transaction within {self._timeout_s:g} s: one of them is slow or gone"
+            )
+
+    def _commit(self, deadline: float) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+                return
+            except KafkaException as error:
+                if error.args[0].txn_requires_abort() or not error.args[0].retriable():
+                    raise self._aborted(error.args[0], deadline) from error
+                if time.monotonic() >= deadline:
+                    raise ProducerLost(f"a commit was not answered in time: {error.args[0].str()}") from error
+
+    def _aborted(self, error: KafkaError, deadline: float) -> TransactionAborted | ProducerLost:
+        """Abort if that is what the error asks for, and say whether this writer may go on."""
+        if error.fatal() or error.code() in (KafkaError._FENCED, KafkaError._TIMED_OUT, KafkaError._STATE):
+            return ProducerLost(f"the producer is of no use any more: {error.str()} ({error.name()})")
+        self._abort()
+        # _INCONSISTENT says that some message failed, not why: in good time it was the message, later the time-out.
+        failed_early = error.code() == KafkaError._INCONSISTENT and time.monotonic() < deadline - 1.0
+        return TransactionAborted(
+            f"a transaction was aborted: {error.str()} ({error.name()})",
+            culprit_likely=failed_early or error.code() in CULPRIT_CODES,
+        )
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(self._timeout_s)
+        except KafkaException as error:
+            raise ProducerLost(f"a transaction could not be aborted: {error.args[0].str()}") from error
+
+    def close(self) -> None:
+        """Drop what is queued; an open transaction is for the next writer, or the broker's timeout, to end."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._producer.poll(0)
+
+
+class KafkaLog:
+    """Topics of a Kafka cluster. See `ports.Log`."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str,
+        properties: Mapping[str, Any],
+        cluster: str,
+        progress_topic: str,
+        transaction_timeout_s: float,
+    ) -> None:
+        self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": _ClientLog()}
+        self._properties = dict(properties)
+        self._cluster = cluster
+        self._progress_topic = progress_topic
+        self._transaction_timeout_s = transaction_timeout_s
+        self._narrow_topics: dict[str, int] = {}
+        self._admin = AdminClient(self._settings({}))
+        self._asker = Consumer(self._settings(CONSUMER))
+        self._appender: Producer | None = None
+        self._appender_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
+
+    def _settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._common, **own, **self._properties}
+
+    # --- topics
+
+    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
+        """Create the missing ones, check all."""
+        seen = self.look([spec.name for spec in topics])
+        missing = [spec for spec in topics if seen[spec.name] is None]
+        if missing and not create:
+            names = ", ".join(spec.name for spec in missing)
+            raise ConfigurationError([f"topics.create is off and these topics are missing: {names}"])
+        self._create(missing)
+        deadline = time.monotonic() + INIT_TIMEOUT_S
+        while any(info is None for info in seen.values()):
+            if time.monotonic() > deadline:
+                raise LogUnavailable("the topics just created do not appear")
+            seen = self.look([spec.name for spec in topics])
+        problems = [problem for spec in topics for problem in self._misfits(spec, seen[spec.name])]
+        if problems:
+            raise ConfigurationError(problems)
+        return {name: info for name, info in seen.items() if info is not None}
+
+    def _create(self, specs: Sequence[TopicSpec]) -> None:
+        if not specs:
+            return
+        asked = [
+            NewTopic(
+                spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=int(spec.settings.get("replication.factor", "-1")),
+                config={name: value for name, value in spec.settings.items() if name != "replication.factor"},
+            )
+            for spec in specs
+        ]
+        for name, future in self._admin.create_topics(asked, operation_timeout=INIT_TIMEOUT_S).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise _translated(f"creating the topic {name}", error) from error
+
+    def _misfits(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
+        assert info is not None
+        problems = []
+        if info.partitions != spec.partitions:
+            problems.append(
+                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}: the number of"
+                " shards is fixed once there are messages; set `shards` to what the topic has"
+            )
+        found = self._topic_settings([spec.name])[spec.name]
+        for name, value in spec.settings.items():
+            if name not in ("message.timestamp.type", "cleanup.policy"):
+                continue
+            if found.get(name, value) != value:
+                problems.append(
+                    f"{spec.name} has {name}={found[name]}, Chronos needs {value}:"
+                    f" kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
+                )
+        return problems
+
+    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """Describe the topics: one question about partitions, one about settings; neither creates a topic."""
+        if not topics:
+            return {}
+        infos: dict[str, TopicInfo | None] = {}
+        try:
+            described = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=ASK_TIMEOUT_S)
+        except (KafkaException, ValueError) as error:
+            raise LogUnavailable(f"looking at {', '.join(topics)}: {error}") from error
+        found = {}
+        for name, future in described.items():
+            try:
+                found[name] = future.result()
+            except KafkaException as error:
+                if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+                    raise _translated(f"looking at the topic {name}", error) from error
+                infos[name] = None
+        settings = self._topic_settings(list(found))
+        for name, description in found.items():
+            bytes_max = int(settings[name].get("max.message.bytes", RECORD_BYTES_MAX))
+            infos[name] = TopicInfo(
+                id=str(description.topic_id),
+                partitions=len(description.partitions),
+                leaderless=frozenset(
+                    part.id for part in description.partitions if part.leader is None or part.leader.id < 0
+                ),
+                bytes_max=bytes_max,
+            )
+            if bytes_max < BATCH_BYTES:
+                self._narrow_topics[name] = bytes_max
+            else:
+                self._narrow_topics.pop(name, None)
+        return infos
+
+    def _topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Settings by topic; empty for a topic whose settings we may not read."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+        settings: dict[str, dict[str, str]] = {name: {} for name in topics}
+        if not resources:
+            return settings
+        for resource, future in self._admin.describe_configs(resources, request_timeout=ASK_TIMEOUT_S).items():
+            try:
+                settings[resource.name] = {name: entry.value for name, entry in future.result().items()}
+            except KafkaException as error:
+                if error.args[0].retriable():
+                    raise _translated(f"reading the settings of {resource.name}", error) from error
+        return settings
+
+    # --- offsets
+
+    def stable_end(self, topic: str, partition: int) -> int:
+        """The last stable offset, over a consumer of its own (measured: 0.13 ms, a third of AdminClient's cost)."""
+        try:
+            asked = self._asker.get_watermark_offsets(TopicPartition(topic, partition), timeout=ASK_TIMEOUT_S)
+        except KafkaException as error:
+            raise _translated(f"asking for the end of {topic}/{partition}", error) from error
+        if asked is None:
+            raise LogUnavailable(f"no answer to where {topic}/{partition} ends")
+        return int(asked[1])
+
+    def ends(self, topic: str, partition: int) -> Ends:
+        """Start, last stable offset and high watermark."""
+        part = TopicPartition(topic, partition)
+        asked = (
+            (OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
+            (OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),  # type: ignore[no-untyped-call]
+            (OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
+        )
+        try:
+            start, stable, high = (
+                self._admin.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)[part]
+                .result()
+                .offset
+                for spec, level in asked
+            )
+        except KafkaException as error:
+            raise _translated(f"asking for the ends of {topic}/{partition}", error) from error
+        return Ends(start=start, stable=stable, high=high)
+
+    # --- readers and writers
+
+    def reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
+        """A consumer of its own for one partition."""
+        return KafkaReader(Consumer(self._settings(CONSUMER)), topic, partition, offset)
+
+    def writer(self, shard: int) -> KafkaWriter:
+        """The transactional producer `<cluster>-<shard>`; Kafka fences every earlier one."""
+        timeout_ms = int(self._transaction_timeout_s * 1_000)
+        settings = self._settings(
+            {
+                **PRODUCER,
+                "transactional.id": f"{self._cluster}-{shard}",
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": timeout_ms,
+            }
+        )
+        return KafkaWriter(
+            settings,
+            progress_topic=self._progress_topic,
+            shard=shard,
+            timeout_s=self._transaction_timeout_s,
+            narrow_topics=self._narrow_topics,
+        )
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        """Produce outside any transaction and wait for every report."""
+        producer = self._appending()
+        done = threading.Event()
+        results: list[Appended | KafkaError | None] = [None] * len(records)
+        left = [len(records)]
+
+        def reported(at: int) -> Callable[[KafkaError | None, Message], None]:
+            def note(error: KafkaError | None, message: Message) -> None:
+                results[at] = error or Appended(
+                    partition=message.partition(),  # type: ignore[arg-type]
+                    offset=message.offset(),  # type: ignore[arg-type]
+                    timestamp_ms=message.timestamp()[1],
+                )
+                left[0] -= 1
+                if left[0] == 0:
+                    done.set()
+
+            return note
+
+        try:
+            for at, (topic, key, value, headers, partition) in enumerate(records):
+                producer.produce(topic, value, key, partition, on_delivery=reported(at), headers=headers)  # type: ignore[arg-type]
+        except (KafkaException, BufferError) as error:
+            raise LogUnavailable(f"a record could not be sent: {error}") from error
+        if records and not done.wait(timeout_s):
+            raise LogUnavailable(f"the brokers did not acknowledge within {timeout_s:g} s; it may still be written")
+        appended = []
+        for result in results:
+            if not isinstance(result, Appended):
+                raise LogUnavailable(f"the brokers did not take a record: {result.str() if result else 'no report'}")
+            appended.append(result)
+        return appended
+
+    def _appending(self) -> Producer:
+        with self._appender_lock:
+            if self._appender is None:
+                self._appender = Producer(self._settings({**PRODUCER, "message.timeout.ms": 30_000}))
+                self._poller.start()
+            return self._appender
+
+    def _poll(self) -> None:
+        assert self._appender is not None
+        while not self._closing.is_set():
+            self._appender.poll(0.1)
+
+    def close(self) -> None:
+        """Stop the appends' poller and the consumer that asks."""
+        self._closing.set()
+        if self._poller.is_alive():
+            self._poller.join(2.0)
+        if self._appender is not None:
+            self._appender.flush(2.0)
+        self._asker.close()
+
+
+class _ClientLog:
+    """Takes librdkafka's own log lines into ours: its word for a line is a level and a text."""
+
+    def log(self, level: int, text: str, *arguments: Any) -> None:
+        """The one method the client calls; level is Python's."""
+        log.log(min(level, 30), "librdkafka", text=text % arguments if arguments else text)
+
+
+def outgoing_bytes(
+    key: bytes | None, value: bytes | None, headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
+) -> int:
+    """An upper bound for the bytes a record takes in a batch of its own (record format v2: 61 + up to 21 + lengths)."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    size = 100 + len(key or b"") + len(value or b"")
+    return size + sum(10 + 3 * len(name) + len(content or b"") for name, content in pairs)
+
+
+def _translated(doing: str, error: KafkaException) -> LogUnavailable | LogMismatch:
+    cause = error.args[0]
+    if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+        return LogMismatch(f"{doing}: it is not there any more ({cause.name()}); was it deleted?")
+    return LogUnavailable(f"{doing}: {cause.str()} ({cause.name()}); is the broker up, and the address right?")

@@ -1,0 +1,99 @@
+"""The store of a shard in memory: the same answers as on disk, and the same losses.
+
+For tests and simulation, where a crash costs no process: `crash()` gives the store as a disk would have kept
+it, with all that was flushed and nothing else. It has no size limit and is never damaged.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from chronos.errors import Retry
+
+
+class MemoryStore:
+    """Sorted rows in a dict and a list of its keys. See `ports.Store`. For one thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+        self._flushed: dict[bytes, bytes] = {}
+        self._closed = False
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of the keys, in their order."""
+        self._check_open()
+        return [self._rows.get(key) for key in keys]
+
+    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """Rows with `start <= key < stop` in order, at most so many and so large, one if there is one."""
+        self._check_open()
+        rows: list[tuple[bytes, bytes]] = []
+        size = 0
+        for at in range(bisect_left(self._keys, start), len(self._keys)):
+            key = self._keys[at]
+            value = self._rows[key]
+            size += len(key) + len(value)
+            if key >= stop or len(rows) >= count_max or (size > bytes_max and rows):
+                break
+            rows.append((key, value))
+        return rows
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """First the deletes, then the puts."""
+        self._check_open()
+        for key in deletes:
+            if self._rows.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
+        for key, value in puts:
+            if key not in self._rows:
+                insort(self._keys, key)
+            self._rows[key] = value
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Drop `start <= key < stop`."""
+        self._check_open()
+        first, end = bisect_left(self._keys, start), bisect_left(self._keys, stop)
+        for key in self._keys[first:end]:
+            del self._rows[key]
+        del self._keys[first:end]
+
+    def flush(self) -> None:
+        """From here on a crash keeps what was written so far."""
+        self._check_open()
+        self._flushed = dict(self._rows)
+
+    def crash(self) -> "MemoryStore":
+        """What a disk would hold if the process had been killed now; this store is of no use any more."""
+        survivor = MemoryStore()
+        survivor.write(list(self._flushed.items()), [])
+        survivor.flush()
+        self._closed = True
+        return survivor
+
+    def verify(self) -> int:
+        """How many rows; memory is not checked."""
+        self._check_open()
+        return len(self._rows)
+
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(len(key) + len(value) for key, value in self._rows.items())
+
+    def background_error(self) -> str | None:
+        """Never one: memory does not fill up here."""
+        return None
+
+    def unflushed_bytes(self) -> int:
+        """0 when a crash would lose nothing."""
+        changed = self._rows.items() ^ self._flushed.items()
+        return sum(len(key) + len(value) for key, value in changed)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if not self._closed:
+            self.flush()
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Retry("the store is closed")

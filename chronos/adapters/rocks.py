@@ -1,0 +1,65 @@
+"""The store of a shard on RocksDB, without a write-ahead log: the two Kafka logs are it.
+
+Rows reach the disk when a memtable is full and on `flush`, always as a prefix of what was written, because
+there is one column family and every write is one batch. So after a crash the store is an earlier state of
+itself, and the positions in that state say from where to replay. How rows are read and written safely is in
+`rocksdb`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocksdict import Cache, WriteBatch
+
+from chronos.adapters.rocksdb import Database, tuned
+
+MEMTABLE_BYTES = 32 << 20
+BLOCK_CACHE_BYTES = 64 << 20
+BLOB_BYTES_MIN = 16 << 10
+
+
+def shared_cache(size_bytes: int) -> Cache:
+    """A block cache for the stores of all shards: one bound for the process, used where the work is."""
+    return Cache(size_bytes)
+
+
+class RocksStore:
+    """One shard's state on disk. See `ports.Store`. Any thread may read; one writes."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        block_cache: Cache | int = BLOCK_CACHE_BYTES,
+        memtable_bytes: int = MEMTABLE_BYTES,
+        blob_bytes_min: int = BLOB_BYTES_MIN,
+    ) -> None:
+        cache = Cache(block_cache) if isinstance(block_cache, int) else block_cache
+        options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
+        remedy = f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
+        self._db = Database(path, options, wal=False, remedy=remedy)
+        self.get = self._db.get
+        self.scan = self._db.scan
+        self.verify = self._db.verify
+        self.flush = self._db.flush
+        self.size_bytes = self._db.size_bytes
+        self.unflushed_bytes = self._db.unflushed_bytes
+        self.background_error = self._db.background_error
+        self.close = self._db.close
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """First the deletes, then the puts, all or nothing."""
+        batch = WriteBatch(raw_mode=True)
+        delete, put = batch.delete, batch.put
+        for key in deletes:
+            delete(key)
+        for key, value in puts:
+            put(key, value)
+        self._db.write(batch)
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Drop `start <= key < stop`, by one mark; the space comes back with compaction."""
+        if start < stop:
+            batch = WriteBatch(raw_mode=True)
+            batch.delete_range(start, stop)
+            self._db.write(batch)

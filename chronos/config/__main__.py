@@ -1,0 +1,7 @@
+"""Print `docs/reference/configuration.md`, or with `example` `config/chronos.yaml`."""
+
+import sys
+
+from chronos.config import example, reference
+
+sys.stdout.write(example() if sys.argv[1:] == ["example"] else reference())

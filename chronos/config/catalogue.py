@@ -1,0 +1,122 @@
+"""The keys as data: what each is called, which kind of value it takes, how that is written.
+
+Read off the models once. Whoever reads, explains or documents settings asks here and never a model.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from chronos.config.model import Config
+from chronos.config.values import duration_ms, duration_text, size_bytes, size_text
+
+# The one free mapping: below it a path goes on with the name of a property, which has dots of its own.
+PROPERTIES: Final = "log.kafka.properties"
+
+MASK: Final = "********"
+
+# Properties whose values are passwords, private keys or tokens.
+_SECRET: Final = re.compile(
+    r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint)|oauthbearer\.config"
+)
+
+_KIND_BY_MARK: Final = {BeforeValidator(duration_ms): "duration", BeforeValidator(size_bytes): "size"}
+_KIND_BY_TYPE: Final = {Mapping: "map", tuple: "list", bool: "switch", int: "number", str: "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key or section."""
+
+    path: str  #: dotted, for example `log.kafka.bootstrap_servers`
+    kind: str  #: section, map, list, switch, choice, duration, size, number or text
+    meaning: str  #: what it does, in which unit, and why its default is what it is
+    field: FieldInfo  #: where default and bounds come from
+    model: type[BaseModel] | None = None  #: of a section
+    choices: tuple[str, ...] = ()  #: of a choice
+    optional: bool = False  #: whether it may be null
+
+    @property
+    def name(self) -> str:
+        """The last step of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def parent(self) -> str:
+        """The path of the section it stands in; empty at the top."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """Least and greatest value, as written; each None where there is no such bound."""
+        least = next((mark.ge for mark in self.field.metadata if hasattr(mark, "ge")), None)
+        most = next((mark.le for mark in self.field.metadata if hasattr(mark, "le")), None)
+        return self.written(least), self.written(most)
+
+    @property
+    def default(self) -> Any:
+        """The default, as written."""
+        return self.written(self.field.get_default(call_default_factory=True, validated_data={}))
+
+    def written(self, value: Any) -> Any:
+        """A value as a person writes it in YAML: `90s` for 90000."""
+        if value is None:
+            return None
+        if self.kind == "duration":
+            return duration_text(duration_ms(value))
+        if self.kind == "size":
+            return size_text(size_bytes(value))
+        return list(value) if self.kind == "list" else value
+
+
+@cache
+def keys() -> Mapping[str, Key]:
+    """Every key and section by its dotted path, each section before what is in it."""
+    return {found.path: found for found in _keys_of(Config, "")}
+
+
+def children(parent: str) -> list[Key]:
+    """The keys and sections directly in a section, or at the top."""
+    return [found for found in keys().values() if found.parent == parent]
+
+
+def split(path: str) -> tuple[str, ...]:
+    """A dotted path as steps; the name of a property is one step."""
+    if path.startswith(f"{PROPERTIES}."):
+        return (*PROPERTIES.split("."), path.removeprefix(f"{PROPERTIES}."))
+    return tuple(path.split("."))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a property's value must not be shown."""
+    return _SECRET.search(name) is not None
+
+
+def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        found = _key_of(prefix + name, field)
+        yield found
+        if found.model is not None:
+            yield from _keys_of(found.model, f"{found.path}.")
+
+
+def _key_of(path: str, field: FieldInfo) -> Key:
+    shape: Any = field.annotation
+    if isinstance(shape, type) and issubclass(shape, BaseModel):
+        return Key(path=path, kind="section", meaning=str(shape.__doc__), field=field, model=shape)
+    optional = NoneType in get_args(shape)
+    if optional:
+        shape = next(part for part in get_args(shape) if part is not NoneType)
+    if get_origin(shape) is Annotated:
+        shape = get_args(shape)[0]
+    choices = get_args(shape) if get_origin(shape) is Literal else ()
+    kind = next((_KIND_BY_MARK[mark] for mark in field.metadata if mark in _KIND_BY_MARK), None)
+    kind = kind or ("choice" if choices else _KIND_BY_TYPE[get_origin(shape) or shape])
+    meaning = str(field.description)
+    return Key(path=path, kind=kind, meaning=meaning, field=field, choices=choices, optional=optional)

@@ -1,0 +1,173 @@
+"""Settings that are fine alone and wrong together.
+
+One function for each relation, in words that name both keys, their values, and the way out.
+"""
+
+import os.path
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from chronos.config.catalogue import PROPERTIES
+from chronos.config.model import Config
+from chronos.config.values import duration_text, size_text
+
+COORDINATORS_SUPPORTED: Final = ("standalone",)
+
+# One progress record names every message of its step that was not simply delivered: position 16,
+# outcome 1, new due time 8, occurrence 8, attempt 2, and what the step refused, about 12 for each.
+_PROGRESS_BYTES_PER_MESSAGE: Final = 48
+
+_RESERVED_PROPERTIES: Final = {
+    "bootstrap.servers": "is given by log.kafka.bootstrap_servers",
+    "metadata.broker.list": "is given by log.kafka.bootstrap_servers",
+    "transaction.timeout.ms": "is given by delivery.transaction_timeout",
+    "allow.auto.create.topics": "is given by delivery.create_topics",
+    "transactional.id": "belongs to Chronos: it names cluster and shard, and fencing rests on it",
+    "enable.idempotence": "belongs to Chronos: exactly once rests on it",
+    "acks": "belongs to Chronos: exactly once rests on it",
+    "request.required.acks": "belongs to Chronos: exactly once rests on it",
+    "isolation.level": "belongs to Chronos: exactly once rests on it",
+    "group.id": "belongs to Chronos: shards are assigned by the coordinator, not by a consumer group",
+    "enable.auto.commit": "belongs to Chronos: positions live in the store",
+    "enable.auto.offset.store": "belongs to Chronos: positions live in the store",
+    "auto.offset.reset": "belongs to Chronos: a lost position must be an error, not a jump",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """What is wrong, and the keys that could cure it; the text is about the first of them."""
+
+    paths: tuple[str, ...]
+    text: str
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Everything that does not go together, in the order of the keys."""
+    yield from _coordinator_exists(config)
+    yield from _kafka_has_brokers(config)
+    yield from _topics_are_apart(config)
+    yield from _replicas_suffice(config)
+    yield from _batches_fit(config)
+    yield from _retries_grow(config)
+    yield from _something_is_allowed(config)
+    yield from _checkpoints_survive_the_disk(config)
+    yield from _properties_agree(config)
+
+
+def _coordinator_exists(config: Config) -> Iterator[Conflict]:
+    kind = config.coordinator.kind
+    if kind not in COORDINATORS_SUPPORTED:
+        yield Conflict(
+            paths=("coordinator.kind",),
+            text=f"{kind} is not supported yet; use {' or '.join(COORDINATORS_SUPPORTED)}",
+        )
+
+
+def _kafka_has_brokers(config: Config) -> Iterator[Conflict]:
+    if config.log.kind == "kafka" and config.log.kafka.bootstrap_servers is None:
+        yield Conflict(
+            paths=("log.kafka.bootstrap_servers", "log.kind"),
+            text="is missing, and log.kind is kafka; name its brokers, for example localhost:9092",
+        )
+
+
+def _topics_are_apart(config: Config) -> Iterator[Conflict]:
+    seen: dict[str, str] = {}
+    for name in ("delay", "progress", "rejected", "dead_letter"):
+        topic = getattr(config.topics, name)
+        # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that only.
+        other = seen.setdefault(topic.replace(".", "_"), f"topics.{name}")
+        if other != f"topics.{name}":
+            yield Conflict(
+                paths=(f"topics.{name}", other),
+                text=f"{topic} is the topic of {other} too, as Kafka reads names ('.' and '_' are one); "
+                "give each its own",
+            )
+
+
+def _replicas_suffice(config: Config) -> Iterator[Conflict]:
+    replicas, insync = config.topics.replication_factor, config.topics.min_insync_replicas
+    if insync is not None and 0 < replicas < insync:
+        yield Conflict(
+            paths=("topics.min_insync_replicas", "topics.replication_factor"),
+            text=f"{insync} is more than topics.replication_factor ({replicas}), so nothing could "
+            f"be written; use at most {replicas}",
+        )
+
+
+def _batches_fit(config: Config) -> Iterator[Conflict]:
+    delivery, record_bytes = config.delivery, config.topics.message_bytes_max
+    if delivery.batch_bytes < record_bytes:
+        yield Conflict(
+            paths=("delivery.batch_bytes", "topics.message_bytes_max"),
+            text=f"{size_text(delivery.batch_bytes)} is less than one message of topics.message_bytes_max "
+            f"({size_text(record_bytes)}); raise the one or lower the other",
+        )
+    messages = record_bytes // _PROGRESS_BYTES_PER_MESSAGE
+    if delivery.batch_messages > messages:
+        yield Conflict(
+            paths=("delivery.batch_messages", "topics.message_bytes_max"),
+            text=f"the progress record of {delivery.batch_messages} messages could outgrow "
+            f"topics.message_bytes_max ({size_text(record_bytes)}); use at most {messages}",
+        )
+
+
+def _retries_grow(config: Config) -> Iterator[Conflict]:
+    base, cap = config.delivery.retry_base, config.delivery.retry_cap
+    if base > cap:
+        yield Conflict(
+            paths=("delivery.retry_base", "delivery.retry_cap"),
+            text=f"{duration_text(base)} is more than delivery.retry_cap ({duration_text(cap)}); "
+            "the first wait cannot exceed the longest",
+        )
+
+
+def _something_is_allowed(config: Config) -> Iterator[Conflict]:
+    if not config.targets.allow or "*" in config.targets.deny:
+        path = "targets.deny" if config.targets.allow else "targets.allow"
+        yield Conflict(
+            paths=(path,),
+            text="leaves no topic to deliver to, so that every message would be rejected; "
+            "to deliver nothing for a while, set workers.push: off",
+        )
+
+
+def _checkpoints_survive_the_disk(config: Config) -> Iterator[Conflict]:
+    location, data_dir = config.checkpoints.location, os.path.realpath(config.node.data_dir)
+    if location is None or ("://" in location and not location.startswith("file://")):
+        return
+    folder = os.path.realpath(location.removeprefix("file://"))
+    if os.path.commonpath([folder, data_dir]) == data_dir:
+        yield Conflict(
+            paths=("checkpoints.location", "node.data_dir"),
+            text=f"lies inside node.data_dir ({config.node.data_dir}) and would be lost with it; "
+            "name a folder on another disk, or a URL",
+        )
+
+
+def _properties_agree(config: Config) -> Iterator[Conflict]:
+    delivery, record_bytes = config.delivery, config.topics.message_bytes_max
+    timeout_ms = delivery.transaction_timeout
+    # (property, least, most, the key it must agree with); librdkafka itself insists on the last three.
+    bounds = (
+        ("message.max.bytes", record_bytes, None, "topics.message_bytes_max"),
+        ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
+        ("queue.buffering.max.kbytes", -(-delivery.batch_bytes // 1024), None, "delivery.batch_bytes"),
+        ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
+        ("delivery.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),
+        ("socket.timeout.ms", 10, timeout_ms + 100, "delivery.transaction_timeout"),
+    )
+    properties = config.log.kafka.properties
+    for name in properties:
+        if name in _RESERVED_PROPERTIES:
+            yield Conflict(paths=(f"{PROPERTIES}.{name}",), text=_RESERVED_PROPERTIES[name])
+    for name, least, most, path in bounds:
+        text = properties.get(name, "")
+        if re.fullmatch(r"\d{1,15}", text, re.ASCII) and not least <= int(text) <= (most or int(text)):
+            bound = f"at least {least}" if int(text) < least else f"at most {most}"
+            yield Conflict(
+                paths=(f"{PROPERTIES}.{name}", path), text=f"{text} does not go with {path}; use {bound}"
+            )

@@ -1,0 +1,149 @@
+"""Values as people write them: durations, sizes, names, addresses. Text in, checked value out.
+
+Nothing here knows which keys exist. Every refusal is a ValueError whose text goes before the user as it
+is: what is wrong with the value, then what to write instead.
+"""
+
+import json
+import re
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator
+
+from chronos.core.moment import UNIT_MS, parse_duration_ms
+
+_BYTES_BY_UNIT: Final = {
+    "TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,
+    "TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3,
+}  # fmt: skip
+# What people write for a unit; only used to guess what to suggest, never to accept it.
+_UNIT_BY_WORD: Final = {
+    "day": "d", "days": "d", "hour": "h", "hours": "h", "hr": "h", "hrs": "h",
+    "minute": "m", "minutes": "m", "min": "m", "mins": "m",
+    "second": "s", "seconds": "s", "sec": "s", "secs": "s",
+    "millisecond": "ms", "milliseconds": "ms", "millis": "ms", "msec": "ms",
+}  # fmt: skip
+# Fifteen digits are more than anybody means, and bound the arithmetic.
+_AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def duration_ms(value: object) -> int:
+    """`90s` as 90000. A bare number is milliseconds when code gives it, an error when a person does."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    amount, unit = _amount(value)
+    if isinstance(value, str) and value == amount + unit and unit in UNIT_MS:
+        return parse_duration_ms(value)
+    hint = "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d"
+    guess = unit if unit in UNIT_MS else _UNIT_BY_WORD.get(unit.lower(), "")
+    if guess:
+        hint = f"did you mean {amount}{guess}?"
+    elif amount and not unit:
+        hint = f"it has no unit; did you mean {amount}s, or {amount}ms?"
+    raise ValueError(f"{quoted(value)} is not a duration; {hint}")
+
+
+def size_bytes(value: object) -> int:
+    """`64MiB` as 67108864, `8MB` as 8000000; a whole number is bytes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    amount, unit = _amount(value)
+    units = {name.lower(): factor for name, factor in _BYTES_BY_UNIT.items()} | {"": 1, "b": 1}
+    if isinstance(value, str) and value == amount + unit and amount and unit.lower() in units:
+        size = Decimal(amount) * units[unit.lower()]
+        if size == int(size):
+            return int(size)
+        raise ValueError(f"{quoted(value)} is not a whole number of bytes")
+    hint = "write bytes, or one number and a unit: 65536, 64KiB, 8MB or 1GiB"
+    if amount and unit.lower() in units:
+        hint = f"did you mean {amount}{unit}?"
+    elif amount and unit.upper() in ("K", "M", "G", "T"):
+        letter = unit.upper()
+        hint = f"did you mean {amount}{letter}iB, or {amount}{'k' if letter == 'K' else letter}B?"
+    raise ValueError(f"{quoted(value)} is not a size; {hint}")
+
+
+def _amount(value: object) -> tuple[str, str]:
+    found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    return (found[1], found[2]) if found else ("", "")
+
+
+def duration_text(ms: int) -> str:
+    """The shortest exact way to write a duration: `90s`, never `1.5m`."""
+    for unit, unit_ms in reversed(UNIT_MS.items()):
+        if ms and ms % unit_ms == 0:
+            return f"{ms // unit_ms}{unit}"
+    return "0ms"
+
+
+def size_text(size: int) -> str | int:
+    """The shortest exact way to write a size: `64MiB`, `8MB`, or plain bytes."""
+    for unit, factor in _BYTES_BY_UNIT.items():
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return size
+
+
+_ADDRESS: Final = re.compile(r"(?:\w+://)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+)(?::(\d{1,5}))?", re.ASCII)
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    if not text.isprintable():
+        raise ValueError(f"{quoted(text)} holds a character that cannot be printed")
+    return text
+
+
+def _name(text: str) -> str:
+    # It becomes part of a transactional.id, of a path in the coordinator and of progress records.
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text) or text in (".", ".."):
+        raise ValueError(f"{quoted(text)} is no name; use up to 200 letters, digits, '.', '_' and '-'")
+    return text
+
+
+def _topic(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", text) or text in (".", ".."):
+        raise ValueError(
+            f"{quoted(text)} is no name for a topic; Kafka takes up to 249 letters, digits, '.', '_' and '-'"
+        )
+    if text.startswith("__"):
+        raise ValueError(f"{quoted(text)} starts with '__', which Kafka keeps for itself")
+    return text
+
+
+def _addresses(text: str) -> str:
+    for address in text.split(","):
+        found = _ADDRESS.fullmatch(address.strip())
+        if not found or not 0 < int(found[1] or 1) < 65_536:
+            raise ValueError(f"{quoted(address.strip())} is no address; write host:port, several with commas")
+    return text
+
+
+def _replicas(count: int) -> int:
+    if count == 0:
+        raise ValueError("0 replicas hold nothing; use -1 for the broker's default, or 1 or more")
+    return count
+
+
+def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if any(not pattern.strip() for pattern in patterns):
+        raise ValueError("holds an empty pattern")
+    return patterns
+
+
+def quoted(value: object) -> str:
+    """A value as it was written, on one line and never a page."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f'{text[:60]}..." ({len(text)} characters)'
+
+
+Duration = Annotated[int, BeforeValidator(duration_ms)]
+Size = Annotated[int, BeforeValidator(size_bytes)]
+Text = Annotated[str, AfterValidator(_not_empty)]
+Name = Annotated[str, AfterValidator(_name)]
+Topic = Annotated[str, AfterValidator(_topic)]
+Addresses = Annotated[str, AfterValidator(_addresses)]
+Replicas = Annotated[int, AfterValidator(_replicas)]
+Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]

@@ -1,0 +1,177 @@
+"""How values become the bytes of the store: a version byte, then msgpack.
+
+Changing a format: a field is only ever appended, with a default that means what its absence meant; anything
+else takes the next version number, a decoder for both, and a golden-bytes test for each (tests/core/test_codec.py).
+Bytes of an unknown version are a named error, never a guess.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Entry
+from chronos.errors import StoreCorrupt
+
+ENTRY_VERSION, WORD_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
+
+PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
+"""States of a word. A replaced message has none: its id speaks for the one that took its place."""
+
+STATE_WORDS = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
+
+
+class Word(Struct, frozen=True, array_like=True, gc=False):
+    """The last word about an id. Field order is the layout."""
+
+    state: int
+    due_ms: int
+    """With `offset`: where its entry stands, or stood."""
+    offset: int
+    settled_ms: int = 0
+    """Broker time at which it stopped being pending; 0 while it is."""
+
+
+class Totals(Struct, frozen=True, array_like=True, gc=False):
+    """How many messages ended how, since the shard began. Field order is the layout."""
+
+    accepted: int = 0
+    delivered: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    changed: int = 0
+    """Rescheduled or fired by an action."""
+    expired: int = 0
+    dead: int = 0
+    carried: int = 0
+    """Retried, deferred or repeated: they remained pending under a new due time."""
+    rejected: int = 0
+    ignored: int = 0
+    probes: int = 0
+
+
+class State(Struct, frozen=True, array_like=True, gc=False):
+    """Everything about a shard that is not a message; written with every change. Field order is the layout."""
+
+    applied: int = 0
+    """Offset in the progress partition behind the last record applied."""
+    pull_offset: int = 0
+    """Offset in the delay partition behind the last record staged."""
+    cursor_due_ms: int = 0
+    cursor_offset: int = 0
+    watermark_ms: int = 0
+    """Greatest broker timestamp among the records staged."""
+    pending: int = 0
+    role_epoch: int = 0
+    log_epoch: int = 0
+    instance: str = ""
+    """Who wrote the last progress record: the id of a data directory."""
+    node: str = ""
+    """The same by its name, for people."""
+    progress_ms: int = 0
+    """Broker timestamp of the last progress record."""
+    trail_minute: int = 0
+    totals: Totals = Totals()
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """The position up to which everything is settled."""
+        return self.cursor_due_ms, self.cursor_offset
+
+
+class Identity(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What a store belongs to; compared at every start."""
+
+    cluster: str
+    shard: int
+    shards: int
+    delay_topic: str
+    delay_topic_id: str
+    progress_topic: str
+    progress_topic_id: str
+
+
+FRESH = State(cursor_offset=OFFSET_MAX)
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What damaged bytes raise: msgspec leaves text that is not UTF-8, and nesting without end, to Python's own errors."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entry = msgspec.msgpack.Decoder(Entry).decode
+_decode_word = msgspec.msgpack.Decoder(Word).decode
+_decode_state = msgspec.msgpack.Decoder(State).decode
+_decode_identity = msgspec.msgpack.Decoder(Identity).decode
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """Bytes of an entry."""
+    return ENTRY_VERSION + _encode(entry)
+
+
+def unpack_entry(data: bytes) -> Entry:
+    """The entry in the bytes; StoreCorrupt when they are of another version or damaged."""
+    if data[:1] != ENTRY_VERSION:
+        raise _unknown("an entry", data)
+    try:
+        return _decode_entry(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("an entry", error) from error
+
+
+def pack_word(word: Word) -> bytes:
+    """Bytes of a word."""
+    return WORD_VERSION + _encode(word)
+
+
+def unpack_word(data: bytes) -> Word:
+    """The word in the bytes; StoreCorrupt when they are of another version or damaged."""
+    if data[:1] != WORD_VERSION:
+        raise _unknown("a word", data)
+    try:
+        return _decode_word(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("a word", error) from error
+
+
+def pack_state(state: State) -> bytes:
+    """Bytes of a state."""
+    return STATE_VERSION + _encode(state)
+
+
+def unpack_state(data: bytes) -> State:
+    """The state in the bytes; StoreCorrupt when they are of another version or damaged."""
+    if data[:1] != STATE_VERSION:
+        raise _unknown("the state", data)
+    try:
+        return _decode_state(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("the state", error) from error
+
+
+def pack_identity(identity: Identity) -> bytes:
+    """Bytes of an identity."""
+    return IDENTITY_VERSION + _encode(identity)
+
+
+def unpack_identity(data: bytes) -> Identity:
+    """The identity in the bytes; StoreCorrupt when they are of another version or damaged."""
+    if data[:1] != IDENTITY_VERSION:
+        raise _unknown("the identity", data)
+    try:
+        return _decode_identity(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("the identity", error) from error
+
+
+def _unknown(what: str, data: bytes) -> StoreCorrupt:
+    version = data[0] if data else "none"
+    return StoreCorrupt(
+        f"{what} in the store has format version {version}, which this version of Chronos does not know:"
+        " was the data directory written by a newer one? Start that version, or remove the shard's store:"
+        " it is rebuilt from the logs."
+    )
+
+
+def _damaged(what: str, error: Exception) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{what} in the store cannot be decoded ({error}). Remove the shard's store: it is rebuilt from the logs."
+    )

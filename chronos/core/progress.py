@@ -1,0 +1,94 @@
+"""Progress records: what the master of a shard decided in a step, and the only thing that moves a shard's state.
+
+Layout: a version byte, then a msgpack array in the field order below; a field is only ever appended, with a
+default. A change of meaning takes a new version, and a replica that does not know a version stops.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+import msgspec
+from msgspec import Struct
+
+from chronos.core.codec import UNDECODABLE
+from chronos.errors import LogMismatch
+
+VERSION = b"\x01"
+
+
+class Outcome(IntEnum):
+    """What became of a selected message."""
+
+    DELIVERED = 1
+    AGAIN = 2
+    RETRY = 3
+    DEFERRED = 4
+    SKIPPED = 5
+    EXPIRED = 6
+    DEAD = 7
+
+
+CARRIED_ON = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
+"""Outcomes after which a message is still pending, at a new time."""
+
+
+class Decision(Struct, frozen=True, array_like=True, gc=False):
+    """One selected message that was not simply delivered for good. Field order is the layout."""
+
+    due_ms: int
+    """With `offset`: the position it was selected at."""
+    offset: int
+    outcome: Outcome
+    reason: int = 0
+    next_due_ms: int = 0
+    occurrence: int = 1
+    attempt: int = 1
+
+
+class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What one step committed. Field order is the layout."""
+
+    role_epoch: int
+    """The epoch the coordinator gave with the role of master."""
+    log_epoch: int
+    """One more than the last epoch found in the progress log when this master took over."""
+    node: str
+    """The node's name, for people."""
+    instance: str
+    """The id of the node's data directory: which node it really was."""
+    cursor_due_ms: int
+    cursor_offset: int
+    pull_offset: int
+    selected: int
+    """How many messages lie between the last cursor and this one: replay checks that it finds as many."""
+    refused: tuple[tuple[int, int], ...] = ()
+    """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
+    decisions: tuple[Decision, ...] = ()
+    """Every selected message that was not simply delivered for good, in order."""
+
+    def refusals(self) -> Mapping[int, int]:
+        """The refused delay records as offset -> reason."""
+        return dict(self.refused)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Progress).decode
+
+
+def pack_progress(progress: Progress) -> bytes:
+    """Bytes of a progress record."""
+    return VERSION + _encode(progress)
+
+
+def unpack_progress(data: bytes | None) -> Progress:
+    """The progress record in the bytes; LogMismatch when this version cannot have written them."""
+    if not data or data[:1] != VERSION:
+        shown = data[0] if data else "none"
+        raise LogMismatch(
+            f"a progress record has format version {shown}, which this version of Chronos does not know:"
+            " a newer node wrote it, or the topic is not Chronos's. Upgrade this node, or check topics.progress."
+        )
+    try:
+        return _decode(data[1:])
+    except UNDECODABLE as error:
+        raise LogMismatch(f"a progress record cannot be decoded ({error}); check topics.progress") from error

@@ -1,0 +1,173 @@
+"""Questions about a shard, answered from its store: one message, a page of what is pending, counts per interval.
+
+Reads through `View`, so any replica can answer. Every call does a bounded amount of work; what is left to read is
+named in the answer, never fetched on the quiet.
+"""
+
+from msgspec import Struct
+
+from chronos.core.codec import DELIVERED, PENDING, STATE_WORDS, State, unpack_entry, unpack_word
+from chronos.core.keys import (
+    MINUTE_MS,
+    OFFSET_MAX,
+    count_key,
+    entry_key,
+    entry_position,
+    key_number,
+    parse_address,
+    word_key,
+)
+from chronos.core.message import Entry, entry_id
+from chronos.core.moment import MS_MAX
+from chronos.core.shard import View
+from chronos.core.wheel import Position
+
+PAGE_SCAN_MAX = 5_000
+"""Entries looked at for one page, whether they match or not."""
+
+PAGE_SCAN_BYTES = 8_000_000
+"""Bytes of entries looked at for one page; at least one entry is."""
+
+INTERVALS_MAX = 1_500
+"""Longest timeline, in intervals: a day by the minute, with room."""
+
+TIMELINE_MAX_MS = 1_100 * 86_400_000
+"""Longest timeline, in time: three years, of which only minutes with messages cost anything."""
+
+COUNTS_SCAN = 1_000
+"""Counts read at once: a scan holds the interpreter's lock."""
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What is known of one message."""
+
+    id: bytes
+    state: str
+    """pending, delivered, cancelled, expired or dead."""
+    place_ms: int
+    """When it is next taken up, or was settled up to: never before it is due; later after a retry or a late arrival."""
+    offset: int
+    """Of the delay record that brought it."""
+    settled_ms: int | None
+    """Broker time at which it stopped being pending; None while it is, or where only its entry remembers it."""
+    entry: Entry | None
+    """The message itself; None once it was cancelled, or its retention is over."""
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One pending message of a page."""
+
+    id: bytes
+    place_ms: int
+    offset: int
+    entry: Entry
+
+
+def find(view: View, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
+    """What is known of the id in this shard: the last word about it, else the entry at its address; None: nothing."""
+    (data,) = view.get([word_key(message_id)])
+    if data is not None:
+        word = unpack_word(data)
+        (stored,) = view.get([entry_key(word.due_ms, word.offset)])
+        return Found(
+            id=message_id,
+            state=STATE_WORDS[word.state],
+            place_ms=word.due_ms,
+            offset=word.offset,
+            settled_ms=None if word.state == PENDING else word.settled_ms,
+            entry=None if stored is None else unpack_entry(stored),
+        )
+    address = parse_address(message_id, shards)
+    if address is None or address[0] != shard:
+        return None
+    _, due_ms, offset = address
+    (stored,) = view.get([entry_key(due_ms, offset)])
+    if stored is None:
+        return None
+    entry = unpack_entry(stored)
+    if entry_id(entry, shard, offset) != message_id:
+        # A message with a key stands there: it is known by its key alone.
+        return None
+    settled = (due_ms, offset) <= state.cursor
+    return Found(
+        id=message_id,
+        state=STATE_WORDS[DELIVERED if settled else PENDING],
+        place_ms=due_ms,
+        offset=offset,
+        settled_ms=None,
+        entry=entry,
+    )
+
+
+def page(
+    view: View,
+    state: State,
+    shard: int,
+    *,
+    after: Position | None,
+    due_from_ms: int,
+    due_to_ms: int,
+    target: str | None,
+    limit: int,
+) -> tuple[list[Row], Position | None]:
+    """Pending messages with `due_from_ms <= place < due_to_ms` behind `after`, in order, at most `limit`.
+
+    The second value is the position up to which the answer is complete, to be given as `after` for the next page;
+    None when there is no more. A page may be shorter than `limit`, even empty, and still not be the last.
+    """
+    assert limit > 0
+    behind = state.cursor if after is None else max(state.cursor, after)
+    start = max(_key_behind(behind), entry_key(min(due_from_ms, MS_MAX), 0))
+    stop = entry_key(min(due_to_ms, MS_MAX + 1), 0)
+    if start >= stop:
+        return [], None
+    scan_max = limit if target is None else PAGE_SCAN_MAX
+    found = view.scan(start, stop, scan_max, PAGE_SCAN_BYTES)
+    rows: list[Row] = []
+    for key, data in found:
+        place_ms, offset = entry_position(key)
+        entry = unpack_entry(data)
+        if target is None or entry.target == target:
+            rows.append(Row(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
+            if len(rows) == limit:
+                return rows, (place_ms, offset)
+    return rows, entry_position(found[-1][0]) if found else None
+
+
+def next_place_ms(view: View, state: State) -> int | None:
+    """When the first pending message is taken up; in the past when the shard is behind; None with nothing pending."""
+    rows = view.scan(_key_behind(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
+    return entry_position(rows[0][0])[0] if rows else None
+
+
+def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
+    """Whether such a timeline can be given; ValueError, with a text for users, when not."""
+    if step_ms < MINUTE_MS or step_ms % MINUTE_MS:
+        raise ValueError("the step must be a whole number of minutes, at least 1m: messages are counted by the minute")
+    if to_ms <= from_ms:
+        raise ValueError("the end must lie after the beginning")
+    if to_ms - from_ms > TIMELINE_MAX_MS:
+        raise ValueError(f"at most {TIMELINE_MAX_MS // 86_400_000} days at once")
+    if -(-(to_ms - from_ms) // step_ms) > INTERVALS_MAX:
+        raise ValueError(f"at most {INTERVALS_MAX} intervals at once; choose a longer step")
+
+
+def timeline(view: View, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
+    """Pending messages in each interval of `step_ms` from the minute of `from_ms` on; ValueError: see `check_timeline`."""
+    check_timeline(from_ms, to_ms, step_ms)
+    first = from_ms // MINUTE_MS
+    beyond = -(-to_ms // MINUTE_MS)
+    step = step_ms // MINUTE_MS
+    counts = [0] * -(-(beyond - first) // step)
+    start, stop = count_key(first), count_key(beyond)
+    while rows := view.scan(start, stop, COUNTS_SCAN, PAGE_SCAN_BYTES):
+        for key, data in rows:
+            counts[(key_number(key) - first) // step] += int.from_bytes(data, "big")
+        start = rows[-1][0] + b"\x00"
+    return counts
+
+
+def _key_behind(position: Position) -> bytes:
+    """The first key an entry behind the position can have."""
+    due_ms, offset = position
+    return entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)

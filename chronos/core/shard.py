@@ -1,0 +1,585 @@
+"""The shard: what the records of one delay partition and the decisions of its masters make of each other.
+
+A deterministic state machine in three moves, the same for a master and for a replica that replays:
+
+    stage   records of the delay partition -> what they would change       (a master decides, a replica is told)
+    select  what is due, stored or staged  -> messages in order            (by time, or up to the cursor it is told)
+    apply   a committed progress record    -> one atomic write to the store
+
+Nothing is changed before `adopt`, so a step whose transaction was aborted leaves no trace. The laws it keeps are
+numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state depends on the logs only).
+It reads the store through `View` and never writes.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.core.codec import (
+    CANCELLED,
+    DEAD,
+    DELIVERED,
+    EXPIRED,
+    PENDING,
+    State,
+    Totals,
+    Word,
+    pack_entry,
+    pack_state,
+    pack_word,
+    unpack_entry,
+    unpack_word,
+)
+from chronos.core.keys import (
+    MINUTE_MS,
+    OFFSET_MAX,
+    STATE_KEY,
+    address,
+    count_key,
+    entry_key,
+    entry_position,
+    expiry_key,
+    parse_address,
+    trail_key,
+    word_key,
+)
+from chronos.core.message import (
+    Action,
+    Asked,
+    Entry,
+    Keyed,
+    OnConflict,
+    Reason,
+    Record,
+    Refusal,
+    Rules,
+    Verb,
+    entry_id,
+    parse,
+)
+from chronos.core.moment import MS_MAX
+from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress
+from chronos.core.wheel import Item, Position, Wheel
+from chronos.errors import LogMismatch
+
+READ_AHEAD_MESSAGES = 5_000
+"""Entries read from the store at once: one step's worth."""
+
+READ_AHEAD_BYTES = 8_000_000
+"""Bytes read from the store at once: one step's worth."""
+
+COUNTS_CACHED_MAX = 200_000
+"""Minutes whose pending count is kept in memory: 138 days, about 20 MB at the most."""
+
+
+class View(Protocol):
+    """What the shard needs to read of its store."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of the keys, in their order."""
+
+    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """Rows with `start <= key < stop` in order, at most so many and so large, at least one if there is one."""
+
+
+class Staged(Struct, kw_only=True):
+    """What a batch of delay records would change, and nothing of it done yet."""
+
+    pull_offset: int
+    watermark_ms: int
+    placed: dict[int, tuple[int, bytes]] = msgspec.field(default_factory=dict)
+    """Source offset -> (due_ms, packed entry) of what is to be put in the store."""
+    removed: dict[int, int] = msgspec.field(default_factory=dict)
+    """Source offset -> due_ms of stored entries that leave their place."""
+    words: dict[bytes, Word] = msgspec.field(default_factory=dict)
+    """Id -> its new word; a settled one has no time yet, it is that of the progress record."""
+    refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    refusals: list[tuple[Record, Refusal]] = msgspec.field(default_factory=list)
+    """What goes to the rejected topic; empty on replay."""
+    accepted: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    changed: int = 0
+    ignored: int = 0
+    probes: int = 0
+
+
+class Selection(Struct, kw_only=True):
+    """What is due, in order, and the cursor once all of it is settled."""
+
+    items: list[Item]
+    entries: list[Entry]
+    cursor: Position
+    complete: bool
+    """Everything due was selected; else there is more."""
+
+
+class Changes(Struct, kw_only=True):
+    """One atomic write: first the deletes, then the puts."""
+
+    puts: list[tuple[bytes, bytes]]
+    deletes: list[bytes]
+    state: State
+    counts: dict[int, int]
+    forgotten: list[Position]
+    arrived: list[Item]
+
+
+class Shard:
+    """The state of one shard in memory: its `State`, the wheel and the counts; all of it comes from the store."""
+
+    def __init__(self, *, rules: Rules, state: State, view: View) -> None:
+        self.rules = rules
+        self.state = state
+        self.wheel = Wheel(state.cursor)
+        self._view = view
+        self._counts: dict[int, int] = {}
+        # What was decided is not decided again: replay parses by rules that refuse nothing a setting could refuse.
+        self._replay_rules = Rules(shard=rules.shard, shards=rules.shards, max_delay_ms=2 * MS_MAX)
+
+    # --- stage
+
+    def stage(self, records: Sequence[Record]) -> Staged:
+        """What the records change, refusing what must be refused: the master's side."""
+        return self._stage(records, self.rules, None)
+
+    def stage_as_told(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
+        """What the records change when exactly those in `refused` are refused: the replica's side."""
+        return self._stage(records, self._replay_rules, refused)
+
+    def _stage(self, records: Sequence[Record], rules: Rules, told: Mapping[int, int] | None) -> Staged:
+        state = self.state
+        staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+        asked = [parse(record, rules) for record in records]
+        known = self._known(asked)
+        floor_ms = state.cursor_due_ms + 1
+        placed = staged.placed
+        for record, ask in zip(records, asked, strict=True):
+            offset = record.offset
+            if record.timestamp_ms > staged.watermark_ms:
+                staged.watermark_ms = record.timestamp_ms
+            if told is not None and offset in told:
+                _count_refusal(staged, offset, told[offset])
+                continue
+            if type(ask) is Entry:
+                due_ms = ask.due_ms
+                if due_ms < floor_ms or due_ms < record.timestamp_ms:
+                    self._place(staged, ask, offset, record.timestamp_ms)
+                else:
+                    placed[offset] = (due_ms, pack_entry(ask))
+                staged.accepted += 1
+                continue
+            refusal = ask if type(ask) is Refusal else self._act(staged, known, record, ask, deciding=told is None)
+            if refusal is not None:
+                if told is not None:
+                    raise LogMismatch(
+                        f"replaying shard {rules.shard}: the record at offset {offset} cannot be executed"
+                        f" ({refusal.reason.word}), yet the master did not refuse it: is this the same topic?"
+                    )
+                _count_refusal(staged, offset, refusal.reason)
+                if refusal.reason is not Reason.IGNORED:
+                    staged.refusals.append((record, refusal))
+        if records:
+            assert records[0].offset >= state.pull_offset
+            staged.pull_offset = records[-1].offset + 1
+        return staged
+
+    def _known(self, asked: Sequence[Asked]) -> dict[bytes, Word | None]:
+        """The stored words of all ids named in the batch, read at once; an address may speak through its entry."""
+        ids = list({ask.entry.id or b"" if type(ask) is Keyed else ask.id  # type: ignore[union-attr]
+                    for ask in asked if type(ask) is Keyed or type(ask) is Action})  # fmt: skip
+        if not ids:
+            return {}
+        found = self._view.get([word_key(message_id) for message_id in ids])
+        known: dict[bytes, Word | None] = {
+            message_id: None if data is None else unpack_word(data)
+            for message_id, data in zip(ids, found, strict=True)
+        }
+        unspoken = [(message_id, parsed) for message_id, word in known.items()
+                    if word is None and (parsed := parse_address(message_id, self.rules.shards))]  # fmt: skip
+        entries = self._view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in unspoken])
+        for (message_id, (_, due_ms, offset)), data in zip(unspoken, entries, strict=True):
+            # What stands there may be a message with a key: that one is known by its key alone.
+            if data is not None and entry_id(unpack_entry(data), self.rules.shard, offset) == message_id:
+                settled = (due_ms, offset) <= self.state.cursor
+                known[message_id] = Word(DELIVERED if settled else PENDING, due_ms, offset)
+        return known
+
+    def _act(
+        self, staged: Staged, known: Mapping[bytes, Word | None], record: Record, ask: Asked, *, deciding: bool
+    ) -> Refusal | None:
+        """Execute what concerns an id; the refusal when it cannot be."""
+        if type(ask) is Keyed:
+            key = ask.entry.id or b""
+            word = staged.words.get(key) or known.get(key)
+            return self._schedule(staged, word, record, ask, deciding=deciding)
+        assert type(ask) is Action
+        if ask.verb is Verb.PROBE:
+            staged.probes += 1
+            return None
+        word = self._word(staged, known, ask.id)
+        if word is None:
+            return Refusal(Reason.UNKNOWN, "no message has this id")
+        if word.state != PENDING:
+            return Refusal(Reason.TOO_LATE, "the message is pending no more")
+        if ask.verb is Verb.CANCEL:
+            self._remove(staged, word)
+            staged.words[ask.id] = Word(CANCELLED, word.due_ms, word.offset)
+            staged.cancelled += 1
+            return None
+        self._move(staged, word, record, ask)
+        return None
+
+    def _word(self, staged: Staged, known: Mapping[bytes, Word | None], message_id: bytes) -> Word | None:
+        """What is known of the id an action names, this batch included."""
+        word = staged.words.get(message_id) or known.get(message_id)
+        parsed = parse_address(message_id, self.rules.shards) if word is None else None
+        if parsed is None:
+            return word
+        _, due_ms, offset = parsed
+        place_ms, data = staged.placed.get(offset, (None, b""))
+        if place_ms != due_ms or entry_id(unpack_entry(data), self.rules.shard, offset) != message_id:
+            return None
+        return Word(PENDING, due_ms, offset)
+
+    def _schedule(
+        self, staged: Staged, word: Word | None, record: Record, ask: Keyed, *, deciding: bool
+    ) -> Refusal | None:
+        """A `schedule` or `replace` with an id of its own."""
+        pending = word is not None and word.state == PENDING
+        if deciding:
+            refusal = self._judge(word, record, ask)
+            if refusal is not None:
+                return refusal
+        if pending:
+            assert word is not None
+            self._remove(staged, word)
+            staged.replaced += 1
+        due_ms = self._place(staged, ask.entry, record.offset, record.timestamp_ms)
+        assert ask.entry.id is not None
+        staged.words[ask.entry.id] = Word(PENDING, due_ms, record.offset)
+        staged.accepted += 1
+        return None
+
+    def _judge(self, word: Word | None, record: Record, ask: Keyed) -> Refusal | None:
+        if ask.verb is Verb.REPLACE:
+            if word is None:
+                return Refusal(Reason.UNKNOWN, "no message has this id: there is nothing to replace")
+            if word.state != PENDING:
+                return Refusal(Reason.TOO_LATE, "the message is pending no more")
+            return None
+        if word is None or ask.on_conflict is OnConflict.REPLACE:
+            return None
+        pending = word.state == PENDING
+        window_ms = record.timestamp_ms - self.rules.deduplication_ms
+        if pending or (word.state == DELIVERED and word.settled_ms > window_ms):
+            what = "is pending" if pending else "was delivered within the deduplication window"
+            reason = Reason.IGNORED if ask.on_conflict is OnConflict.IGNORE else Reason.CONFLICT
+            return Refusal(reason, f"a message with this id {what}")
+        return None
+
+    def _move(self, staged: Staged, word: Word, record: Record, ask: Action) -> None:
+        """`reschedule` and `fire-now`: the same message at another time."""
+        staged.changed += 1
+        if ask.verb is Verb.FIRE_NOW and word.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
+            return
+        here = staged.placed.get(word.offset)
+        if here is None:
+            (data,) = self._view.get([entry_key(word.due_ms, word.offset)])
+            assert data is not None, "a pending word points at no entry"
+        else:
+            data = here[1]
+        entry = unpack_entry(data)
+        message_id = entry_id(entry, self.rules.shard, word.offset)
+        due_ms = record.timestamp_ms if ask.due_ms is None else ask.due_ms
+        self._remove(staged, word)
+        place_ms = self._place(
+            staged, replace(entry, id=message_id, due_ms=due_ms), word.offset, record.timestamp_ms
+        )
+        staged.words[message_id] = Word(PENDING, place_ms, word.offset)
+
+    def _place(self, staged: Staged, entry: Entry, offset: int, timestamp_ms: int) -> int:
+        """The one placement rule; an entry that does not stand at its address carries its id with it."""
+        place_ms = max(entry.due_ms, timestamp_ms, self.state.cursor_due_ms + 1)
+        if entry.id is None and place_ms != entry.due_ms:
+            entry = replace(entry, id=address(self.rules.shard, entry.due_ms, offset))
+            staged.words[entry.id] = Word(PENDING, place_ms, offset)  # type: ignore[index]
+        staged.placed[offset] = (place_ms, pack_entry(entry))
+        return place_ms
+
+    def _remove(self, staged: Staged, word: Word) -> None:
+        """Take a pending message away, from this batch or from the store."""
+        if staged.placed.pop(word.offset, None) is None:
+            assert (word.due_ms, word.offset) > self.state.cursor, "a pending message lies behind the cursor"
+            staged.removed[word.offset] = word.due_ms
+
+    # --- select
+
+    def select(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
+        """What is due at or before `until_ms`, in order, at most so much, at least one if there is one."""
+        wheel, until = self.wheel, (until_ms, OFFSET_MAX)
+        while wheel.through < until and wheel.messages < messages_max and wheel.bytes <= bytes_max:
+            self._read_ahead(until_ms)
+        stored = wheel.peek(until_ms, messages_max)
+        # The wheel may hold more than was looked at, or the store more than the wheel: only up to there is order known.
+        known = stored[-1][:2] if len(stored) == messages_max else min(until, wheel.through)
+        items = self._merge(staged, stored, known)
+        fitting = _fitting(items, messages_max, bytes_max)
+        if fitting < len(items):
+            del items[fitting:]
+            cursor, complete = items[-1][:2], False
+        else:
+            cursor, complete = max(known, self.state.cursor), known == until
+        entries = [unpack_entry(data) for _, _, data in items]
+        return Selection(items=items, entries=entries, cursor=cursor, complete=complete)
+
+    def select_through(self, staged: Staged, cursor: Position) -> Selection:
+        """What a master selected when it moved the cursor there."""
+        while self.wheel.through < cursor:
+            self._read_ahead(cursor[0])
+        stored = [item for item in self.wheel.peek(cursor[0], self.wheel.messages) if item[:2] <= cursor]
+        items = self._merge(staged, stored, cursor)
+        entries = [unpack_entry(data) for _, _, data in items]
+        return Selection(items=items, entries=entries, cursor=cursor, complete=True)
+
+    def _merge(self, staged: Staged, stored: list[Item], through: Position) -> list[Item]:
+        """Stored and staged entries up to a position, in order."""
+        if staged.removed:
+            stored = [item for item in stored if staged.removed.get(item[1]) != item[0]]
+        through_ms = through[0]
+        due = [
+            (due_ms, offset, data)
+            for offset, (due_ms, data) in staged.placed.items()
+            if due_ms <= through_ms and (due_ms, offset) <= through
+        ]
+        if not due:
+            return stored
+        return sorted(stored + due)
+
+    def read_ahead(self, until_ms: int, messages_max: int) -> bool:
+        """Fill the wheel a step's worth further; False when it holds so many, or is complete up to `until_ms`."""
+        if self.wheel.messages >= messages_max or self.wheel.through >= (until_ms, OFFSET_MAX):
+            return False
+        self._read_ahead(until_ms)
+        return True
+
+    def _read_ahead(self, until_ms: int) -> None:
+        due_ms, offset = self.wheel.through
+        start = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
+        stop = entry_key(until_ms + 1, 0)
+        if start >= stop:
+            return
+        rows = self._view.scan(start, stop, READ_AHEAD_MESSAGES, READ_AHEAD_BYTES)
+        items = [(*entry_position(key), data) for key, data in rows]
+        # Only a scan that finds nothing proves the end: one that stopped at its limit looks like one that reached it.
+        self.wheel.extend(items, items[-1][:2] if items else (until_ms, OFFSET_MAX))
+
+    # --- apply
+
+    def apply(
+        self, staged: Staged, selection: Selection, progress: Progress, *, offset: int, timestamp_ms: int
+    ) -> Changes:
+        """The write that a committed progress record asks for; `offset` and `timestamp_ms` are that record's."""
+        state = self.state
+        cursor = (progress.cursor_due_ms, progress.cursor_offset)
+        assert cursor >= state.cursor, "the cursor only moves forward"
+        self._compare(staged, selection, progress, offset)
+        delta: defaultdict[int, int] = defaultdict(int)
+        words = {
+            message_id: word if word.state == PENDING else replace(word, settled_ms=timestamp_ms)
+            for message_id, word in staged.words.items()
+        }
+        deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
+        for due_ms in staged.removed.values():
+            delta[due_ms // MINUTE_MS] -= 1
+        for due_ms, _ in staged.placed.values():
+            delta[due_ms // MINUTE_MS] += 1
+        _count_settled(selection.items, delta)
+        decisions = {decision.offset: decision for decision in progress.decisions}
+        carried = self._settle(selection, decisions, cursor, words, timestamp_ms)
+        placed = staged.placed
+        for source, (due_ms, _) in carried.items():
+            delta[due_ms // MINUTE_MS] += 1
+        if carried:
+            deletes += [entry_key(decisions[source].due_ms, source) for source in carried if source not in placed]
+            placed = placed | carried
+        puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
+        for message_id, word in words.items():
+            puts.append((word_key(message_id), pack_word(word)))
+            if word.state != PENDING:
+                puts.append((expiry_key(word.settled_ms, message_id), b""))
+        counts = self._counted(delta, puts, deletes)
+        minute = timestamp_ms // MINUTE_MS
+        if minute > state.trail_minute:
+            puts.append((trail_key(minute), entry_key(*state.cursor)))
+        applied = State(
+            applied=offset + 1,
+            pull_offset=progress.pull_offset,
+            cursor_due_ms=cursor[0],
+            cursor_offset=cursor[1],
+            watermark_ms=staged.watermark_ms,
+            pending=state.pending + sum(delta.values()),
+            role_epoch=progress.role_epoch,
+            log_epoch=progress.log_epoch,
+            instance=progress.instance,
+            node=progress.node,
+            progress_ms=timestamp_ms,
+            trail_minute=max(minute, state.trail_minute),
+            totals=_added(state.totals, staged, selection, decisions),
+        )
+        assert applied.pending >= 0, "more was settled than was pending"
+        puts.append((STATE_KEY, pack_state(applied)))
+        return Changes(
+            puts=puts,
+            deletes=deletes,
+            state=applied,
+            counts=counts,
+            forgotten=[(due_ms, source) for source, due_ms in staged.removed.items()],
+            arrived=[(due_ms, source, data) for source, (due_ms, data) in placed.items() if (due_ms, source) > cursor],
+        )
+
+    def _compare(self, staged: Staged, selection: Selection, progress: Progress, offset: int) -> None:
+        """What was found here must be what the master found; LogMismatch before anything is written otherwise."""
+        decided = {(decision.due_ms, decision.offset) for decision in progress.decisions}
+        strangers = decided.difference(item[:2] for item in selection.items) if decided else decided
+        for what, told, found in (
+            ("settled messages", progress.selected, len(selection.items)),
+            ("the pull offset", progress.pull_offset, staged.pull_offset),
+            ("refused records", len(progress.refused), len(staged.refused)),
+            ("decisions about messages it did not settle", 0, len(strangers)),
+        ):
+            if told != found:
+                raise LogMismatch(
+                    f"shard {self.rules.shard}: the progress record at offset {offset} says {told} for {what}, this"
+                    f" replica finds {found}. Its store or its logs are not those of the master: remove the shard's"
+                    " store to rebuild it from the logs."
+                )
+
+    def _settle(
+        self,
+        selection: Selection,
+        decisions: Mapping[int, Decision],
+        cursor: Position,
+        words: dict[bytes, Word],
+        timestamp_ms: int,
+    ) -> dict[int, tuple[int, bytes]]:
+        """Write the new words of what was selected; give what goes on as source offset -> (due_ms, packed entry)."""
+        carried: dict[int, tuple[int, bytes]] = {}
+        for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
+            decision = decisions.get(offset) if decisions else None
+            if decision is None:
+                if entry.id is not None:
+                    words[entry.id] = Word(DELIVERED, due_ms, offset, timestamp_ms)
+                continue
+            message_id = entry_id(entry, self.rules.shard, offset)
+            if decision.outcome in CARRIED_ON:
+                next_ms = max(decision.next_due_ms, cursor[0] + 1)
+                repeated = decision.outcome in (Outcome.AGAIN, Outcome.SKIPPED)
+                going_on = replace(
+                    entry,
+                    id=message_id,
+                    due_ms=decision.next_due_ms if repeated else entry.due_ms,
+                    occurrence=decision.occurrence,
+                    attempt=decision.attempt,
+                )
+                carried[offset] = (next_ms, pack_entry(going_on))
+                words[message_id] = Word(PENDING, next_ms, offset)
+            else:
+                assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is no decision"
+                ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
+                words[message_id] = Word(ended, due_ms, offset, timestamp_ms)
+        return carried
+
+    def _counted(
+        self, delta: Mapping[int, int], puts: list[tuple[bytes, bytes]], deletes: list[bytes]
+    ) -> dict[int, int]:
+        """The new count of every minute that changed."""
+        touched = [minute for minute, change in delta.items() if change]
+        unread = [minute for minute in touched if minute not in self._counts]
+        if unread:
+            if len(self._counts) + len(unread) > COUNTS_CACHED_MAX:
+                self._counts.clear()
+                unread = touched
+            for minute, data in zip(unread, self._view.get([count_key(minute) for minute in unread]), strict=True):
+                self._counts[minute] = 0 if data is None else int.from_bytes(data, "big")
+        counts = {minute: self._counts[minute] + delta[minute] for minute in touched}
+        for minute, count in counts.items():
+            assert count >= 0, "a minute has fewer messages than were settled in it"
+            if count:
+                puts.append((count_key(minute), count.to_bytes(8, "big")))
+            else:
+                deletes.append(count_key(minute))
+        return counts
+
+    def adopt(self, changes: Changes) -> None:
+        """The write was made: let the memory follow it."""
+        self.state = changes.state
+        self._counts.update(changes.counts)
+        wheel = self.wheel
+        for due_ms, offset in changes.forgotten:
+            wheel.forget(due_ms, offset)
+        wheel.advance(changes.state.cursor)
+        through = wheel.through
+        for due_ms, offset, data in changes.arrived:
+            if (due_ms, offset) <= through:
+                wheel.add(due_ms, offset, data)
+
+    def next_due_ms(self) -> int | None:
+        """When to look again: the next message held is due, or nothing is known beyond; None with nothing pending."""
+        if self.state.pending == 0:
+            return None
+        held_ms = self.wheel.next_due_ms()
+        through_ms, through_offset = self.wheel.through
+        unknown_ms = through_ms + 1 if through_offset == OFFSET_MAX else through_ms
+        return unknown_ms if held_ms is None else held_ms
+
+
+def _count_refusal(staged: Staged, offset: int, reason: int) -> None:
+    staged.refused.append((offset, reason))
+    if reason == Reason.IGNORED:
+        staged.ignored += 1
+
+
+def _fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:
+    """How many of the items, at least one, stay within so many and so many bytes."""
+    size = 0
+    for at, (_, _, data) in enumerate(items[:messages_max]):
+        size += len(data)
+        if size > bytes_max and at > 0:
+            return at
+    return min(len(items), messages_max)
+
+
+def _count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
+    """Take what was selected off its minutes; the items are in order of time."""
+    at = 0
+    while at < len(items):
+        minute = items[at][0] // MINUTE_MS
+        end = bisect_left(items, ((minute + 1) * MINUTE_MS,), lo=at)
+        delta[minute] -= end - at
+        at = end
+
+
+def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Mapping[int, Decision]) -> Totals:
+    outcomes = [decision.outcome for decision in decisions.values()]
+    carried = sum(outcome in CARRIED_ON for outcome in outcomes)
+    # An occurrence of a series that comes again was delivered all the same.
+    again = outcomes.count(Outcome.AGAIN)
+    return Totals(
+        accepted=totals.accepted + staged.accepted,
+        delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
+        cancelled=totals.cancelled + staged.cancelled,
+        replaced=totals.replaced + staged.replaced,
+        changed=totals.changed + staged.changed,
+        expired=totals.expired + outcomes.count(Outcome.EXPIRED),
+        dead=totals.dead + outcomes.count(Outcome.DEAD),
+        carried=totals.carried + carried,
+        rejected=totals.rejected + len(staged.refused) - staged.ignored,
+        ignored=totals.ignored + staged.ignored,
+        probes=totals.probes + staged.probes,
+    )

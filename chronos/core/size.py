@@ -1,0 +1,28 @@
+"""How many bytes a record takes in Kafka's record batch format v2, to the byte (KIP-98, `DefaultRecord.sizeInBytes`)."""
+
+from collections.abc import Mapping, Sequence
+
+BATCH_OVERHEAD = 61
+"""Bytes of a batch's own fields (`DefaultRecordBatch.RECORD_BATCH_OVERHEAD`)."""
+
+
+def batch_bytes(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]],
+) -> int:
+    """Bytes of a batch that holds this record alone, uncompressed: what `max.message.bytes` is compared with."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    body = 3 + _field(key) + _field(value) + _varint(len(headers))  # attributes, timestamp delta, offset delta
+    for name, content in pairs:
+        body += _field(name.encode()) + _field(content)
+    return BATCH_OVERHEAD + _varint(body) + body
+
+
+def _field(data: bytes | None) -> int:
+    return 1 if data is None else _varint(len(data)) + len(data)
+
+
+def _varint(number: int) -> int:
+    """Length of a number >= 0 as a zigzag varint."""
+    return max(1, ((number << 1).bit_length() + 6) // 7)

@@ -1,0 +1,98 @@
+"""Every error Chronos raises, grouped by what the one who catches it must do.
+
+    ChronosError
+    ├── Stop                     the process must stop; `exit_code` says how
+    │   ├── ConfigurationError   2: a setting is wrong; every problem is listed
+    │   ├── StoreCorrupt         5: bytes of the store are damaged or unknown
+    │   ├── StoreInUse           1: another process holds the data directory
+    │   ├── LogMismatch          1: the log is not the one the store was built from
+    │   └── Deposed              1: another node is master of this shard
+    └── Retry                    nothing was lost; the same thing may be tried again
+        ├── LogUnavailable       3: no broker answers, or not in time
+        ├── NoSpace              1: the disk is below its reserve, or full
+        ├── ClockDisagrees       1: this machine's clock and the broker's differ
+        ├── TransactionAborted   1: the transaction was aborted, cleanly; `culprit_likely` says whose fault
+        ├── ProducerLost         1: the producer is unusable: make a new one and recover
+        └── ApplyFailed          1: committed, but not written to the store: replay it from the log
+
+A message that must be refused is no exception: it is a value, `core.message.Refusal`.
+Errors of third-party clients are translated in `adapters/` and nowhere else.
+"""
+
+from collections.abc import Sequence
+
+
+class ChronosError(Exception):
+    """Root of the tree. The text says what happened and what to do about it."""
+
+    exit_code = 1
+
+
+class Stop(ChronosError):
+    """The process cannot go on; starting it again without a change will not help."""
+
+
+class ConfigurationError(Stop):
+    """One or more settings are wrong. `problems` holds one line for each, all of them at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class StoreCorrupt(Stop):
+    """Bytes in the store are damaged, missing, or of a format this version does not know."""
+
+    exit_code = 5
+
+
+class StoreInUse(Stop):
+    """Another process has the data directory open."""
+
+
+class LogMismatch(Stop):
+    """A topic was recreated, trimmed ahead of the store, or given another number of partitions."""
+
+
+class Deposed(Stop):
+    """Another node committed to this shard after this one took it over."""
+
+
+class Retry(ChronosError):
+    """Nothing was lost. The same thing may be tried again, later or with a new client."""
+
+
+class LogUnavailable(Retry):
+    """The log did not answer in time."""
+
+    exit_code = 3
+
+
+class NoSpace(Retry):
+    """The disk holds less than the reserve, or a write failed for want of space."""
+
+
+class ClockDisagrees(Retry):
+    """The broker's clock and this machine's differ by more than law 2 allows."""
+
+
+class TransactionAborted(Retry):
+    """The transaction was aborted and the producer may be used again.
+
+    `culprit_likely` is true when the broker refused a message for what it is (its size, its topic),
+    false when a broker was slow or gone: a time-out makes nobody a culprit.
+    """
+
+    def __init__(self, text: str, *, culprit_likely: bool) -> None:
+        self.culprit_likely = culprit_likely
+        super().__init__(text)
+
+
+class ProducerLost(Retry):
+    """Fenced, timed out, or fatal: whether the last transaction committed is known from the progress log only."""
+
+
+class ApplyFailed(Retry):
+    """A step was committed and could not be written to the store: start again from the store and replay."""

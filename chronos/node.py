@@ -1,0 +1,334 @@
+"""The node: everything is constructed here, started in order, and stopped in the reverse order.
+
+    start: data directory, log, topics, stores, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
+    stop:  (HTTP first) keeper, shards, stores, log, data directory
+"""
+
+import fcntl
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.rocks import RocksStore, shared_cache
+from chronos.config import Config
+from chronos.core.codec import Identity, pack_identity, unpack_identity
+from chronos.core.keys import IDENTITY_KEY
+from chronos.core.message import Rules
+from chronos.driver import ShardDriver
+from chronos.errors import ChronosError, LogMismatch, NoSpace, Retry, Stop, StoreInUse
+from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
+from chronos.workers.master import Limits
+from chronos.workers.push import Pusher
+
+log = structlog.get_logger("chronos.node")
+
+KEEPER_S = 1.0
+"""How often the keeper looks whether a flush or a cleaning is due."""
+
+EXPIRE_EVERY_S = 60.0
+"""How often the embedded log drops what is older than its retention."""
+
+STOP_S = 10.0
+"""How long a shard may take to end its step; a transaction's time-out is the longest of them."""
+
+HEADROOM_BYTES = 256 * 1024
+"""What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
+
+
+class Node:
+    """One Chronos process."""
+
+    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.started_ms = self.clock.now_ms()
+        self.instance = ""
+        self.log: Log
+        self.shards: list[ShardDriver] = []
+        self.failure: ChronosError | None = None
+        """Why the node cannot go on, once that is so."""
+        self.failed = threading.Event()
+        self._stores: list[Store] = []
+        self._lock_file: int | None = None
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._data_dir = Path(config.node.data_dir)
+
+    # --- start
+
+    def start(self) -> None:
+        """Bring everything up; on any error, whatever was up is down again."""
+        try:
+            self._claim_data_dir()
+            self.log = self._open_log()
+            infos = self.log.prepare(self._topics(), create=self.config.topics.create)
+            cache = shared_cache(self.config.store.block_cache)
+            for number in range(self.config.shards):
+                store = self._open_store(number, cache)
+                self._stores.append(store)
+                self._check_identity(store, number, infos)
+                self.shards.append(self._driver(number, store))
+            for shard in self.shards:
+                shard.start()
+            self._keeper.start()
+        except BaseException:
+            self.stop()
+            raise
+        log.info("started", node=self.config.node.id, shards=self.config.shards, log=self.config.log.kind)
+
+    def _claim_data_dir(self) -> None:
+        """The data directory belongs to one process at a time, and to one node for ever."""
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._data_dir / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise Stop(f"node.data_dir {self._data_dir} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, 200).decode("utf-8", "replace").strip()
+            os.close(handle)
+            raise StoreInUse(
+                f"{self._data_dir} is in use by another Chronos ({owner or 'unknown'}). Stop it, or give this node"
+                " another node.data_dir."
+            ) from None
+        self._lock_file = handle
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()}, node {self.config.node.id}\n".encode(), 0)
+        named = self._data_dir / "instance"
+        if not named.exists():
+            fresh = self._data_dir / "instance.new"
+            fresh.write_text(uuid.uuid4().hex + "\n")
+            fresh.replace(named)
+        self.instance = named.read_text().strip()
+
+    def _open_log(self) -> Log:
+        config = self.config
+        if config.log.kind == "embedded":
+            return EmbeddedLog(
+                self._data_dir / "log",
+                clock=self.clock,
+                progress_topic=config.topics.progress,
+                retention_ms=config.log.embedded.retention,
+                partitions_default=config.log.embedded.partitions,
+                disk_reserve_bytes=config.limits.disk_reserve,
+            )
+        # Imported here: a node on the embedded log runs without the Kafka client.
+        from chronos.adapters.kafka import KafkaLog
+
+        assert config.log.kafka.bootstrap_servers is not None
+        return KafkaLog(
+            bootstrap_servers=config.log.kafka.bootstrap_servers,
+            properties=config.log.kafka.properties,
+            cluster=config.cluster,
+            progress_topic=config.topics.progress,
+            transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
+        )
+
+    def _topics(self) -> list[TopicSpec]:
+        """Chronos's own four topics, as they have to be."""
+        topics = self.config.topics
+        common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
+        if topics.min_insync_replicas is not None:
+            common["min.insync.replicas"] = str(topics.min_insync_replicas)
+        # The log is the only other copy of what is pending: it is kept for ever.
+        kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
+                "message.timestamp.type": "LogAppendTime"}  # fmt: skip
+        headroom = str(topics.message_bytes_max + HEADROOM_BYTES)
+        shards = self.config.shards
+        return [
+            TopicSpec(name=topics.delay, partitions=shards,
+                      settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
+            TopicSpec(name=topics.progress, partitions=shards, settings={**kept, "max.message.bytes": "4194304"}),
+            TopicSpec(name=topics.rejected, partitions=shards, settings={**common, "max.message.bytes": headroom}),
+            TopicSpec(name=topics.dead_letter, partitions=shards, settings={**common, "max.message.bytes": headroom}),
+        ]  # fmt: skip
+
+    def _open_store(self, number: int, cache: object) -> Store:
+        settings = self.config.store
+        return RocksStore(
+            self._data_dir / "shards" / str(number),
+            block_cache=cache,
+            memtable_bytes=settings.memtable,
+            blob_bytes_min=settings.blob_bytes_min,
+        )
+
+    def _check_identity(self, store: Store, number: int, infos: dict[str, TopicInfo]) -> None:
+        """A store belongs to one shard of one pair of topics; the topics' ids tell whether they are still the same."""
+        topics = self.config.topics
+        identity = Identity(
+            cluster=self.config.cluster,
+            shard=number,
+            shards=self.config.shards,
+            delay_topic=topics.delay,
+            delay_topic_id=infos[topics.delay].id,
+            progress_topic=topics.progress,
+            progress_topic_id=infos[topics.progress].id,
+        )
+        (data,) = store.get([IDENTITY_KEY])
+        if data is None:
+            store.write([(IDENTITY_KEY, pack_identity(identity))], [])
+            return
+        known = unpack_identity(data)
+        for name in Identity.__struct_fields__:
+            was, now = getattr(known, name), getattr(identity, name)
+            if was != now:
+                raise LogMismatch(
+                    f"the store in {self._data_dir / 'shards' / str(number)} was built with {name}={was}, now it is {now}."
+                    " A topic id changes when a topic is deleted and created again: its pending messages are gone from"
+                    " the log. Point Chronos to the right cluster and topics, or remove the data directory to start anew."
+                )
+
+    def _driver(self, number: int, store: Store) -> ShardDriver:
+        config = self.config
+        topics, delivery, settings = config.topics, config.delivery, config.store
+        rules = Rules(
+            shard=number,
+            shards=config.shards,
+            own_topics=(topics.delay, topics.progress, topics.rejected, topics.dead_letter),
+            allow=config.targets.allow,
+            deny=config.targets.deny,
+            max_delay_ms=config.limits.max_delay,
+            deduplication_ms=config.retention.deduplication,
+            refuse_wrong_shard=topics.partitioner == "murmur2",
+        )
+
+        def pusher() -> Pusher:
+            return Pusher(
+                self.log,
+                rules,
+                delay_topic=topics.delay,
+                rejected_topic=topics.rejected,
+                dead_letter_topic=topics.dead_letter,
+                create_topics=delivery.create_topics,
+                attempts_max=delivery.attempts_max,
+                retry_base_ms=delivery.retry_base,
+                retry_cap_ms=delivery.retry_cap,
+            )
+
+        return ShardDriver(
+            log_port=self.log,
+            store=store,
+            clock=self.clock,
+            rules=rules,
+            pusher=pusher,
+            limits=Limits(
+                messages=delivery.batch_messages,
+                bytes=delivery.batch_bytes,
+                wheel_messages=settings.wheel_messages,
+                wheel_bytes=settings.wheel_bytes,
+                wheel_horizon_ms=settings.wheel_horizon,
+                pull=config.workers.pull,
+                push=config.workers.push,
+            ),
+            delay_topic=topics.delay,
+            progress_topic=topics.progress,
+            node=config.node.id,
+            instance=self.instance,
+            delivered_ms=config.retention.delivered if config.workers.delete else None,
+            deduplication_ms=config.retention.deduplication,
+            guard=self._guard(store),
+            failed=self._fail,
+        )
+
+    def _guard(self, store: Store) -> Callable[[], str | None]:
+        """Why no step may start now; None when all is well."""
+        reserve = self.config.limits.disk_reserve
+
+        def why() -> str | None:
+            free = self.disk_free_bytes()
+            if free < reserve:
+                return (
+                    f"{self._data_dir} has {free // 2**20} MiB free, less than limits.disk_reserve"
+                    f" ({reserve // 2**20} MiB): nothing is pulled or delivered until there is more"
+                )
+            trouble = store.background_error()
+            return None if trouble is None else f"the store of {self._data_dir} reports: {trouble}"
+
+        return why
+
+    def disk_free_bytes(self) -> int:
+        """Bytes an unprivileged process may still write where the data directory is."""
+        found = os.statvfs(self._data_dir)
+        return found.f_bavail * found.f_frsize
+
+    def _fail(self, error: ChronosError) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.failed.set()
+
+    # --- while it runs
+
+    @property
+    def ready(self) -> bool:
+        """Every shard is in its place and nothing is paused."""
+        return self.failure is None and bool(self.shards) and all(
+            shard.role == "master" and shard.paused is None for shard in self.shards
+        )  # fmt: skip
+
+    def _keep(self) -> None:
+        """Flush what the replay after a crash would have to repeat, and let the embedded log forget what is flushed."""
+        flushed_s = expired_s = time.monotonic()
+        flush_every_s = self.config.store.flush_every / 1_000
+        while not self._stopping.wait(KEEPER_S):
+            now_s = time.monotonic()
+            try:
+                if now_s - flushed_s >= flush_every_s:
+                    flushed_s = now_s
+                    self._flush()
+                if isinstance(self.log, EmbeddedLog) and now_s - expired_s >= EXPIRE_EVERY_S:
+                    expired_s = now_s
+                    self.log.expire(self.clock.now_ms())
+            except Retry as error:
+                log.warning("keeping", why=str(error))
+            except Stop as error:
+                self._fail(error)
+                return
+
+    def _flush(self) -> None:
+        topics = self.config.topics
+        for shard in self.shards:
+            # Read before the flush: at least this much of the logs is needed no more.
+            state = shard.state
+            shard.store.flush()
+            if isinstance(self.log, EmbeddedLog):
+                self.log.trim(topics.delay, shard.number, state.pull_offset)
+                self.log.trim(topics.progress, shard.number, state.applied)
+
+    # --- stop
+
+    def stop(self) -> None:
+        """Stop in the reverse order; what is in the store is flushed, so that the next start replays nothing."""
+        self._stopping.set()
+        if self._keeper.is_alive():
+            self._keeper.join(STOP_S)
+        for shard in self.shards:
+            shard.stop()
+        for shard in self.shards:
+            if shard.is_alive():
+                shard.join(STOP_S)
+        stuck = [shard.number for shard in self.shards if shard.is_alive()]
+        if stuck:
+            # Closing a store under a running step would lose nothing, but crash: leave both to the end of the process.
+            log.error("shards do not end their step", shards=stuck)
+            return
+        for store in self._stores:
+            try:
+                store.close()
+            except (NoSpace, Stop) as error:
+                log.warning("closing a store", why=str(error))
+        if hasattr(self, "log"):
+            self.log.close()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+        log.info("stopped")
+
+

@@ -1,0 +1,164 @@
+"""What the workers need of the world: a log, a store, a clock. Few verbs, and the laws they keep.
+
+Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocks`, `adapters.memory`) implement
+them; `tests/contract` holds one suite for each port, run over all its adapters.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from chronos.core.message import Record
+from chronos.core.shard import View
+
+Outgoing = tuple[
+    str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int
+]
+"""A record to be written: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
+
+
+class Ends(Struct, frozen=True, kw_only=True):
+    """Where a partition begins and ends."""
+
+    start: int
+    """Offset of the first record kept."""
+    stable: int
+    """Last stable offset: behind everything a read_committed reader may see."""
+    high: int
+    """High watermark; greater than `stable` while a transaction is open."""
+
+
+class TopicInfo(Struct, frozen=True, kw_only=True):
+    """What a fresh look at a topic found."""
+
+    id: str
+    """Changes when a topic is deleted and created again."""
+    partitions: int
+    leaderless: frozenset[int]
+    """Partitions without a live leader."""
+    bytes_max: int
+    """Largest record batch the topic takes (`max.message.bytes`)."""
+
+
+class Appended(Struct, frozen=True, kw_only=True):
+    """Where a record was written, once that is durable."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class TopicSpec(Struct, frozen=True, kw_only=True):
+    """One of Chronos's own topics, as it has to be."""
+
+    name: str
+    partitions: int
+    settings: Mapping[str, str]
+    """Kafka's topic settings; the embedded log needs none of them."""
+
+
+class Reader(Protocol):
+    """Reads one partition as a `read_committed` consumer, from an offset on."""
+
+    position: int
+    """Offset behind the last record read, or behind the transaction markers that follow it."""
+
+    def read(self, records_max: int, bytes_max: int) -> list[Record]:
+        """What is there now, without waiting; at least one record if there is one.
+
+        Raises LogUnavailable; LogMismatch when the offset is not there any more.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to read, or the position moved past a marker; False after the time."""
+
+    def seek(self, offset: int) -> None:
+        """Read on from another offset."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Writer(Protocol):
+    """The transactional producer of one shard; making one fences every earlier one of the same shard."""
+
+    def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
+        """Begin a transaction and hand over the messages and one progress record; does not wait for the brokers.
+
+        Raises TransactionAborted (nothing is written, go on with this writer) or ProducerLost.
+        """
+
+    def commit(self, verify: Callable[[int], None]) -> Appended:
+        """Wait for the brokers and commit: all of what was sent is readable, or nothing; where the progress record is.
+
+        `verify` is called with the broker's timestamp of the progress record before the commit and may raise.
+        Raises TransactionAborted (nothing written, go on with this writer), ProducerLost (unknown: only the
+        progress log tells; this writer is of no use any more), and whatever `verify` raised, after an abort.
+        """
+
+    def close(self) -> None:
+        """Give everything back without touching a transaction."""
+
+
+class Log(Protocol):
+    """Topics, partitions, offsets, transactions."""
+
+    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
+        """Create the missing ones, check all; ConfigurationError or LogMismatch names what is wrong."""
+
+    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """A fresh look at topics that must not be created by it; None: not there."""
+
+    def ends(self, topic: str, partition: int) -> Ends:
+        """Where the partition begins and ends at this moment, asked of the broker."""
+
+    def stable_end(self, topic: str, partition: int) -> int:
+        """Only the last stable offset: the question every step asks, on a connection of its own."""
+
+    def reader(self, topic: str, partition: int, offset: int) -> Reader:
+        """A reader that starts at the offset."""
+
+    def writer(self, shard: int) -> Writer:
+        """A writer for the shard; fences the earlier ones and resolves their last transaction."""
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        """Write records outside any transaction; returns once all are durable. Raises LogUnavailable, NoSpace."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Store(View, Protocol):
+    """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """First the deletes, then the puts, all or nothing. Raises NoSpace when nothing was written, StoreCorrupt."""
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Drop `start <= key < stop`, by one mark, not one by one."""
+
+    def flush(self) -> None:
+        """Make everything written so far durable."""
+
+    def verify(self) -> int:
+        """Read everything and check every checksum; how many rows. StoreCorrupt names the damage."""
+
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+
+    def background_error(self) -> str | None:
+        """Why the store takes no writes at the moment; None when it does."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class Clock(Protocol):
+    """The time of this machine."""
+
+    def now_ms(self) -> int:
+        """Epoch milliseconds, rounded down."""
+
+    def stepped_ms(self) -> int:
+        """By how much the wall clock was stepped against the boot clock since the start."""

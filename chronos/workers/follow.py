@@ -1,0 +1,97 @@
+"""The follower: executes what masters committed, exactly as they committed it. Also how a master recovers.
+
+Consumes a shard's two partitions; for each progress record it stages the delay records up to the pull offset the
+record names, except those it lists as refused, then the outcomes, then the cursor. It never runs ahead.
+"""
+
+from chronos.core.message import Record
+from chronos.core.progress import Progress, unpack_progress
+from chronos.core.shard import Shard
+from chronos.errors import LogMismatch
+from chronos.ports import Log, Reader, Store
+
+PROGRESS_RECORDS = 100
+"""Progress records read at once."""
+
+PROGRESS_BYTES = 8_000_000
+DELAY_RECORDS = 5_000
+DELAY_BYTES = 8_000_000
+
+WAIT_S = 0.1
+"""How long to wait for records that are known to be in the log before the log's ends are looked at."""
+
+
+class Follower:
+    """Replays one shard into its store."""
+
+    def __init__(self, log: Log, store: Store, shard: Shard, *, delay_topic: str, progress_topic: str) -> None:
+        self._log = log
+        self._store = store
+        self._shard = shard
+        self._delay_topic = delay_topic
+        self._partition = shard.rules.shard
+        self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
+        self._delay: Reader | None = None
+        self._records: list[Record] = []
+        self.last: Progress | None = None
+        """The last progress record applied by this follower."""
+
+    @property
+    def position(self) -> int:
+        """Offset in the progress partition up to which everything is applied."""
+        return self._progress.position
+
+    def step(self) -> int:
+        """Apply the progress records that are there now; how many."""
+        records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
+        for record in records:
+            self._apply(record)
+        return len(records)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there may be more."""
+        self._progress.wait(timeout_s)
+
+    def _apply(self, record: Record) -> None:
+        progress = unpack_progress(record.value)
+        shard = self._shard
+        staged = shard.stage_as_told(self._delay_to(progress.pull_offset), progress.refusals())
+        assert staged.pull_offset == progress.pull_offset
+        selection = shard.select_through(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        changes = shard.apply(
+            staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms
+        )
+        self._store.write(changes.puts, changes.deletes)
+        shard.adopt(changes)
+        self.last = progress
+
+    def _delay_to(self, pull_offset: int) -> list[Record]:
+        """The delay records from the applied pull offset up to exactly this one."""
+        if pull_offset == self._shard.state.pull_offset:
+            return []
+        if self._delay is None:
+            self._delay = self._log.reader(self._delay_topic, self._partition, self._shard.state.pull_offset)
+        records = self._records
+        # The pull offset lies right behind a record that was staged, so that record itself must come.
+        while not records or records[-1].offset < pull_offset - 1:
+            found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
+            records += found
+            if not found and not self._delay.wait(WAIT_S):
+                self._check_end(pull_offset)
+        upto = next((at for at, record in enumerate(records) if record.offset >= pull_offset), len(records))
+        self._records = records[upto:]
+        return records[:upto]
+
+    def _check_end(self, pull_offset: int) -> None:
+        end = self._log.ends(self._delay_topic, self._partition).stable
+        if end < pull_offset:
+            raise LogMismatch(
+                f"{self._delay_topic}/{self._partition} ends at {end}, but a master had read it up to {pull_offset}:"
+                " the topic lost records, or was deleted and created again"
+            )
+
+    def close(self) -> None:
+        """Give the readers back."""
+        self._progress.close()
+        if self._delay is not None:
+            self._delay.close()

@@ -1,0 +1,298 @@
+"""The master: one step is one transaction. Pull, stage, select, push, commit, apply.
+
+A crash before the commit leaves nothing behind; one between commit and apply is repaired by replaying the progress
+record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel seen in time wins) and 8 (one bad message never
+stops the others).
+"""
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.message import Record
+from chronos.core.progress import Decision, Progress, pack_progress
+from chronos.core.shard import Selection, Shard, Staged
+from chronos.core.wheel import Position
+from chronos.errors import ApplyFailed, ClockDisagrees, NoSpace, TransactionAborted
+from chronos.ports import Appended, Clock, Store, Writer
+from chronos.workers.pull import Puller
+from chronos.workers.push import Pusher
+
+log = structlog.get_logger("chronos.master")
+
+CLOCK_TOLERANCE_MS = 500
+"""How far the broker's clock and this machine's may differ (law 2)."""
+
+HEARTBEAT_MS = 60_000
+"""A master that has nothing to say says so once a minute: a standalone node elsewhere waits for 90 s of silence."""
+
+PULL_LINGER_MS = 8
+"""Records that are not due are gathered for so long before a transaction is spent on them."""
+
+SUSPECT_FAILURES = 2
+"""A message alone in its transaction is the culprit at the second failure: the first after an abort may be
+OUT_OF_ORDER_SEQUENCE_NUMBER, which is nobody's fault (measured)."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds of one step."""
+
+    messages: int
+    bytes: int
+    wheel_messages: int
+    wheel_bytes: int
+    wheel_horizon_ms: int
+    pull: bool
+    push: bool
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """In whose name a master commits."""
+
+    node: str
+    instance: str
+    role_epoch: int
+    log_epoch: int
+
+
+class Stepped(Struct, frozen=True, kw_only=True):
+    """What a step did, for those who watch."""
+
+    pulled: int
+    due_ms: list[int]
+    """When each message delivered was due, in order."""
+    committed_ms: int
+    refused: list[tuple[int, int]]
+    """`(offset, Reason)` of the delay records refused."""
+
+
+class Master:
+    """One shard's master, from its epoch record to the end of its mastership."""
+
+    def __init__(
+        self,
+        *,
+        shard: Shard,
+        store: Store,
+        writer: Writer,
+        puller: Puller,
+        pusher: Pusher,
+        clock: Clock,
+        identity: Identity,
+        limits: Limits,
+    ) -> None:
+        self._shard = shard
+        self._store = store
+        self._writer = writer
+        self._puller = puller
+        self._pusher = pusher
+        self._clock = clock
+        self._identity = identity
+        self._limits = limits
+        self._messages_max = limits.messages
+        self._suspect: int | None = None
+        self._suspect_failures = 0
+        self._committed_ms = 0
+        self._clock_agrees = False
+        self.last: Stepped | None = None
+
+    def begin(self) -> None:
+        """The epoch record: from here on every earlier master's commits are behind ours in the log."""
+        self._beat()
+
+    def step(self, now_ms: int) -> int:
+        """One step; when to be called again, in epoch ms. At most one transaction."""
+        self.last = None
+        if not self._clock_agrees or now_ms - self._committed_ms >= HEARTBEAT_MS:
+            self._beat()
+        records, until_ms = self._pull(now_ms)
+        staged = self._shard.stage(records)
+        self._check_pulled(staged, now_ms)
+        if until_ms is None:
+            until_ms = min(now_ms, staged.watermark_ms)
+        selection = self._select(staged, until_ms)
+        if not selection.items and not records:
+            return self._idle(now_ms)
+        if not selection.items and self._may_linger(len(records), now_ms):
+            return self._committed_ms + PULL_LINGER_MS
+        decisions = self._commit(staged, selection, now_ms, until_ms)
+        self._puller.release(len(records))
+        settled = {decision.offset for decision in decisions}
+        self.last = Stepped(
+            pulled=len(records),
+            due_ms=[due_ms for due_ms, offset, _ in selection.items if offset not in settled],
+            committed_ms=self._committed_ms,
+            refused=staged.refused,
+        )
+        if not selection.complete or self._puller.waiting:
+            return now_ms
+        return self._idle(self._clock.now_ms())
+
+    def _may_linger(self, pulled: int, now_ms: int) -> bool:
+        return pulled < self._limits.messages // 2 and 0 <= now_ms - self._committed_ms < PULL_LINGER_MS
+
+    @property
+    def lingering(self) -> bool:
+        """Records were pulled and wait for company, or none are wanted: sleep, rather than wait for records."""
+        return self._puller.waiting > 0 or not self._limits.pull
+
+    def _pull(self, now_ms: int) -> tuple[list[Record], int | None]:
+        """The next records, and `now` when with them the end of the log is reached: the watermark rule."""
+        limits = self._limits
+        due_ms = self._shard.next_due_ms()
+        something_due = limits.push and due_ms is not None and due_ms <= now_ms
+        if not limits.pull:
+            reached = something_due and self._shard.state.pull_offset >= self._puller.end()
+            return [], now_ms if reached else None
+        if not something_due:
+            return self._puller.batch(limits.messages, limits.bytes), None
+        records, reached = self._puller.batch_to(self._puller.end(), limits.messages, limits.bytes)
+        return records, now_ms if reached else None
+
+    def _check_pulled(self, staged: Staged, now_ms: int) -> None:
+        ahead_ms = staged.watermark_ms - now_ms
+        if ahead_ms > CLOCK_TOLERANCE_MS:
+            raise ClockDisagrees(
+                f"the log holds records {ahead_ms} ms in this machine's future: its clock, or the broker's, is wrong."
+                " Nothing is pulled or delivered until they agree; check NTP on both"
+            )
+
+    def _select(self, staged: Staged, until_ms: int) -> Selection:
+        limits = self._limits
+        if not limits.push:
+            return Selection(items=[], entries=[], cursor=self._shard.state.cursor, complete=True)
+        return self._shard.select(staged, until_ms, self._messages_max, limits.bytes)
+
+    def _commit(self, staged: Staged, selection: Selection, now_ms: int, until_ms: int) -> list[Decision]:
+        """Push, commit, apply; what was decided beside plain deliveries."""
+        plan = self._pusher.plan(selection, staged.refusals, now_ms)
+        progress = self._progress(
+            selection.cursor,
+            staged.pull_offset,
+            len(selection.items),
+            tuple(staged.refused),
+            tuple(plan.decisions),
+        )
+        try:
+            produced_ms = self._clock.now_ms()
+            self._writer.send(plan.messages, pack_progress(progress))
+            if not selection.complete:
+                # There is a backlog: while the brokers take this step's messages, read the next one's.
+                self._shard.read_ahead(until_ms, len(selection.items) + self._limits.messages)
+            appended = self._finish(produced_ms)
+        except TransactionAborted as error:
+            self._suspicious(error, selection)
+            raise
+        self._suspect, self._pusher.convicted = None, None
+        self._messages_max = min(self._limits.messages, self._messages_max * 2)
+        self._apply(staged, selection, progress, appended)
+        return plan.decisions
+
+    def _finish(self, produced_ms: int) -> Appended:
+        appended = self._writer.commit(lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms))
+        self._clock_agrees = True
+        self._committed_ms = self._clock.now_ms()
+        return appended
+
+    def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
+        """Law 2: the broker's timestamp lies between produce and report, give or take half a second."""
+        reported_ms = self._clock.now_ms()
+        stepped_ms = self._clock.stepped_ms()
+        early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
+        if max(early_ms, late_ms, abs(stepped_ms)) <= CLOCK_TOLERANCE_MS:
+            return
+        self._clock_agrees = False
+        if abs(stepped_ms) > CLOCK_TOLERANCE_MS:
+            raise ClockDisagrees(
+                f"this machine's clock was stepped by {stepped_ms} ms while Chronos ran. Nothing is delivered until it"
+                " is back; if the new time is the right one, restart Chronos"
+            )
+        raise ClockDisagrees(
+            f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this machine's. The step was"
+            " aborted and nothing is delivered until they agree; check NTP on both"
+        )
+
+    def _apply(self, staged: Staged, selection: Selection, progress: Progress, appended: Appended) -> None:
+        changes = self._shard.apply(
+            staged, selection, progress, offset=appended.offset, timestamp_ms=appended.timestamp_ms
+        )
+        try:
+            self._store.write(changes.puts, changes.deletes)
+        except NoSpace as error:
+            raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error
+        self._shard.adopt(changes)
+
+    def _beat(self) -> None:
+        """A progress record alone: an epoch's first word, a heartbeat, or a test whether the clocks agree."""
+        state = self._shard.state
+        nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+        nobody = Selection(items=[], entries=[], cursor=state.cursor, complete=True)
+        progress = self._progress(state.cursor, state.pull_offset, 0, (), ())
+        produced_ms = self._clock.now_ms()
+        self._writer.send([], pack_progress(progress))
+        self._apply(nothing, nobody, progress, self._finish(produced_ms))
+
+    def _progress(
+        self,
+        cursor: Position,
+        pull_offset: int,
+        selected: int,
+        refused: tuple[tuple[int, int], ...],
+        decisions: tuple[Decision, ...],
+    ) -> Progress:
+        identity = self._identity
+        return Progress(
+            role_epoch=identity.role_epoch,
+            log_epoch=identity.log_epoch,
+            node=identity.node,
+            instance=identity.instance,
+            cursor_due_ms=cursor[0],
+            cursor_offset=cursor[1],
+            pull_offset=pull_offset,
+            selected=selected,
+            refused=refused,
+            decisions=decisions,
+        )
+
+    def _suspicious(self, error: TransactionAborted, selection: Selection) -> None:
+        """Halve what the next step selects until the culprit stands alone, then convict it."""
+        if not error.culprit_likely or not selection.items:
+            return
+        self._pusher.targets.forget({entry.target for entry in selection.entries})
+        if len(selection.items) > 1:
+            self._messages_max = max(1, len(selection.items) // 2)
+            return
+        self._messages_max = 1
+        offset = selection.items[0][1]
+        self._suspect_failures = self._suspect_failures + 1 if self._suspect == offset else 1
+        self._suspect = offset
+        if self._suspect_failures >= SUSPECT_FAILURES:
+            log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
+            self._pusher.convicted = offset
+
+    def _idle(self, now_ms: int) -> int:
+        """Use the pause to read ahead; then wake for the next message due, or the heartbeat."""
+        limits = self._limits
+        horizon_ms = now_ms + limits.wheel_horizon_ms
+        wheel = self._shard.wheel
+        if wheel.messages > limits.wheel_messages or wheel.bytes > limits.wheel_bytes:
+            share = min(limits.wheel_messages, wheel.messages * limits.wheel_bytes // max(1, wheel.bytes))
+            wheel.shrink(max(1, share // 2))
+        elif (
+            wheel.through[0] < now_ms + limits.wheel_horizon_ms // 2
+            and wheel.bytes < limits.wheel_bytes // 2
+            and self._shard.read_ahead(horizon_ms, limits.wheel_messages // 2)
+            and wheel.through[0] < horizon_ms
+        ):
+            return now_ms
+        due_ms = self._shard.next_due_ms() if limits.push else None
+        beat_ms = self._committed_ms + HEARTBEAT_MS
+        return beat_ms if due_ms is None else min(due_ms, beat_ms)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for records, or for the time to pass."""
+        self._puller.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the mastership; a transaction that is open is the next master's to resolve."""
+        self._puller.close()
+        self._writer.close()

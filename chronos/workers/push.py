@@ -1,0 +1,301 @@
+"""The push worker: decides what becomes of each selected message, and writes the transaction.
+
+Looks before it produces, so that a missing topic or a message too large for its topic never poisons a transaction
+(law 8); and finds a culprit that nobody could foresee by halving the selection until it stands alone.
+"""
+
+from collections.abc import Iterable
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.keys import murmur2, parse_address, partition_of
+from chronos.core.message import (
+    ATTEMPT,
+    DETAIL,
+    DUE_AT,
+    ID,
+    REASON,
+    SOURCE,
+    TARGET_KEY,
+    TARGET_TOPIC,
+    Entry,
+    Reason,
+    Record,
+    Refusal,
+    Rules,
+    receipt,
+)
+from chronos.core.progress import Decision, Outcome
+from chronos.core.shard import Selection
+from chronos.core.size import batch_bytes
+from chronos.errors import LogUnavailable
+from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
+
+log = structlog.get_logger("chronos.push")
+
+LOOK_EVERY_MS = 10_000
+"""How long a look at an existing target topic is good."""
+
+SECOND_LOOK_MS = 2_000
+"""A topic is missing only when a second look, so much later, does not find it either (DESIGN section 5)."""
+
+NO_LEADER_WAIT_MS = 1_000
+"""When to try a partition without a leader again."""
+
+RECEIPT_BYTES = 512
+"""More than a receipt adds to a message; below its topic's limit by so much nothing needs to be weighed exactly."""
+
+
+class Look(Struct, kw_only=True):
+    """What is known of a target topic."""
+
+    info: TopicInfo | None
+    looked_ms: int
+    missing_since_ms: int | None
+    """The first of the looks in a row that did not find it."""
+
+
+class Plan(Struct, kw_only=True):
+    """What a transaction will hold."""
+
+    messages: list[Outgoing]
+    decisions: list[Decision]
+
+
+class Targets:
+    """Fresh looks at target topics, remembered for a while."""
+
+    def __init__(self, log_port: Log, *, create: bool) -> None:
+        self._log = log_port
+        self._create = create
+        self._looks: dict[str, Look] = {}
+
+    def look(self, topics: Iterable[str], now_ms: int) -> dict[str, Look]:
+        """What is known of each topic, asked again where that is too old."""
+        wanted = set(topics)
+        stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
+        if stale:
+            infos = self._log.look(stale)
+            if self._create:
+                missing = [topic for topic in stale if infos[topic] is None]
+                specs = [TopicSpec(name=topic, partitions=-1, settings={}) for topic in missing]
+                infos |= self._log.prepare(specs, create=True) if specs else {}
+            for topic in stale:
+                self._note(topic, infos[topic], now_ms)
+        return {topic: self._looks[topic] for topic in wanted}
+
+    def _is_stale(self, topic: str, now_ms: int) -> bool:
+        look = self._looks.get(topic)
+        if look is None:
+            return True
+        good_for_ms = LOOK_EVERY_MS if look.info is not None and not look.info.leaderless else SECOND_LOOK_MS
+        return not 0 <= now_ms - look.looked_ms < good_for_ms
+
+    def _note(self, topic: str, info: TopicInfo | None, now_ms: int) -> None:
+        before = self._looks.get(topic)
+        since = before.missing_since_ms if before is not None else None
+        if info is None and since is None:
+            log.warning("target topic missing", topic=topic, again_in_ms=SECOND_LOOK_MS)
+        self._looks[topic] = Look(
+            info=info,
+            looked_ms=now_ms,
+            missing_since_ms=None if info is not None else now_ms if since is None else since,
+        )
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Look again before these topics are used: something went wrong with them."""
+        for topic in topics:
+            look = self._looks.get(topic)
+            if look is not None:
+                look.looked_ms = -SECOND_LOOK_MS
+
+    def forget_all(self) -> None:
+        """The brokers were out of reach: nothing seen before counts, least of all a missing topic."""
+        self._looks.clear()
+
+
+class Pusher:
+    """Turns a selection and refusals into the messages and the decisions of one transaction."""
+
+    def __init__(
+        self,
+        log_port: Log,
+        rules: Rules,
+        *,
+        delay_topic: str,
+        rejected_topic: str,
+        dead_letter_topic: str,
+        create_topics: bool,
+        attempts_max: int,
+        retry_base_ms: int,
+        retry_cap_ms: int,
+    ) -> None:
+        self.targets = Targets(log_port, create=create_topics)
+        self._rules = rules
+        self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
+        self._rejected_topic = rejected_topic
+        self._dead_letter_topic = dead_letter_topic
+        self._attempts_max = attempts_max
+        self._retry_base_ms = retry_base_ms
+        self._retry_cap_ms = retry_cap_ms
+        self.convicted: int | None = None
+        """Source offset of the message that failed a transaction on its own; the next plan retries or buries it."""
+
+    def plan(self, selection: Selection, refusals: Iterable[tuple[Record, Refusal]], now_ms: int) -> Plan:
+        """What to write for the selected messages and the refused records."""
+        plan = Plan(messages=[self._rejection(record, refusal, now_ms) for record, refusal in refusals], decisions=[])
+        entries = selection.entries
+        if not entries:
+            return plan
+        looks = self.targets.look({entry.target for entry in entries}, now_ms)
+        # A target that is plainly fine takes any message below its limit; every doubt goes to `_weigh`.
+        fine = {
+            topic: look.info.bytes_max - RECEIPT_BYTES
+            for topic, look in looks.items()
+            if look.info is not None and not look.info.leaderless and self._rules.allows(topic)
+        }
+        shard, prefix = self._rules.shard, self._source_prefix
+        append = plan.messages.append
+        convicted = self.convicted
+        last_ms, due, stem = -1, b"", b""
+        for (due_ms, offset, data), entry in zip(selection.items, entries, strict=True):
+            headers = entry.headers
+            doubtful = (
+                len(data) > fine.get(entry.target, -1)
+                or entry.expire_at_ms is not None
+                or offset == convicted
+                or entry.attempt > 1
+                or entry.occurrence > 1
+                or type(headers) is not dict
+            )
+            if doubtful:
+                self._weigh(plan, due_ms, offset, entry, looks[entry.target], now_ms)
+                continue
+            # `message.receipt` written out, into the headers themselves: they were unpacked for this step alone.
+            if entry.due_ms != last_ms:
+                last_ms = entry.due_ms
+                due = b"%d" % last_ms
+                stem = b"%d-%b-" % (shard, due)
+            at = b"%d" % offset
+            headers[ID] = entry.id or stem + at  # type: ignore[call-overload]
+            headers[DUE_AT] = due  # type: ignore[call-overload]
+            headers[SOURCE] = prefix + at  # type: ignore[call-overload]
+            append((entry.target, entry.key, entry.value, headers, -1))
+        return plan
+
+    def _weigh(self, plan: Plan, due_ms: int, offset: int, entry: Entry, look: Look, now_ms: int) -> None:
+        """Deliver, or decide what else becomes of the message."""
+        if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
+            return
+        if not self._rules.allows(entry.target):
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "targets.allow and targets.deny")
+            return
+        if look.info is None:
+            assert look.missing_since_ms is not None
+            if look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS:
+                self._bury(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, "two looks did not find the topic")
+            else:
+                again_ms = look.missing_since_ms + SECOND_LOOK_MS
+                self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
+            return
+        if offset == self.convicted:
+            self._retry(plan, due_ms, offset, entry, now_ms)
+            return
+        partition = _partition(entry, look.info, offset)
+        if partition is None:
+            self._defer(plan, due_ms, offset, entry, Reason.NO_LEADER, now_ms + NO_LEADER_WAIT_MS)
+            return
+        headers = [*_pairs(entry), *receipt(entry, offset, self._rules.shard, self._source_prefix).items()]
+        size = batch_bytes(entry.key, entry.value, headers)
+        if size > look.info.bytes_max:
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.TOO_LARGE,
+                       f"{size} bytes; {entry.target} takes {look.info.bytes_max}")  # fmt: skip
+            return
+        plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
+
+    def _defer(self, plan: Plan, due_ms: int, offset: int, entry: Entry, reason: Reason, next_ms: int) -> None:
+        plan.decisions.append(
+            Decision(due_ms, offset, Outcome.DEFERRED, reason, next_ms, entry.occurrence, entry.attempt)
+        )
+
+    def _retry(self, plan: Plan, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
+        """Exponential backoff with jitter drawn from position and attempt; after the last attempt a dead letter."""
+        if entry.attempt >= self._attempts_max:
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, "refused by the broker every time")
+            return
+        backoff_ms = min(self._retry_cap_ms, self._retry_base_ms << min(entry.attempt - 1, 32))
+        jitter = murmur2(b"%d-%d-%d" % (due_ms, offset, entry.attempt)) % 1_000
+        next_ms = now_ms + backoff_ms // 2 + backoff_ms * jitter // 2_000
+        plan.decisions.append(
+            Decision(
+                due_ms, offset, Outcome.RETRY, Reason.REFUSED_BY_BROKER, next_ms, entry.occurrence, entry.attempt + 1
+            )
+        )
+
+    def _bury(
+        self, plan: Plan, due_ms: int, offset: int, entry: Entry, now_ms: int, reason: Reason, detail: str
+    ) -> None:
+        """A dead letter carries all that is needed to send it again: its headers, its target and why it ended here."""
+        outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
+        plan.decisions.append(Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt))
+        headers: list[tuple[str, bytes | None]] = [
+            *_pairs(entry),
+            *receipt(entry, offset, self._rules.shard, self._source_prefix).items(),
+            (TARGET_TOPIC, entry.target.encode()),
+        ]
+        if entry.key is not None:
+            headers.append((TARGET_KEY, entry.key))
+        if entry.attempt == 1:
+            headers.append((ATTEMPT, b"1"))
+        # A key of the user's own is kept; an address as key would be refused when the letter is sent round again.
+        own = entry.id is not None and parse_address(entry.id, self._rules.shards) is None
+        plan.messages.append(
+            self._explained(
+                self._dead_letter_topic, entry.id if own else None, entry.value, headers, reason, detail, now_ms
+            )
+        )
+
+    def _rejection(self, record: Record, refusal: Refusal, now_ms: int) -> Outgoing:
+        """The record as it came, with the reason and where it came from."""
+        headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
+        return self._explained(
+            self._rejected_topic, record.key, record.value, headers, refusal.reason, refusal.detail, now_ms
+        )
+
+    def _explained(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+        reason: Reason,
+        detail: str,
+        now_ms: int,
+    ) -> Outgoing:
+        """The record with its reason; without payload and key where the topic would not take it with them."""
+        own = self.targets.look([topic], now_ms)[topic].info
+        if own is None:
+            raise LogUnavailable(f"{topic} is not there: create it again, or restart Chronos, which does")
+        why: list[tuple[str, bytes | None]] = [(REASON, reason.word.encode()), (DETAIL, detail[:500].encode())]
+        if batch_bytes(key, value, headers + why) > own.bytes_max:
+            source = [(name, content) for name, content in headers if name == SOURCE][-1:]
+            why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
+            return topic, None, None, source + why, -1
+        return topic, key, value, headers + why, -1
+
+
+def _pairs(entry: Entry) -> list[tuple[str, bytes | None]]:
+    return list(entry.headers.items()) if type(entry.headers) is dict else list(entry.headers)  # type: ignore[arg-type]
+
+
+def _partition(entry: Entry, info: TopicInfo, offset: int) -> int | None:
+    """-1: the client's choice; a partition with a leader when not all have one; None: the message must wait."""
+    if not info.leaderless:
+        return -1
+    if entry.key is not None:
+        own = partition_of(entry.key, info.partitions)
+        return None if own in info.leaderless else own
+    led = [partition for partition in range(info.partitions) if partition not in info.leaderless]
+    return led[offset % len(led)] if led else None

@@ -1,0 +1,140 @@
+# Shared by the scripts next to it; not meant to be run. Sourced by bash with `set -euo pipefail` on.
+#
+# Everything lives in the checkout (.venv, .cache) and is made once: a step is repeated only when what it
+# was made from has changed.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+VENV="$ROOT/.venv"
+CACHE="$ROOT/.cache"
+
+say() { printf '%s\n' "$*" >&2; }
+fail() {
+    say "error: $1"
+    shift
+    local line
+    for line in "$@"; do say "       $line"; done
+    exit 1
+}
+
+# ------------------------------------------------------------------------------------------- Python
+
+# Prints the path of a Python that Chronos runs on: $PYTHON if set, else the first fit one found.
+# A name that exists is not enough: version managers leave names behind that start nothing.
+find_python() {
+    local names=(python3 python3.13 python3.12 python3.11 python) name found no_venv=""
+    if [[ -n "${PYTHON:-}" ]]; then names=("$PYTHON"); fi
+    for name in "${names[@]}"; do
+        found=$("$name" -c 'import sys; sys.version_info >= (3, 11) and print(sys.executable)' 2>/dev/null </dev/null) || continue
+        [[ -n "$found" ]] || continue
+        if "$found" -c 'import ensurepip, venv' 2>/dev/null </dev/null; then
+            printf '%s\n' "$found"
+            return
+        fi
+        no_venv=$found
+    done
+    if [[ -n "$no_venv" ]]; then
+        fail "$no_venv cannot make virtual environments: its venv module is missing." \
+            "Install it (on Debian and Ubuntu: apt install python3-venv) and run this again."
+    fi
+    if [[ -n "${PYTHON:-}" ]]; then
+        fail "PYTHON=$PYTHON is not a Python 3.11 or newer."
+    fi
+    fail "Chronos needs Python 3.11, 3.12 or 3.13, and none of ${names[*]} is one." \
+        "Install it (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python@3.13)," \
+        "or name one: PYTHON=<path of a python> $0"
+}
+
+# digest FILE...: one digest of the files' contents.
+digest() {
+    if command -v sha256sum >/dev/null; then cat "$@" | sha256sum; else cat "$@" | shasum -a 256; fi | cut -d' ' -f1
+}
+
+# is_current STAMP WHAT: whether the step that leaves STAMP was last done for exactly WHAT.
+is_current() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
+
+# set_up_python LOCK: a .venv that holds what LOCK names, and Chronos itself, editable.
+set_up_python() {
+    local lock=$1 python=$VENV/bin/python locked project
+    mkdir -p "$CACHE"
+    # Two scripts started at once take turns; where flock is missing (macOS) they had better not be.
+    if command -v flock >/dev/null; then
+        exec 9>"$CACHE/set-up.lock"
+        flock 9
+    fi
+
+    # A virtual environment holds absolute paths, so a checkout that was moved or copied gets a new one.
+    if ! is_current "$VENV/.made-for" "$ROOT" || ! "$python" -c '' 2>/dev/null; then
+        local base
+        base=$(find_python)
+        say "making .venv with $("$base" --version)"
+        "$base" -m venv --clear "$VENV"
+        printf '%s' "$ROOT" >"$VENV/.made-for"
+    fi
+
+    locked=$(digest "$ROOT/$lock")
+    if ! is_current "$VENV/.installed-$lock" "$locked"; then
+        say "installing $lock into .venv"
+        "$python" -m pip install --quiet --disable-pip-version-check --no-input \
+            --require-hashes --only-binary :all: -r "$ROOT/$lock" ||
+            fail "could not install $lock; pip's reason is above." \
+                "Chronos is tried with Python 3.11, 3.12 and 3.13 (this is $("$python" --version))."
+        printf '%s' "$locked" >"$VENV/.installed-$lock"
+    fi
+
+    project=$(digest "$ROOT/pyproject.toml")
+    if ! is_current "$VENV/.installed-project" "$project"; then
+        # The build backend is in the lock: nothing is fetched here.
+        "$python" -m pip install --quiet --disable-pip-version-check --no-input \
+            --no-index --no-deps --no-build-isolation --editable "$ROOT"
+        printf '%s' "$project" >"$VENV/.installed-project"
+    fi
+
+    if command -v flock >/dev/null; then exec 9>&-; fi
+}
+
+# --------------------------------------------------------------------------------- Java, Maven, Kafka
+
+kafka_version() { sed -n 's:.*<kafka\.version>\(.*\)</kafka\.version>.*:\1:p' "$ROOT/scripts/kafka/pom.xml"; }
+
+need_java() {
+    local java=${JAVA_HOME:+$JAVA_HOME/bin/}java version
+    version=$("$java" -version 2>&1 </dev/null) ||
+        fail "Java is missing: the tests on a real Kafka broker need Java 17 or newer." \
+            "Install it (Debian, Ubuntu: apt install openjdk-17-jre-headless maven; macOS: brew install openjdk@17 maven)." \
+            "Without Java: ./scripts/test fast"
+    version=$(sed -n 's/.* version "\([0-9]*\).*/\1/p' <<<"$version" | head -n 1)
+    [[ "${version:-0}" -ge 17 ]] ||
+        fail "Java ${version:-of an unknown version} is too old: the tests on a real Kafka broker need Java 17 or newer." \
+            "Install one and set JAVA_HOME to it. Without Java: ./scripts/test fast"
+}
+
+need_maven() {
+    command -v mvn >/dev/null ||
+        fail "Maven is missing: it fetches the Kafka broker that the tests run on." \
+            "Install it (Debian, Ubuntu: apt install maven; macOS: brew install maven)." \
+            "Without Maven: ./scripts/test fast"
+}
+
+# set_up_kafka: .cache/kafka-<version> with what scripts/kafka/pom.xml names.
+set_up_kafka() {
+    local pom=$ROOT/scripts/kafka/pom.xml version into named
+    version=$(kafka_version)
+    [[ -n "$version" ]] || fail "scripts/kafka/pom.xml names no kafka.version."
+    into=$CACHE/kafka-$version
+    named=$(digest "$pom")
+    need_java
+    if is_current "$into/.made-from" "$named"; then return; fi
+
+    need_maven
+    say "fetching Kafka $version into .cache"
+    mkdir -p "$CACHE"
+    local partial
+    partial=$(mktemp -d "$CACHE/kafka-partial.XXXXXX")
+    if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" </dev/null >&2; then
+        rm -rf "$partial"
+        fail "Maven could not fetch Kafka $version; its reason is above."
+    fi
+    printf '%s' "$named" >"$partial/.made-from"
+    rm -rf "$into"
+    mv "$partial" "$into"
+}

@@ -1,0 +1,1 @@
+"""`scripts/bench`: how fast and how exact, on a real broker, against a reference measured in the same run."""

@@ -1,0 +1,70 @@
+"""Runs the figures, prints the table, writes JSON, and keeps docs/benchmarks.md."""
+
+import argparse
+import datetime
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.figures import FIGURES, Bench, machine
+from tests.broker import Broker, kafka_version
+
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def main() -> int:
+    """0 when every bar is reached."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"some of {', '.join(FIGURES)}; default: all")
+    parser.add_argument("--messages", type=int, default=500_000, help="messages of a throughput run (default 500,000)")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go (default bench.json)")
+    parser.add_argument("--keep", action="store_true", help="write the table into docs/benchmarks.md")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.figures if name not in FIGURES]
+    if unknown:
+        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+    console = Console(stderr=True, highlight=False)
+    directory = Path(tempfile.mkdtemp(prefix="chronos-bench-"))
+    try:
+        with Broker(heap_mb=1024) as broker:
+            bench = Bench(broker, directory, messages=arguments.messages, say=console.print)
+            for name in arguments.figures or FIGURES:
+                console.rule(name)
+                FIGURES[name](bench)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    _print(bench)
+    where = f"{machine()}; Kafka {kafka_version()}, confluent-kafka {version('confluent-kafka')}, rocksdict {version('rocksdict')}"
+    arguments.json.write_text(json.dumps({"machine": where, "rows": [asdict(row) for row in bench.rows]}, indent=1))
+    if arguments.keep:
+        _keep(bench, where)
+    return 0 if all(row.passed for row in bench.rows) else 1
+
+
+def _print(bench: Bench) -> None:
+    table = Table("figure", "measured", "bar", "")
+    for row in bench.rows:
+        table.add_row(row.figure, row.measured, row.bar, "ok" if row.passed else "missed")
+    Console().print(table)
+
+
+def _keep(bench: Bench, where: str) -> None:
+    lines = [f"Measured on {datetime.date.today()} by `./scripts/bench --keep`: {where}.", ""]
+    lines += ["| figure | measured | bar | |", "|---|---|---|---|"]
+    lines += [f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |" for row in bench.rows]
+    text = BENCHMARKS.read_text()
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    BENCHMARKS.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""What is measured: each figure is a function that runs the real service against the real broker."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chronos.core.progress import Progress, unpack_progress
+from tests.bench import load
+from tests.broker import Broker
+from tests.service import Service
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    figure: str
+    measured: str
+    bar: str
+    passed: bool
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """A broker, a directory for data, and names nobody used before."""
+
+    def __init__(self, broker: Broker, directory: Path, *, messages: int, say: Callable[[str], None]) -> None:
+        self.broker = broker
+        self.directory = directory
+        self.messages = messages
+        self.say = say
+        self.rows: list[Row] = []
+        self._made = 0
+        self._references: list[float] = []
+
+    # --- parts
+
+    def name(self, stem: str) -> str:
+        """A name for topics and directories."""
+        self._made += 1
+        return f"{stem}{self._made}"
+
+    def service(self, prefix: str, *, shards: int = 1, **settings: object) -> Service:
+        """A node on the broker with topics of its own."""
+        topics = {f"topics.{kind}": f"{prefix}.{kind}" for kind in ("delay", "progress", "rejected", "dead_letter")}
+        return Service(
+            self.directory / prefix,
+            bootstrap=self.broker.bootstrap,
+            settings={"cluster": prefix, "shards": shards, **topics, **settings},
+        )
+
+    def create(self, topic: str) -> None:
+        """A topic of the benchmark, with one partition."""
+        self.broker.create_topic(topic)
+
+    def process(self, function: str, **arguments: Any) -> subprocess.Popen[str]:
+        """One of the functions of `load` in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.load", function, json.dumps(arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def result(self, process: subprocess.Popen[str]) -> Any:
+        """What the process printed."""
+        output, _ = process.communicate(timeout=600)
+        if process.returncode:
+            raise RuntimeError(f"a load process ended with {process.returncode}")
+        return json.loads(output)
+
+    def add(self, figure: str, measured: str, bar: str, passed: bool, **detail: Any) -> None:
+        """A line of the table, told at once."""
+        self.rows.append(Row(figure=figure, measured=measured, bar=bar, passed=passed, detail=detail))
+        self.say(f"{'ok  ' if passed else 'MISS'} {figure}: {measured} (bar {bar})")
+
+    # --- the reference
+
+    def reference(self) -> float:
+        """PT, measured once more; the median of all so far."""
+        source, target = self.name("pass-in"), self.name("pass-out")
+        self.create(source)
+        self.create(target)
+        load.fill(self.broker.bootstrap, source, target, self.messages, 0, keyed=False, partitions=1)
+        rate = self.result(
+            self.process("pass_through", bootstrap=self.broker.bootstrap, source=source, target=target, count=self.messages)
+        )
+        self._references.append(rate)
+        self.say(f"     PT {rate:,.0f}/s")
+        return self.pt
+
+    @property
+    def pt(self) -> float:
+        """The median of the references measured."""
+        return statistics.median(self._references)
+
+    def add_ratio(self, figure: str, rate: float, bar: float) -> None:
+        """A throughput as a multiple of PT."""
+        self.add(figure, f"{rate / self.pt:.2f} PT ({rate:,.0f}/s)", f">= {bar} PT", rate >= bar * self.pt, rate=rate)
+
+
+def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Progress]]:
+    """`(broker timestamp, progress record)` of a shard, from its first to its last."""
+    found = []
+    for messages in load.read(bench.broker.bootstrap, topic, partition):
+        if messages is None:
+            return found
+        found += [(message.timestamp()[1], unpack_progress(message.value())) for message in messages]
+    return found
+
+
+def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[float, float]:
+    """`(ingested, drained)` messages a second, by the broker's timestamps of the progress records."""
+    prefix = bench.name("flow")
+    target = f"{prefix}.out"
+    count = bench.messages
+    bench.create(target)
+    service = bench.service(prefix, shards=shards, **{"workers.push": "off"})
+    with service:
+        service.start()
+        service.stop()
+    delay = f"{prefix}.delay"
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    if drain:
+        # Due at a moment after the ingest is over; what that takes is known roughly from the reference.
+        due_ms = time.time_ns() // 1_000_000 + 25_000 + int(count / bench.pt * 4_000)
+    load.fill(bench.broker.bootstrap, delay, target, count, due_ms, keyed=keyed, partitions=shards)
+    service.settings["workers.push"] = "on"
+    with service:
+        service.start()
+        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120)
+        assert time.time_ns() // 1_000_000 < due_ms or not drain, "the ingest took longer than foreseen"
+        if drain:
+            service.wait_until(
+                lambda: service.pending() == 0, "drain", timeout_s=120 + (due_ms / 1_000 - time.time())
+            )
+        service.stop()
+    records = [record for shard in range(shards) for record in progress_of(bench, f"{prefix}.progress", shard)]
+    ingests = [(at, record) for at, record in records if record.selected == 0]
+    pulls = sorted(at for at, record in ingests if record.pull_offset > 0)
+    begun = min(at for at, record in records if record.log_epoch == 2)
+    ingested = count / ((pulls[-1] - begun) / 1_000)
+    if not drain:
+        return ingested, 0.0
+    settled = [at for at, record in records if record.selected > 0]
+    # The messages are due within one second; a drain that keeps up with that is not measured by it.
+    drained = count / ((max(settled) - due_ms) / 1_000)
+    return ingested, drained
+
+
+def figure_throughput(bench: Bench) -> None:
+    """Ingest and drain, one shard and four; a reference before, between and after."""
+    bench.reference()
+    runs: dict[str, list[float]] = {name: [] for name in ("ingest", "drain", "keyed", "ingest4", "drain4")}
+    for _ in range(3):
+        ingest, drain = throughput(bench, shards=1, keyed=False, drain=True)
+        keyed, _ = throughput(bench, shards=1, keyed=True, drain=False)
+        bench.reference()
+        ingest4, drain4 = throughput(bench, shards=4, keyed=False, drain=True)
+        for name, rate in zip(runs, (ingest, drain, keyed, ingest4, drain4), strict=True):
+            runs[name].append(rate)
+        bench.say("     " + "  ".join(f"{name} {rates[-1]:,.0f}/s" for name, rates in runs.items()))
+    bench.reference()
+    figures = (
+        ("ingest", f"ingest {bench.messages:,} without keys", 0.9),
+        ("keyed", f"ingest {bench.messages:,} with a key each", 0.6),
+        ("drain", f"drain {bench.messages:,} due in the same second", 1.0),
+        ("ingest4", "ingest, four shards in one process", 1.0),
+        ("drain4", "drain, four shards in one process", 1.4),
+    )
+    for name, figure, bar in figures:
+        bench.add_ratio(figure, statistics.median(runs[name]), bar)
+
+
+def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
+    """Lateness under a steady load, as a read_committed reader sees it; the median of three runs."""
+    for rate in (5_000, 20_000):
+        runs = []
+        for _ in range(3):
+            prefix = bench.name("steady")
+            target = f"{prefix}.out"
+            bench.create(target)
+            count = int(rate * seconds)
+            with bench.service(prefix, shards=1) as service:
+                service.start()
+                watcher = bench.process(
+                    "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
+                )
+                bench.result(
+                    bench.process(
+                        "generate", bootstrap=bench.broker.bootstrap, topic=f"{prefix}.delay", target=target,
+                        rate=rate, seconds=seconds, lowest_ms=3_000, highest_ms=10_000,
+                    )
+                )  # fmt: skip
+                runs.append(bench.result(watcher))
+                service.stop()
+            bench.say(f"     {rate}/s: {runs[-1]}")
+        _add_lateness(bench, f"steady {rate:,}/s for {seconds:g} s", runs, (10, 25, 100))
+
+
+def figure_single(bench: Bench, count: int = 1_000) -> None:
+    """One message at a time, nothing else to do."""
+    prefix = bench.name("single")
+    target = f"{prefix}.out"
+    bench.create(target)
+    with bench.service(prefix, shards=1) as service:
+        service.start()
+        watcher = bench.process("watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=180)
+        bench.result(
+            bench.process(
+                "one_at_a_time", bootstrap=bench.broker.bootstrap, topic=f"{prefix}.delay", target=target,
+                count=count, gap_s=0.06,
+            )
+        )  # fmt: skip
+        run = bench.result(watcher)
+        service.stop()
+    _add_lateness(bench, f"one at a time, {count:,} of them", [run], (8, 25, None))
+
+
+def _add_lateness(bench: Bench, figure: str, runs: list[dict[str, float]], bars: tuple[float | None, ...]) -> None:
+    names = ("p50_ms", "p99_ms", "p999_ms")
+    medians = {name: statistics.median(run[name] for run in runs) for name in names}
+    wrong = sum(run["early"] + run["lost"] + run["doubled"] for run in runs)
+    worst = max(run["max_ms"] for run in runs)
+    passed = wrong == 0 and all(bar is None or medians[name] <= bar for name, bar in zip(names, bars, strict=True))
+    measured = (
+        f"p50 {medians['p50_ms']:.1f}, p99 {medians['p99_ms']:.1f}, p99.9 {medians['p999_ms']:.1f}, max {worst:.1f} ms;"
+        f" {wrong:g} early, lost or doubled"
+    )
+    bar = ", ".join(f"{name[:-3]} <= {bar} ms" for name, bar in zip(names, bars, strict=True) if bar is not None)
+    bench.add(figure, measured, bar, passed, runs=runs)
+
+
+def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
+    """Memory and start with many pending."""
+    prefix = bench.name("many")
+    service = bench.service(prefix, shards=1)
+    with service:
+        service.start()
+        resident = {}
+        due_ms = time.time_ns() // 1_000_000 + 86_400_000
+        written = 0
+        for goal in (count // 5, count):
+            load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", goal - written, due_ms, keyed=False,
+                      partitions=1, spread_ms=86_400_000)  # fmt: skip
+            written = goal
+            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300)  # type: ignore[misc]
+            resident[goal] = service.resident_bytes() / 2**20
+            bench.say(f"     {goal:,} pending: {resident[goal]:.0f} MiB resident")
+        first, last = resident.values()
+        bench.add(
+            f"memory with {count:,} pending", f"{last:.0f} MiB resident, {first:.0f} MiB with {count // 5:,}",
+            "<= 500 MB, not growing", last * 1.048576 <= 500 and last <= first * 1.25, resident=resident,
+        )  # fmt: skip
+        service.stop()
+        started = time.perf_counter()
+        service.start()
+        clean_s = time.perf_counter() - started
+        bench.add(f"start with {count:,} pending, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0)
+        load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", 100_000, due_ms, keyed=False, partitions=1)
+        service.wait_until(lambda: service.pending() >= count + 100_000, "ingest", timeout_s=120)
+        service.kill()
+        started = time.perf_counter()
+        service.start()
+        killed_s = time.perf_counter() - started
+        bench.add(f"start with {count:,} pending, after kill -9", f"{killed_s:.1f} s", "<= 30 s", killed_s <= 30.0)
+        service.stop()
+
+
+def figure_http(bench: Bench, batches: int = 400) -> None:
+    """Messages accepted over HTTP by the embedded log, 500 a request, acknowledged durable."""
+    with Service(bench.directory / bench.name("http"), settings={"shards": 4, "logging.level": "warning"}) as service:
+        service.start()
+        due_ms = time.time_ns() // 1_000_000 + 3_600_000
+        body = json.dumps(
+            [{"target": {"topic": "orders"}, "value": "x" * load.VALUE_BYTES, "deliver_at": due_ms + at} for at in range(500)]
+        ).encode()
+        generator = bench.process("post", url=service.url + "/v1/messages", body=body.decode(), batches=batches)
+        rate = float(bench.result(generator))
+        service.stop()
+    bench.add("embedded log over HTTP, batches of 500", f"{rate:,.0f}/s", ">= 20,000/s", rate >= 20_000, rate=rate)
+
+
+FIGURES: dict[str, Callable[[Bench], None]] = {
+    "throughput": figure_throughput,
+    "steady": figure_steady,
+    "single": figure_single,
+    "memory": figure_memory,
+    "http": figure_http,
+}
+
+
+def machine() -> str:
+    """One line about where this was measured."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "unknown processor",
+    )
+    return f"{model}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"

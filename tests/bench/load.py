@@ -1,0 +1,217 @@
+"""Load and readers: what stands outside Chronos in a benchmark, each in a process of its own."""
+
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+VALUE_BYTES = 200
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+CONSUMER = {
+    "group.id": "bench",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 2,
+    "queued.max.messages.kbytes": 16_384,
+    "enable.partition.eof": True,
+}
+PRODUCER = {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random", "acks": "all"}
+
+
+def headers(due_ms: int, target: str) -> dict[str, bytes]:
+    """The three headers of every message."""
+    return {
+        "chronos-deliver-at": b"%d" % due_ms,
+        "chronos-target-topic": target.encode(),
+        "traceparent": TRACE,
+    }
+
+
+def read(bootstrap: str, topic: str, partition: int = 0, offset: int = 0) -> Iterator[list[Message] | None]:
+    """Batches of committed records as they come; None whenever the end is reached or nothing came for a while."""
+    consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})
+    consumer.assign([TopicPartition(topic, partition, offset)])
+    try:
+        while True:
+            first = consumer.poll(0.1)
+            found = [] if first is None else [first, *consumer.consume(5_000, 0)]
+            good, ended = [], first is None
+            for message in found:
+                error = message.error()
+                if error is None:
+                    good.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended = True
+                else:
+                    raise RuntimeError(str(error))
+            if good:
+                yield good
+            if ended:
+                yield None
+    finally:
+        consumer.close()
+
+
+def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, keyed: bool, partitions: int,
+         spread_ms: int = 1_000) -> None:  # fmt: skip
+    """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions."""
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
+    value = os.urandom(VALUE_BYTES)
+    for at in range(count):
+        due = due_ms + at * spread_ms // count
+        key = b"order-%d" % at if keyed else None
+        while True:
+            try:
+                partition = -1 if keyed else at % partitions
+                producer.produce(topic, value, key, partition, headers=headers(due, target))
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if at % 10_000 == 0:
+            producer.poll(0)
+    if producer.flush(60) > 0:
+        raise RuntimeError("the load was not written")
+
+
+def generate(bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int) -> None:
+    """Write at an even rate; each message is due `lowest_ms` to `highest_ms` later, its number is its value's head."""
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 2})
+    padding = os.urandom(VALUE_BYTES - 8)
+    count = int(rate * seconds)
+    start = time.monotonic() + 0.2
+    at = 0
+    span = highest_ms - lowest_ms
+    while at < count:
+        behind = min(count, int((time.monotonic() - start) * rate)) - at
+        if behind <= 0:
+            producer.poll(0.001)
+            continue
+        now_ms = time.time_ns() // 1_000_000
+        for number in range(at, at + behind):
+            due_ms = now_ms + lowest_ms + (number * 7_919) % (span + 1)
+            producer.produce(topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target))
+        at += behind
+        producer.poll(0)
+    if producer.flush(60) > 0:
+        raise RuntimeError("the load was not written")
+
+
+def one_at_a_time(bootstrap: str, topic: str, target: str, count: int, gap_s: float) -> None:
+    """Write one message every `gap_s`, due one second later: never two of them due together."""
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 0})
+    padding = os.urandom(VALUE_BYTES - 8)
+    start = time.monotonic() + 0.2
+    for number in range(count):
+        while (left := start + number * gap_s - time.monotonic()) > 0:
+            producer.poll(left)
+        due_ms = time.time_ns() // 1_000_000 + 1_000
+        producer.produce(topic, number.to_bytes(8, "big") + padding, None, headers=headers(due_ms, target))
+    if producer.flush(60) > 0:
+        raise RuntimeError("the load was not written")
+
+
+def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str, float]:
+    """Read `count` messages and tell how late each was, when it came to this reader; and what was wrong."""
+    late_ms: list[float] = []
+    seen = bytearray(count)
+    doubled = early = 0
+    deadline = time.monotonic() + timeout_s
+    for messages in read(bootstrap, topic):
+        now_ms = time.time_ns() / 1_000_000
+        if time.monotonic() > deadline:
+            break
+        if messages is None:
+            if len(late_ms) >= count:
+                break
+            continue
+        for message in messages:
+            late = now_ms - int(dict(message.headers() or ())["chronos-due-at"] or b"0")
+            early += late < 0
+            late_ms.append(late)
+            number = int.from_bytes((message.value() or b"")[:8], "big")
+            doubled += seen[number]
+            seen[number] = 1
+    late_ms.sort()
+    lost = count - sum(seen)
+
+    def quantile(share: float) -> float:
+        return round(late_ms[min(len(late_ms) - 1, int(len(late_ms) * share))], 2) if late_ms else -1.0
+
+    return {
+        "p50_ms": quantile(0.5),
+        "p99_ms": quantile(0.99),
+        "p999_ms": quantile(0.999),
+        "max_ms": quantile(1.0),
+        "early": early,
+        "lost": lost,
+        "doubled": doubled,
+    }
+
+
+def pass_through(bootstrap: str, source: str, target: str, count: int) -> float:
+    """The reference PT: messages a second of a bare transactional pass-through, 5,000 to a transaction."""
+    consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})
+    consumer.assign([TopicPartition(source, 0, 0)])
+    producer = Producer(
+        {
+            **PRODUCER,
+            "bootstrap.servers": bootstrap,
+            "transactional.id": f"pass-{target}",
+            "linger.ms": 5,
+            "transaction.timeout.ms": 10_000,
+        }
+    )
+    producer.init_transactions(30)
+    passed = 0
+    started = None
+    while passed < count:
+        batch: list[Message] = []
+        while len(batch) < 5_000 and passed + len(batch) < count:
+            message = consumer.poll(1.0)
+            if message is None:
+                break
+            batch.append(message)
+            batch += consumer.consume(5_000 - len(batch), 0)
+        if started is None:
+            started = time.perf_counter()
+        producer.begin_transaction()
+        for message in batch:
+            if message.error() is None:
+                producer.produce(target, message.value(), message.key(), headers=message.headers())
+                passed += 1
+        producer.commit_transaction(30)
+    assert started is not None
+    rate = count / (time.perf_counter() - started)
+    consumer.close()
+    return rate
+
+
+def post(url: str, body: str, batches: int, clients: int = 4) -> float:
+    """Messages a second that several clients got acknowledged."""
+    data = body.encode()
+    size = len(json.loads(body))
+
+    def send(_: int) -> None:
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method="POST")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 202, answer.status
+            answer.read()
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(send, range(batches)))
+    return batches * size / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    # A process of the benchmark: the name of a function above and its arguments as JSON; prints its result as JSON.
+    result = globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+    print(json.dumps(result))

@@ -1,0 +1,341 @@
+"""What every store must do, over all of them; and what only the one on disk can."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocksdict import Options, Rdict, ReadOptions
+
+from chronos.adapters.memory import MemoryStore
+from chronos.adapters.rocks import RocksStore, shared_cache
+from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
+from chronos.ports import Store
+
+BLOB_BYTES_MIN = 1_000
+NO_LIMIT = 10**9
+
+
+def on_disk(path: Path) -> RocksStore:
+    return RocksStore(path, block_cache=1 << 20, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN)
+
+
+@pytest.fixture(params=["rocks", "memory"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Makes a fresh store each time it is called."""
+    made: list[Store] = []
+
+    def make() -> Store:
+        made.append(on_disk(tmp_path / str(len(made))) if request.param == "rocks" else MemoryStore())
+        return made[-1]
+
+    request.addfinalizer(lambda: [store.close() for store in made])
+    return make
+
+
+@pytest.fixture
+def store(make_store: Callable[[], Store]) -> Store:
+    return make_store()
+
+
+def everything(store: Store) -> list[tuple[bytes, bytes]]:
+    return store.scan(b"", b"\xff" * 9, NO_LIMIT, NO_LIMIT)
+
+
+# ------------------------------------------------------------------------------------------- Every store
+
+
+def test_values_come_back_in_the_order_of_the_keys_asked_for(store):
+    """A missing key is None, a repeated one answers twice, and none asks for nothing."""
+    store.write([(b"a", b"1"), (b"b", b"")], [])
+    assert store.get([b"b", b"x", b"a", b"b"]) == [b"", None, b"1", b""]
+    assert store.get([]) == []
+
+
+def test_more_keys_than_fit_one_question_are_all_answered(store):
+    """Multi-gets are cut into portions; nobody sees the cuts."""
+    rows = [(b"%05d" % n, b"%d" % n) for n in range(3_500)]
+    store.write(rows, [])
+    asked = [key for key, _ in reversed(rows)] + [b"none"]
+    assert store.get(asked) == [value for _, value in reversed(rows)] + [None]
+
+
+def test_a_key_both_deleted_and_put_in_one_write_is_there(store):
+    """Deletes come first."""
+    store.write([(b"a", b"old")], [])
+    store.write([(b"a", b"new")], [b"a", b"never there"])
+    assert store.get([b"a"]) == [b"new"]
+
+
+def test_the_last_of_two_puts_of_one_key_wins(store):
+    """In one write and across writes."""
+    store.write([(b"a", b"1"), (b"a", b"2")], [])
+    assert everything(store) == [(b"a", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "count_max", "bytes_max", "expected"),
+    [
+        (b"", b"z", 9, 99, "abcd"),
+        (b"b", b"d", 9, 99, "bc"),
+        (b"a\0", b"c\0", 9, 99, "bc"),
+        (b"", b"z", 2, 99, "ab"),
+        (b"", b"z", 9, 9, "abc"),  # rows of three bytes
+        (b"", b"z", 9, 8, "ab"),
+        (b"", b"z", 9, 1, "a"),  # at least one
+        (b"x", b"z", 9, 99, ""),
+        (b"c", b"c", 9, 99, ""),
+        (b"d", b"a", 9, 99, ""),
+    ],
+)
+def test_a_scan_keeps_its_bounds(store, start, stop, count_max, bytes_max, expected):
+    """Start included, stop excluded, limits in rows and bytes, at least one row."""
+    store.write([(name, b"vv") for name in (b"d", b"b", b"a", b"c")], [])
+    found = store.scan(start, stop, count_max, bytes_max)
+    assert found == [(name.encode(), b"vv") for name in expected]
+
+
+def test_a_deleted_range_is_gone_and_its_ends_are_kept_apart(store):
+    """Start is dropped, stop stays, an empty or inverted range drops nothing."""
+    store.write([(bytes([n]), b"v") for n in range(10)], [])
+    store.delete_range(b"\x03", b"\x06")
+    store.delete_range(b"\x08", b"\x08")
+    store.delete_range(b"\x09", b"\x01")
+    assert [key[0] for key, _ in everything(store)] == [0, 1, 2, 6, 7, 8, 9]
+    assert store.get([b"\x02", b"\x03", b"\x05", b"\x06"]) == [b"v", None, None, b"v"]
+
+
+def test_large_values_come_back_like_small_ones(store):
+    """Also those that are kept in files of their own."""
+    rows = [(b"%d" % n, bytes([n]) * size) for n, size in enumerate((0, 10, BLOB_BYTES_MIN, 300_000))]
+    store.write(rows, [])
+    store.flush()
+    assert everything(store) == rows
+    assert store.get([key for key, _ in rows]) == [value for _, value in rows]
+
+
+def test_verify_counts_the_rows_in_memory_and_on_disk(store):
+    """Rows that were overwritten, deleted or dropped by range do not count."""
+    store.write([(b"%05d" % n, b"v") for n in range(2_500)], [])
+    store.flush()
+    store.write([(b"%05d" % n, b"w") for n in range(10)], [b"00020"])
+    store.delete_range(b"01000", b"01500")
+    assert store.verify() == 1_999
+
+
+def test_a_closed_store_says_so(store):
+    """And closing it once more does no harm."""
+    store.close()
+    store.close()
+    with pytest.raises(Retry, match="closed"):
+        store.get([b"a"])
+    with pytest.raises(Retry, match="closed"):
+        store.write([(b"a", b"b")], [])
+
+
+def test_a_healthy_store_has_no_background_error_and_asking_changes_nothing(store):
+    """The question is a write of nothing."""
+    store.write([(b"a", b"1")], [])
+    assert store.background_error() is None
+    assert everything(store) == [(b"a", b"1")]
+
+
+def test_what_is_unflushed_is_known(store):
+    """It falls with a flush."""
+    store.flush()
+    before = store.unflushed_bytes()
+    store.write([(b"%d" % n, b"v" * 900) for n in range(300)], [])
+    assert store.unflushed_bytes() > before + 200_000
+    store.flush()
+    assert store.unflushed_bytes() <= before
+
+
+keys = st.binary(max_size=3)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.lists(st.tuples(keys, st.binary(max_size=9))), st.lists(keys)),
+        st.tuples(st.just("delete_range"), keys, keys),
+        st.tuples(st.just("flush")),
+    ),
+    max_size=12,
+)
+
+
+@given(operations=operations, scans=st.lists(st.tuples(keys, keys, st.integers(1, 9), st.integers(1, 40))))
+def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
+    """Any sequence of writes, range deletions and flushes; then any scans and gets."""
+    store, model = make_store(), {}
+    for name, *arguments in operations:
+        getattr(store, name)(*arguments)
+        if name == "write":
+            puts, deletes = arguments
+            for key in deletes:
+                model.pop(key, None)
+            model.update(puts)
+        elif name == "delete_range":
+            start, stop = arguments
+            model = {key: value for key, value in model.items() if not start <= key < stop}
+    assert everything(store) == sorted(model.items())
+    for start, stop, count_max, bytes_max in scans:
+        expected, size = [], 0
+        for key, value in sorted(model.items()):
+            if start <= key < stop:
+                size += len(key) + len(value)
+                if len(expected) == count_max or (expected and size > bytes_max):
+                    break
+                expected.append((key, value))
+        assert store.scan(start, stop, count_max, bytes_max) == expected
+    asked = [key for key, *_ in scans]
+    assert store.get(asked) == [model.get(key) for key in asked]
+    assert store.verify() == len(model)
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------- A crash
+
+
+def test_memory_keeps_over_a_crash_what_was_flushed_and_nothing_else():
+    """The loss that a disk without a write-ahead log has."""
+    store = MemoryStore()
+    store.write([(b"a", b"1"), (b"b", b"1")], [])
+    store.flush()
+    store.write([(b"a", b"2"), (b"c", b"2")], [b"b"])
+    survivor = store.crash()
+    assert everything(survivor) == [(b"a", b"1"), (b"b", b"1")]
+    with pytest.raises(Retry):
+        store.get([b"a"])
+
+
+WRITE_AND_DIE = """
+import os, sys
+from pathlib import Path
+from chronos.adapters.rocks import RocksStore
+store = RocksStore(Path(sys.argv[1]), memtable_bytes=256 << 10)
+for step in range(int(sys.argv[2])):
+    rows = [(b"e%08d" % (step * 100 + n), os.urandom(100)) for n in range(100)]
+    store.write([*rows, (b"state", b"%d" % step)], [])
+    if step == 20:
+        store.flush()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("steps", [21, 22, 150, 311])
+def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
+    """What was flushed is there, whole writes only, and none without all before it."""
+    killed = subprocess.run([sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False)
+    assert killed.returncode == -9
+    store = on_disk(tmp_path / "s")
+    state = int(store.get([b"state"])[0])
+    assert 20 <= state < steps
+    found = [key for key, _ in store.scan(b"e", b"f", NO_LIMIT, NO_LIMIT)]
+    assert found == [b"e%08d" % n for n in range((state + 1) * 100)]
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------- On disk only
+
+
+def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
+    """And its size on disk is more than nothing."""
+    store = on_disk(tmp_path / "s")
+    store.write([(b"a", b"1")], [])
+    store.close()
+    again = on_disk(tmp_path / "s")
+    assert everything(again) == [(b"a", b"1")]
+    assert again.size_bytes() > 100
+    again.close()
+
+
+def test_an_open_store_cannot_be_opened_again(tmp_path):
+    """Neither by this process nor by another; the error names the directory."""
+    store = on_disk(tmp_path / "s")
+    with pytest.raises(StoreInUse, match=str(tmp_path)):
+        on_disk(tmp_path / "s")
+    code = f"from tests.contract.test_store import on_disk; from pathlib import Path; on_disk(Path({str(tmp_path / 's')!r}))"
+    other = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "StoreInUse" in other.stderr
+    store.close()
+    on_disk(tmp_path / "s").close()
+
+
+def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path):
+    """It is not called damage, and nobody is told to remove it."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigurationError, match="file"):
+        on_disk(tmp_path / "file")
+    with pytest.raises(ConfigurationError, match="file"):
+        on_disk(tmp_path / "file" / "below")
+
+
+def test_another_layout_in_the_directory_is_named(tmp_path):
+    """A RocksDB with column families of somebody else's is not opened as ours."""
+    other = Rdict(str(tmp_path / "s"))
+    other.create_column_family("strange")
+    other.close()
+    with pytest.raises(StoreCorrupt, match="strange"):
+        on_disk(tmp_path / "s")
+
+
+def test_stores_share_one_block_cache(tmp_path):
+    """The bound is for the process, not for each shard."""
+    cache = shared_cache(8 << 20)
+    stores = [RocksStore(tmp_path / str(n), block_cache=cache) for n in range(2)]
+    for store in stores:
+        store.write([(b"%05d" % n, b"v" * 500) for n in range(20_000)], [])
+        store.flush()
+        everything(store)
+    assert 1 << 20 < cache.get_usage() <= 9 << 20
+    for store in stores:
+        store.close()
+
+
+def test_a_write_that_finds_rocksdb_stalled_waits_outside_of_it(tmp_path):
+    """Memtables far smaller than the writes: every one has to wait for flushes, and all rows arrive."""
+    store = RocksStore(tmp_path / "s", memtable_bytes=64 << 10)
+    for step in range(200):
+        store.write([(b"%03d-%03d" % (step, n), b"v" * 900) for n in range(200)], [])
+    assert store.verify() == 40_000
+    store.close()
+
+
+def test_a_store_is_read_while_it_is_closed(tmp_path):
+    """A reader in another thread never keeps the directory locked: it reads, or hears that it is closed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = tmp_path / "s"
+    for _ in range(20):
+        store = on_disk(path)
+        store.write([(b"%05d" % n, b"v") for n in range(5_000)], [])
+
+        def read(store: RocksStore = store) -> int:
+            count = 0
+            try:
+                while True:
+                    assert len(everything(store)) == 5_000
+                    count += 1
+            except Retry:
+                return count
+
+        with ThreadPoolExecutor(2) as pool:
+            readers = [pool.submit(read) for _ in range(2)]
+            everything(store)
+            store.close()
+            assert all(reader.result() >= 0 for reader in readers)
+    on_disk(path).close()
+
+
+def test_the_client_bounds_a_scan_above_by_the_upper_bound(tmp_path):
+    """What the adapter relies on; `set_iterate_lower_bound` of this client sets the upper bound as well."""
+    raw = Rdict(str(tmp_path / "s"), Options(raw_mode=True))
+    for n in range(5):
+        raw[b"%d" % n] = b""
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(b"3")
+    assert [key for key, _ in raw.items(from_key=b"1", read_opt=bounds)] == [b"1", b"2"]
+    raw.close()

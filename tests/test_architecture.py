@@ -1,0 +1,346 @@
+"""The rules that no single file can keep: who imports whom, what core may touch, what must be in no file.
+
+Each rule is a function from a tree to a list of complaints. It is run on this project, where the list must be
+empty, and on small trees with the fault planted, where it must not be.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chronos.config import load
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What each part of the package may import of the others. A part not named here has no place yet.
+MAY_IMPORT = {
+    "errors": set(),
+    "core": {"errors"},
+    "ports": {"core", "errors"},
+    "workers": {"ports", "core", "errors"},
+    "adapters": {"ports", "core", "errors"},
+    "config": {"core", "errors"},
+    "spark": {"core", "errors"},
+    "client": {"core", "errors"},
+    # The loop that steps the workers of a shard: a half of node, and no more than that.
+    "driver": {"workers", "ports", "core", "errors"},
+    "node": {"driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
+    "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
+    "cli": {"admin", "client", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
+    "__main__": {"cli"},
+    # The package itself, `chronos/__init__.py`: what a user of the library gets.
+    "chronos": {"client", "core", "errors"},
+}
+
+# Third-party modules that belong to one part only.
+AT_HOME_IN = {"confluent_kafka": "adapters", "rocksdict": "adapters", "kazoo": "adapters", "pyspark": "spark"}
+
+# Core is pure: it computes on values, with libraries that do the same.
+CORE_LIBRARIES = {"cronsim", "msgspec", "xxhash"}
+# Clocks, dice, threads, files, sockets and whatever else asks or tells the world outside.
+# fmt: off
+NOT_IN_CORE = {
+    "_thread", "asyncio", "atexit", "concurrent", "contextvars", "ctypes", "fcntl", "fileinput", "getpass",
+    "glob", "http", "importlib", "io", "locale", "logging", "mmap", "multiprocessing", "os", "pathlib",
+    "platform", "queue", "random", "sched", "secrets", "select", "selectors", "shelve", "shutil", "signal",
+    "socket", "socketserver", "sqlite3", "ssl", "subprocess", "sys", "syslog", "tempfile", "threading",
+    "time", "timeit", "tracemalloc", "urllib", "uuid", "warnings", "weakref",
+}
+# fmt: on
+NOT_CALLED_IN_CORE = {"open", "print", "input", "breakpoint", "exec", "eval"}
+CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
+
+# Modules whose distribution has another name.
+DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
+
+
+# ------------------------------------------------------------------------------------------------ Imports
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Line and full name of all that is imported, wherever: also in functions and under `TYPE_CHECKING`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if is_package else module.split(".")[:-1]
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in {"__import__", "import_module"}:
+            # A name that is computed cannot be judged, so it is not allowed at all.
+            name = node.args[0] if node.args else None
+            literal = name.value if isinstance(name, ast.Constant) else "<computed>"
+            yield node.lineno, str(literal)
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def part_of(name: str, package: Path) -> str:
+    """The part of the package that a full name such as `chronos.core.wheel.Wheel` belongs to."""
+    first = (name + ".").split(".")[1]
+    is_there = first and ((package / first).is_dir() or (package / f"{first}.py").is_file())
+    return first if is_there or first in MAY_IMPORT else "chronos"
+
+
+def import_complaints(package: Path) -> list[str]:
+    """Imports against the direction, third-party modules away from home, and anything impure in core."""
+    complaints = []
+    for path in sorted(package.rglob("*.py")):
+        steps = path.relative_to(package.parent).with_suffix("").parts
+        is_package = steps[-1] == "__init__"
+        module = ".".join(steps[:-1] if is_package else steps)
+        part = "__main__" if module == "chronos.__main__" else part_of(module, package)
+        tree = ast.parse(path.read_text(), str(path))
+        found = []
+        if part not in MAY_IMPORT:
+            found.append((1, f"{part} has no place in MAY_IMPORT: decide what it may import"))
+        for line, name in imports(tree, module, is_package):
+            found += ((line, reason) for reason in _import_faults(part, name, package))
+        if part == "core":
+            found += _impure(tree)
+        complaints += [f"{path.relative_to(package.parent)}:{line}: {reason}" for line, reason in found]
+    return complaints
+
+
+def _import_faults(part: str, name: str, package: Path) -> Iterator[str]:
+    top = name.split(".")[0]
+    if top == package.name:
+        other = part_of(name, package)
+        if other != part and other not in MAY_IMPORT.get(part, set()):
+            yield f"{part} must not import {other}"
+    elif top == "<computed>":
+        yield "an import whose name is computed"
+    elif AT_HOME_IN.get(top, part) != part:
+        yield f"{part} must not import {top}: only {AT_HOME_IN[top]} may"
+    elif part == "core" and (top in NOT_IN_CORE or top not in sys.stdlib_module_names | CORE_LIBRARIES):
+        yield f"core is pure and must not import {top}"
+
+
+def _impure(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in NOT_CALLED_IN_CORE:
+            yield node.lineno, f"core is pure and must not call {function.id}()"
+        if isinstance(function, ast.Attribute):
+            owner = function.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            if (name, function.attr) in CLOCKS:
+                yield node.lineno, f"core has no clock and must not call {name}.{function.attr}()"
+
+
+def test_imports_go_one_way_and_core_is_pure():
+    """Every import of the package is one that DESIGN.md, section 10, allows."""
+    package = ROOT / "chronos"
+    assert len(list(package.rglob("*.py"))) > 10
+    assert import_complaints(package) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("core/wheel.py", "from chronos.ports import Store", "core must not import ports"),
+        ("core/wheel.py", "from ..ports import Store", "core must not import ports"),
+        ("core/wheel.py", "from chronos import ports", "core must not import ports"),
+        ("core/deep/wheel.py", "from ...ports import Store", "core must not import ports"),
+        ("core/__init__.py", "from ..ports import Store", "core must not import ports"),
+        ("core/wheel.py", "def f():\n    import chronos.node", "core must not import node"),
+        ("core/wheel.py", "import typing\nif typing.TYPE_CHECKING:\n    import chronos.node", "import node"),
+        ("core/wheel.py", "import time", "must not import time"),
+        ("core/wheel.py", "from os import path", "must not import os"),
+        ("core/wheel.py", "import structlog", "must not import structlog"),
+        ("core/wheel.py", "import datetime\nx = datetime.datetime.now()", "no clock"),
+        ("core/wheel.py", "x = open('file')", "must not call open()"),
+        ("core/wheel.py", "x = __import__('time')", "must not import time"),
+        ("errors.py", "from chronos.core import wheel", "errors must not import core"),
+        ("ports.py", "from chronos.workers import pull", "ports must not import workers"),
+        ("ports.py", "from chronos.config import Config", "ports must not import config"),
+        ("workers/pull.py", "from chronos.adapters.rocks import Rocks", "workers must not import adapters"),
+        ("workers/pull.py", "from chronos.config import Config", "workers must not import config"),
+        ("workers/pull.py", "import confluent_kafka", "only adapters may"),
+        ("adapters/rocks.py", "import chronos.workers.pull", "adapters must not import workers"),
+        ("node.py", "from chronos.admin import app", "node must not import admin"),
+        ("node.py", "from rocksdict import Rdict", "only adapters may"),
+        ("admin/app.py", "from chronos.cli import main", "admin must not import cli"),
+        ("spark/audit.py", "from chronos.node import Node", "spark must not import node"),
+        ("cli.py", "import importlib\nimportlib.import_module('kazoo')", "only adapters may"),
+        ("cli.py", "import importlib\nimportlib.import_module('kaz' + 'oo')", "computed"),
+        ("gadgets.py", "", "gadgets has no place"),
+    ],
+)  # fmt: skip
+def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
+    """Each rule fails on a tree that breaks it, and only there."""
+    package = tmp_path / "chronos"
+    for name in ("core/wheel", "core/__init__", "workers/pull", "adapters/rocks", "admin/app", "spark/audit"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / f"{name}.py").write_text("")
+    for name in ("errors", "ports", "node", "cli", "config", "client", "__init__"):
+        (package / f"{name}.py").write_text("")
+    assert import_complaints(package) == []
+
+    (package / path).parent.mkdir(exist_ok=True)
+    (package / path).write_text(source)
+    found = import_complaints(package)
+    assert len(found) == 1
+    assert complaint in found[0]
+    assert found[0].startswith(f"chronos/{path}:")
+
+
+def test_everything_imported_is_a_declared_dependency():
+    """What the package imports is asked for in pyproject.toml, not there by the grace of something else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["zookeeper"], *extras["spark"]]
+    declared = {re.split(r"[^\w-]", each)[0].lower().replace("-", "_") for each in asked}
+    for path in (ROOT / "chronos").rglob("*.py"):
+        for line, name in imports(ast.parse(path.read_text()), "chronos", is_package=True):
+            top = name.split(".")[0]
+            known = top == "chronos" or top in sys.stdlib_module_names
+            assert known or DISTRIBUTIONS.get(top, top).lower() in declared, f"{path}:{line}: {name}"
+
+
+# ------------------------------------------------------------------- What must be in no file of the project
+
+# Put together here, so that this file does not hold what it looks for.
+FOREIGN = [
+    re.compile(pattern.encode())
+    for pattern in (
+        r"(?<![\w.])/(?:work|root)" + "/",
+        "/tmp/" + "lab",
+        r"pypi\." + "org",
+        r"pythonhosted\." + "org",
+        r"repo1?\.maven\." + r"(?:apache\.)?org",
+        r"--(?:extra-)?index" + "-url",
+        r"--find" + "-links[= ]",
+    )
+]
+
+
+def project_files(root: Path) -> list[Path]:
+    """What git keeps or would keep: tracked files, and new ones that are not ignored."""
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
+    return [path for name in listed.split("\0") if name and (path := root / name).is_file()]
+
+
+def foreign_complaints(files: list[Path]) -> list[str]:
+    """File, line and text of everything that should be in no file."""
+    complaints = []
+    for path in files:
+        content = path.read_bytes()
+        for pattern in FOREIGN:
+            for match in pattern.finditer(content):
+                line = content.count(b"\n", 0, match.start()) + 1
+                complaints.append(f"{path}:{line}: {match[0].decode()}")
+    return complaints
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    """A clone works anywhere: no paths of somebody's machine, no addresses of registries."""
+    files = project_files(ROOT)
+    assert len(files) > 10
+    assert foreign_complaints(files) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd /work" + "/main",
+        "file:///root" + "/x",
+        "/tmp" + "/lab/venv",
+        "https://pypi" + ".org/simple",
+        "https://repo1.maven" + ".org/maven2",
+        "https://repo.maven.apache" + ".org/maven2",
+        "--index" + "-url x",
+    ],
+)
+def test_a_machine_path_or_registry_address_is_found(tmp_path, text):
+    """The search finds each kind, with its line, and spares what only looks alike."""
+    file = tmp_path / "notes.txt"
+    file.write_text("the network/work/balance, maven.apache.org/POM, a grass/root/level thing\n")
+    assert foreign_complaints([file]) == []
+    file.write_text(f"one\n{text}\n")
+    assert [each.split(":")[1] for each in foreign_complaints([file])] == ["2"]
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-test.txt"])
+def test_locks_pin_everything_with_hashes_and_name_no_address(name):
+    """Every line of a lock is a version, its hash or a comment."""
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    requirements = re.findall(
+        r"^(?![#\s]).*(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+", text, re.MULTILINE
+    )
+    assert len(requirements) == len(re.findall(r"^(?![#\s]).", text, re.MULTILINE))
+    assert all(re.match(r"[a-z0-9-]+==\S+ \\\n", each) for each in requirements)
+
+
+# ------------------------------------------------------------------------------------------------- Docker
+
+
+@pytest.fixture(scope="module")
+def services():
+    return compose()["services"]
+
+
+def compose() -> dict:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_compose_names_its_images_volumes_and_health(services):
+    """Every service says what it runs, in which version, how it is checked, and where its data is."""
+    assert set(services) == {"kafka", "chronos"}
+    for name, service in services.items():
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+", service["image"]), name
+        assert not service["image"].endswith(":latest"), name
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        for volume in service["volumes"]:
+            assert volume.split(":")[0] in compose()["volumes"], name
+        for needed in service.get("depends_on", {}):
+            assert needed in services, name
+        for port in service["ports"]:
+            assert port.startswith("127.0.0.1:"), name
+
+
+def test_compose_runs_the_kafka_and_the_chronos_of_this_checkout(services):
+    """One version of Kafka in the tests and in the containers; Chronos under its own version."""
+    pinned = re.search(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())[1]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert services["kafka"]["image"] == f"apache/kafka:{pinned}"
+    assert services["chronos"]["image"] == f"chronos:{version}"
+
+
+def test_compose_sets_a_configuration_that_chronos_accepts(services):
+    """The variables in docker-compose.yml and in the Dockerfile mean what they say."""
+    environ = services["chronos"]["environment"]
+    assert all(isinstance(value, str) for value in environ.values())
+    config = load(None, environ, [])
+    assert config.log.kind == "kafka"
+    bootstrap = str(environ["CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS"])
+    assert bootstrap in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert services["chronos"]["ports"] == [f"127.0.0.1:{config.admin.port}:{config.admin.port}"]
+    assert any(volume.endswith(f":{config.node.data_dir}") for volume in services["chronos"]["volumes"])
+
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    variables = dict(re.findall(r"\b(CHRONOS_\w+)=(\S+)", dockerfile))
+    assert load(None, variables, []).node.data_dir == config.node.data_dir
+    assert f"VOLUME {config.node.data_dir}\n" in dockerfile
+    assert f"EXPOSE {config.admin.port}\n" in dockerfile
