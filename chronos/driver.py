@@ -49,6 +49,9 @@ PAUSE_S = 0.5
 ABORT_PAUSE_S = 0.05
 """Pause after an aborted transaction without a culprit, doubled each time up to PAUSE_S."""
 
+HALVINGS_MAX = 20
+"""Aborted transactions in a row that the search for a culprit may take: log2 of a batch, and some more."""
+
 REFUSALS_REMEMBERED = 20_000
 """Refusals kept for those who wait to learn what became of their action."""
 
@@ -220,7 +223,7 @@ class ShardDriver(threading.Thread):
                 self.store, self._shard, delivered_ms=self._delivered_ms, deduplication_ms=self._deduplication_ms
             )
         clean_ms = 0
-        abort_pause_s = ABORT_PAUSE_S
+        abort_pause_s, aborts_in_a_row = ABORT_PAUSE_S, 0
         while not self._stopping.is_set():
             now_ms = self._clock.now_ms()
             try:
@@ -229,7 +232,7 @@ class ShardDriver(threading.Thread):
                 wake_ms = master.step(now_ms)
                 if master.last is not None:
                     self._note(master.last, time.perf_counter() - started)
-                    abort_pause_s = ABORT_PAUSE_S
+                    abort_pause_s, aborts_in_a_row = ABORT_PAUSE_S, 0
                 self._resume()
                 if deleter is not None and now_ms >= clean_ms:
                     clean_ms = deleter.step(now_ms)
@@ -239,7 +242,8 @@ class ShardDriver(threading.Thread):
             except TransactionAborted as error:
                 self.aborts += 1
                 log.warning("transaction aborted", shard=self.number, why=str(error))
-                if not error.culprit_likely:
+                aborts_in_a_row += 1
+                if not error.culprit_likely or aborts_in_a_row > HALVINGS_MAX:
                     self._stopping.wait(abort_pause_s)
                     abort_pause_s = min(2 * abort_pause_s, PAUSE_S)
             except Retry as error:

@@ -27,6 +27,8 @@ from chronos.adapters.embedded_rows import (
     record_key,
     record_offset,
     start_key,
+    topic_key,
+    topic_name,
     unpack_offset,
     unpack_record,
     unpack_topic,
@@ -83,9 +85,7 @@ class _Topic:
         """Of one of Chronos's own; None: for ever."""
         self.turn = 0
         """Partition of the last record without a key."""
-        self.partitions = [
-            _Partition(name, row.number, partition, lock) for partition in range(row.partitions)
-        ]
+        self.partitions = [_Partition(name, row.number, partition, lock) for partition in range(row.partitions)]
 
     def info(self) -> TopicInfo:
         return _info(self.row.id, self.row.partitions, self.bytes_max)
@@ -135,16 +135,17 @@ class EmbeddedWriter:
     def __init__(self, log: "EmbeddedLog", shard: int) -> None:
         self._log = log
         self._shard = shard
-        self._messages: Iterable[Outgoing] = ()
-        self._progress = b""
+        self._placed: list[Placed] | None = None
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
-        """Keep them for the commit: nobody has to be waited for."""
-        self._messages, self._progress = messages, progress
+        """Pack everything and give each message its partition; nothing is written yet."""
+        self._placed = self._log._place_transaction(messages, self._shard, progress)
 
     def commit(self, verify: Callable[[int], None]) -> Appended:
         """All of it in one write. Raises NoSpace too: nothing was written, and this writer may go on."""
-        return self._log._commit(self, self._shard, self._messages, self._progress, verify)
+        placed, self._placed = self._placed, None
+        assert placed is not None, "commit without send"
+        return self._log._commit(self, self._shard, placed, verify)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -194,21 +195,17 @@ class EmbeddedLog:
     # --- what is there
 
     def _load(self) -> None:
-        """Take topics and offsets from the disk. Known partitions stay the same objects: readers hold them."""
+        """Take topics and offsets from the disk. Known partitions stay the objects that readers hold."""
         db = self._journal.db
         layout = db.get([LAYOUT_KEY])[0]
         if layout is None and not db.scan(b"", None, 1, 1):
-            batch = WriteBatch(raw_mode=True)
-            batch.put(LAYOUT_KEY, LAYOUT_VERSION)
-            self._journal.write(batch)
+            self._journal.write(lambda: _puts([(LAYOUT_KEY, LAYOUT_VERSION)]))
         elif layout != LAYOUT_VERSION:
-            raise StoreCorrupt(
-                f"{self._path} holds no log, or one of a layout that this version does not know"
-            )
-        start = b"t"
+            raise StoreCorrupt(f"{self._path} holds no log, or one of a layout that this version does not know")
+        start = topic_key("")
         while rows := db.scan(start, b"u", 1_000, 1_000_000):
             for key, data in rows:
-                self._adopt(key[1:].decode(), unpack_topic(data))
+                self._adopt(topic_name(key), unpack_topic(data))
             start = rows[-1][0] + b"\0"
 
     def _adopt(self, name: str, row: TopicRow) -> _Topic:
@@ -226,10 +223,9 @@ class EmbeddedLog:
     def _reload(self) -> None:
         """The database was opened again: what it holds is what there is."""
         self._unsynced.clear()
-        batch = WriteBatch(raw_mode=True)
-        for name, topic in self._topics.items():  # the row of a new one may have been lost
-            batch.put(b"t" + name.encode(), pack_topic(topic.row))
-        self._journal.write(batch)
+        # The row of a new topic may have been lost.
+        rows = [(topic_key(name), pack_topic(topic.row)) for name, topic in self._topics.items()]
+        self._journal.write(lambda: _puts(rows))
         self._load()
         self._wake(partition for topic in self._topics.values() for partition in topic.partitions)
 
@@ -271,10 +267,8 @@ class EmbeddedLog:
             row = TopicRow(number, uuid.uuid4().hex, partitions, own)
         else:
             row = msgspec.structs.replace(known.row, own=own)
-        batch = WriteBatch(raw_mode=True)
-        batch.put(b"t" + name.encode(), pack_topic(row))
         # What is written into the topic comes later in the same WAL: it needs no sync of its own.
-        self._journal.write(batch)
+        self._journal.write(lambda: _puts([(topic_key(name), pack_topic(row))]))
         if known is None:
             return self._adopt(name, row)
         known.row = row
@@ -334,9 +328,7 @@ class EmbeddedLog:
         if not records or records[0].offset != position or records[-1].offset != position + len(records) - 1:
             if position < partition.start:
                 raise LogMismatch(f"offset {position} of {partition.name} was trimmed just now")
-            raise StoreCorrupt(
-                f"{self._path}: records of {partition.name} at or after {position} are missing"
-            )
+            raise StoreCorrupt(f"{self._path}: records of {partition.name} at or after {position} are missing")
         return records
 
     # --- writing
@@ -364,20 +356,18 @@ class EmbeddedLog:
         self._journal.wait_synced(self._journal.last())
         return writer
 
-    def _commit(
-        self,
-        writer: EmbeddedWriter,
-        shard: int,
-        messages: Iterable[Outgoing],
-        progress: bytes,
-        verify: Callable[[int], None],
-    ) -> Appended:
-        """1. place the messages, 2. check that nobody took over, 3. verify, 4. write, 5. sync."""
+    def _place_transaction(self, messages: Iterable[Outgoing], shard: int, progress: bytes) -> list[Placed]:
         try:
             placed = self._place(messages)
         except _Refused as refused:
             raise TransactionAborted(str(refused), culprit_likely=True) from refused
         placed.append((self._partition(self._progress_topic, shard), pack_body(None, progress, ())))
+        return placed
+
+    def _commit(
+        self, writer: EmbeddedWriter, shard: int, placed: Sequence[Placed], verify: Callable[[int], None]
+    ) -> Appended:
+        """1. check that nobody took over, 2. verify, 3. write, 4. sync."""
         with self._lock:
             self._journal.make_ready()
             if self._writers.get(shard) is not writer:
@@ -393,16 +383,16 @@ class EmbeddedLog:
 
     def _place(self, records: Iterable[Outgoing]) -> list[Placed]:
         placed = []
-        for topic_name, key, value, headers, partition in records:
-            topic = self._topics.get(topic_name) or self._make_target(topic_name)
+        for name, key, value, headers, partition in records:
+            topic = self._topics.get(name) or self._make_target(name)
             try:
                 body = pack_body(key, value, headers)
             except UnicodeEncodeError as error:
-                raise _Refused(f"a header name for {topic_name} is not valid Unicode: {error}") from error
+                raise _Refused(f"a header name for {name} is not valid Unicode: {error}") from error
             if len(body) > topic.bytes_max:
-                raise _Refused(f"{topic_name} takes {topic.bytes_max} bytes, not a record of {len(body)}")
+                raise _Refused(f"{name} takes {topic.bytes_max} bytes, not a record of {len(body)}")
             if partition >= topic.row.partitions:
-                raise _Refused(f"there is no partition {partition} of {topic_name}")
+                raise _Refused(f"there is no partition {partition} of {name}")
             chosen = partition if partition >= 0 else self._choose(topic, key)
             placed.append((topic.partitions[chosen], body))
         return placed
@@ -424,17 +414,16 @@ class EmbeddedLog:
 
     def _write(self, placed: Sequence[Placed], timestamp_ms: int) -> tuple[list[int], Ticket]:
         """One atomic write of all of them, and their offsets. Whatever it raises, nothing was written."""
-        batch = WriteBatch(raw_mode=True)
-        put = batch.put
         stamp = pack_stamp(timestamp_ms)
         moved = {partition: partition.next for partition, _ in placed}
         offsets = []
+        rows = []
         for partition, body in placed:
             offset = moved[partition]
             moved[partition] = offset + 1
-            put(record_key(partition.number, partition.partition, offset), stamp + body)
             offsets.append(offset)
-        ticket = self._journal.write(batch)
+            rows.append((record_key(partition.number, partition.partition, offset), stamp + body))
+        ticket = self._journal.write(lambda: _puts(rows))
         for partition, behind in moved.items():
             partition.next = behind
         self._unsynced.append((ticket[1], moved))
@@ -464,10 +453,7 @@ class EmbeddedLog:
             start = min(offset, trimmed.end)
             if start <= trimmed.start:
                 return
-            batch = WriteBatch(raw_mode=True)
-            batch.delete_range(trimmed.key(trimmed.start), trimmed.key(start))
-            batch.put(trimmed.start_key, pack_offset(start))
-            ticket = self._journal.write(batch)
+            ticket = self._journal.write(lambda: _trimming(trimmed, start))
             trimmed.start = start
             self._wake([trimmed])
         self._journal.wait_synced(ticket)
@@ -514,6 +500,20 @@ class EmbeddedLog:
 
 def _info(topic_id: str, partitions: int, bytes_max: int) -> TopicInfo:
     return TopicInfo(id=topic_id, partitions=partitions, leaderless=frozenset(), bytes_max=bytes_max)
+
+
+def _puts(rows: Iterable[tuple[bytes, bytes]]) -> WriteBatch:
+    batch = WriteBatch(raw_mode=True)
+    put = batch.put
+    for key, value in rows:
+        put(key, value)
+    return batch
+
+
+def _trimming(partition: _Partition, start: int) -> WriteBatch:
+    batch = _puts([(partition.start_key, pack_offset(start))])
+    batch.delete_range(partition.key(partition.start), partition.key(start))
+    return batch
 
 
 def _is_topic_name(name: str) -> bool:

@@ -1,9 +1,9 @@
-"""A RocksDB in which written means synced, in groups: what the embedded log rests on.
+"""A RocksDB in which writes are synced in groups: what the embedded log rests on.
 
 Whoever writes does so under one lock, which takes microseconds; then one of those who wait syncs for all who
 have written so far, without the lock. After a write or a sync has failed RocksDB takes no more: the database
-is opened anew, and what it then holds is what counts. Whoever waited for a sync that failed is told that it is
-not known.
+is opened anew, and what it then holds is what counts. Whoever waited for a sync that failed is told that
+nobody knows.
 """
 
 import os
@@ -98,10 +98,10 @@ class Journal:
                 f" {reserve_bytes >> 20} MiB (limits.disk_reserve): make room"
             )
 
-    def write(self, batch: WriteBatch) -> Ticket:
+    def write(self, make: Callable[[], WriteBatch]) -> Ticket:
         """Write under the lock, after `make_ready`. Whatever it raises, nothing was written."""
         try:
-            self.db.write(batch)
+            self.db.write(make)
         except NoSpace:
             self._failed = True
             raise
@@ -126,9 +126,7 @@ class Journal:
                 if life != self._life or self._failed:
                     raise LogUnavailable("the disk failed before a write was synced: it may be there or not")
                 if not in_time:
-                    raise LogUnavailable(
-                        f"the disk did not sync in {timeout_s:g} s: the write may be there or not"
-                    )
+                    raise LogUnavailable(f"the disk did not sync in {timeout_s:g} s: the write may be there or not")
                 self._syncing = True
                 written = self._written
             self._sync(written)

@@ -52,6 +52,16 @@ _decode_body = msgspec.msgpack.Decoder(_Body).decode
 _decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
 
 
+def topic_key(name: str) -> bytes:
+    """Where a topic stands."""
+    return b"t" + name.encode()
+
+
+def topic_name(key: bytes) -> str:
+    """The name in a topic's key."""
+    return key[1:].decode()
+
+
 def record_key(number: int, partition: int, offset: int) -> bytes:
     """Where a record stands: 17 bytes."""
     return _record_key(b"r", number, partition, offset)

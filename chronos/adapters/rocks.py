@@ -49,17 +49,25 @@ class RocksStore:
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """First the deletes, then the puts, all or nothing."""
-        batch = WriteBatch(raw_mode=True)
-        delete, put = batch.delete, batch.put
-        for key in deletes:
-            delete(key)
-        for key, value in puts:
-            put(key, value)
-        self._db.write(batch)
+
+        def make() -> WriteBatch:
+            batch = WriteBatch(raw_mode=True)
+            delete, put = batch.delete, batch.put
+            for key in deletes:
+                delete(key)
+            for key, value in puts:
+                put(key, value)
+            return batch
+
+        self._db.write(make)
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Drop `start <= key < stop`, by one mark; the space comes back with compaction."""
-        if start < stop:
+
+        def make() -> WriteBatch:
             batch = WriteBatch(raw_mode=True)
             batch.delete_range(start, stop)
-            self._db.write(batch)
+            return batch
+
+        if start < stop:
+            self._db.write(make)

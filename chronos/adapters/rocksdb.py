@@ -224,10 +224,13 @@ class Database:
 
     # --- writing
 
-    def write(self, batch: WriteBatch) -> None:
-        """Write all of it or nothing; it is durable after `sync` (with a WAL) or `flush`."""
-        deadline = time.monotonic() + STALL_MAX_S
+    def write(self, make: Callable[[], WriteBatch]) -> None:
+        """Write all of a batch or nothing; it is durable after `sync` (with a WAL) or `flush`.
+
+        The client takes a batch away also when it does not write it, hence a maker.
+        """
         while True:
+            batch = make()
             try:
                 with self._lock:
                     self._db.write(batch, self._write_options)
@@ -235,10 +238,23 @@ class Database:
             except Exception as error:
                 if STALLED not in str(error):
                     raise self._translated(error, "writing") from error
-                if time.monotonic() > deadline:
-                    text = f"{self.path}: the disk does not keep up: no write in {STALL_MAX_S:g} s"
-                    raise NoSpace(text) from error
+            self._wait_until_taken()
+
+    def _wait_until_taken(self) -> None:
+        deadline = time.monotonic() + STALL_MAX_S
+        while (refusal := self._refusal()) is not None and STALLED in refusal:
+            if time.monotonic() > deadline:
+                raise NoSpace(f"{self.path}: the disk does not keep up: no write in {STALL_MAX_S:g} s")
             time.sleep(STALL_POLL_S)
+
+    def _refusal(self) -> str | None:
+        # An empty write changes nothing and is refused like any other; the counter of errors never falls again.
+        try:
+            with self._lock:
+                self._db.write(WriteBatch(raw_mode=True), self._unlogged)
+        except Exception as error:
+            return str(error)
+        return None
 
     def sync(self) -> None:
         """Make what was written durable through the WAL. Others may read and write meanwhile."""
@@ -262,13 +278,8 @@ class Database:
 
     def background_error(self) -> str | None:
         """Why RocksDB refuses all writes at this moment, if it does; it goes on once a full disk has room."""
-        try:
-            with self._lock:
-                # An empty write changes nothing and is refused like any other; the counter never falls again.
-                self._db.write(WriteBatch(raw_mode=True), self._unlogged)
-        except Exception as error:
-            return None if STALLED in str(error) else str(error)
-        return None
+        refusal = self._refusal()
+        return None if refusal is not None and STALLED in refusal else refusal
 
     def unflushed_bytes(self) -> int:
         """About how much would be lost, or read from the WAL again, if the process ended now."""

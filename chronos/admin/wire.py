@@ -50,8 +50,6 @@ Instant = Annotated[
     Meta(description="RFC 3339 in UTC with milliseconds; beyond the year 9999, epoch milliseconds."),
 ]
 
-STRICT = {"forbid_unknown_fields": True, "kw_only": True, "gc": False}
-
 
 class Binary(Struct, forbid_unknown_fields=True, gc=False):
     """Bytes that are not text."""
@@ -161,7 +159,7 @@ class Known(Struct, kw_only=True):
     ] = None
     occurrence: Annotated[int, Meta(ge=1)] = 1
     attempt: Annotated[int, Meta(ge=1)] = 1
-    value_bytes: Annotated[int | None, Meta(ge=0, description="Size of the payload; null for a null payload.")] = None
+    value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")] = None
 
 
 class Page(Struct, kw_only=True):
@@ -202,7 +200,7 @@ class Cursor(Struct, kw_only=True):
 
     due_at: Instant
     due_ms: Count
-    offset: Annotated[int | None, Meta(ge=0, description="Null: everything due at that time.")]
+    offset: Annotated[Count | None, Meta(description="Null: everything due at that time.")]
 
 
 class Lateness(Struct, kw_only=True):
@@ -241,8 +239,8 @@ class Shard(Struct, kw_only=True):
     paused: Annotated[str | None, Meta(description="Why nothing moves; null while all is well.")]
     cursor: Cursor
     pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
-    end_offset: Annotated[int | None, Meta(ge=0, description="Where its delay partition ends; null: no answer.")]
-    lag: Annotated[int | None, Meta(ge=0, description="Records not applied yet; null: the log does not answer.")]
+    end_offset: Annotated[Count | None, Meta(description="Where its delay partition ends; null: no answer.")]
+    lag: Annotated[Count | None, Meta(description="Records not applied yet; null: the log does not answer.")]
     applied: Annotated[int, Meta(ge=0, description="Records of the progress topic applied.")]
     progress_at: Annotated[Instant | None, Meta(description="Broker time of the last progress record.")]
     pending: Count
@@ -368,8 +366,8 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     due_to: Annotated[Time | UnsetType, Meta(description="Only those due before this time.")] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000, description="Most messages of a page; it may hold fewer.")] = 100
     after: Annotated[
-        str | UnsetType,
-        Meta(pattern=r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,20}$", description="From the page before."),
+        Annotated[str, Meta(pattern=r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$")] | UnsetType,
+        Meta(description="From the page before."),
     ] = UNSET
 
 
@@ -387,7 +385,7 @@ class RecordsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Where to read, and how long to wait."""
 
     partition: Annotated[int, Meta(ge=0, le=1023)] = 0
-    offset: Annotated[int | UnsetType, Meta(ge=0, le=2**62, description="First record wanted; the first kept, if absent.")] = UNSET
+    offset: Annotated[Annotated[int, Meta(ge=0, le=2**62)] | UnsetType, Meta(description="First record wanted; the first kept, if absent.")] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000, description="Most records of one answer.")] = 100
     wait: Annotated[
         Duration, Meta(description="How long to wait for a record when there is none, at most 60s.")

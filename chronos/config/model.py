@@ -182,12 +182,6 @@ class LimitsConfig(_Section):
         "yearly fits and a time in the wrong unit is found out.",
         least="1s", most="36500d",
     )  # fmt: skip
-    headers_max: int = key(
-        100,
-        "Headers a message may carry, its control headers among them; one with more is rejected. Real "
-        "messages have fewer than 20, web servers commonly stop at 100 too, and each costs time and memory.",
-        least=16, most=10_000,
-    )  # fmt: skip
     disk_reserve: Size = key(
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "

@@ -39,6 +39,7 @@ from chronos.core.keys import (
     MINUTE_MS,
     OFFSET_MAX,
     STATE_KEY,
+    WORD,
     address,
     count_key,
     entry_key,
@@ -46,7 +47,6 @@ from chronos.core.keys import (
     expiry_key,
     parse_address,
     trail_key,
-    word_key,
 )
 from chronos.core.message import (
     Action,
@@ -158,7 +158,7 @@ class Shard:
         asked = [parse(record, rules) for record in records]
         known = self._known(asked)
         floor_ms = state.cursor_due_ms + 1
-        placed = staged.placed
+        placed, words = staged.placed, staged.words
         for record, ask in zip(records, asked, strict=True):
             offset = record.offset
             if record.timestamp_ms > staged.watermark_ms:
@@ -174,6 +174,13 @@ class Shard:
                     placed[offset] = (due_ms, pack_entry(ask))
                 staged.accepted += 1
                 continue
+            if type(ask) is Keyed and ask.entry.id not in words and ask.entry.id not in known:
+                if ask.verb is Verb.SCHEDULE or told is not None:
+                    # A new id, as most are: nothing to judge, nothing to replace.
+                    due_ms = self._place(staged, ask.entry, offset, record.timestamp_ms)
+                    words[ask.entry.id] = Word(PENDING, due_ms, offset)  # type: ignore[index]
+                    staged.accepted += 1
+                    continue
             refusal = ask if type(ask) is Refusal else self._act(staged, known, record, ask, deciding=told is None)
             if refusal is not None:
                 if told is not None:
@@ -189,29 +196,33 @@ class Shard:
             staged.pull_offset = records[-1].offset + 1
         return staged
 
-    def _known(self, asked: Sequence[Asked]) -> dict[bytes, Word | None]:
+    def _known(self, asked: Sequence[Asked]) -> dict[bytes, Word]:
         """The stored words of all ids named in the batch, read at once; an address may speak through its entry."""
-        ids = list({ask.entry.id or b"" if type(ask) is Keyed else ask.id  # type: ignore[union-attr]
-                    for ask in asked if type(ask) is Keyed or type(ask) is Action})  # fmt: skip
+        keyed = {ask.entry.id for ask in asked if type(ask) is Keyed}
+        named = {ask.id for ask in asked if type(ask) is Action}
+        ids: list[bytes] = list(keyed | named)  # type: ignore[arg-type]
         if not ids:
             return {}
-        found = self._view.get([word_key(message_id) for message_id in ids])
-        known: dict[bytes, Word | None] = {
-            message_id: None if data is None else unpack_word(data)
-            for message_id, data in zip(ids, found, strict=True)
+        found = self._view.get([WORD + message_id for message_id in ids])
+        known = {
+            message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None
         }
-        unspoken = [(message_id, parsed) for message_id, word in known.items()
-                    if word is None and (parsed := parse_address(message_id, self.rules.shards))]  # fmt: skip
+        # A key is never an address: only an action can name one, and then the entry that stands there speaks.
+        unspoken = [
+            (message_id, parsed)
+            for message_id in named - known.keys()
+            if (parsed := parse_address(message_id, self.rules.shards)) is not None
+        ]
         entries = self._view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in unspoken])
         for (message_id, (_, due_ms, offset)), data in zip(unspoken, entries, strict=True):
-            # What stands there may be a message with a key: that one is known by its key alone.
-            if data is not None and entry_id(unpack_entry(data), self.rules.shard, offset) == message_id:
+            # An entry that carries an id came here from somewhere else: this is not its address.
+            if data is not None and unpack_entry(data).id is None:
                 settled = (due_ms, offset) <= self.state.cursor
                 known[message_id] = Word(DELIVERED if settled else PENDING, due_ms, offset)
         return known
 
     def _act(
-        self, staged: Staged, known: Mapping[bytes, Word | None], record: Record, ask: Asked, *, deciding: bool
+        self, staged: Staged, known: Mapping[bytes, Word], record: Record, ask: Asked, *, deciding: bool
     ) -> Refusal | None:
         """Execute what concerns an id; the refusal when it cannot be."""
         if type(ask) is Keyed:
@@ -235,7 +246,7 @@ class Shard:
         self._move(staged, word, record, ask)
         return None
 
-    def _word(self, staged: Staged, known: Mapping[bytes, Word | None], message_id: bytes) -> Word | None:
+    def _word(self, staged: Staged, known: Mapping[bytes, Word], message_id: bytes) -> Word | None:
         """What is known of the id an action names, this batch included."""
         word = staged.words.get(message_id) or known.get(message_id)
         parsed = parse_address(message_id, self.rules.shards) if word is None else None
@@ -305,7 +316,9 @@ class Shard:
 
     def _place(self, staged: Staged, entry: Entry, offset: int, timestamp_ms: int) -> int:
         """The one placement rule; an entry that does not stand at its address carries its id with it."""
-        place_ms = max(entry.due_ms, timestamp_ms, self.state.cursor_due_ms + 1)
+        place_ms = entry.due_ms
+        if place_ms < timestamp_ms or place_ms <= self.state.cursor_due_ms:
+            place_ms = max(timestamp_ms, self.state.cursor_due_ms + 1)
         if entry.id is None and place_ms != entry.due_ms:
             entry = replace(entry, id=address(self.rules.shard, entry.due_ms, offset))
             staged.words[entry.id] = Word(PENDING, place_ms, offset)  # type: ignore[index]
@@ -410,7 +423,7 @@ class Shard:
             placed = placed | carried
         puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
         for message_id, word in words.items():
-            puts.append((word_key(message_id), pack_word(word)))
+            puts.append((WORD + message_id, pack_word(word)))
             if word.state != PENDING:
                 puts.append((expiry_key(word.settled_ms, message_id), b""))
         counts = self._counted(delta, puts, deletes)

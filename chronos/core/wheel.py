@@ -92,16 +92,20 @@ class Wheel:
         """Drop everything at or before the cursor."""
         cursor_due_ms, cursor_offset = cursor
         passed = bisect_left(self._order, cursor_due_ms)
-        for due_ms in self._order[:passed]:
-            self._drop(self._slots.pop(due_ms))
-        del self._order[:passed]
-        slot = self._slots.get(cursor_due_ms)
-        if slot is not None:
-            gone = {offset: slot.pop(offset) for offset in [offset for offset in slot if offset <= cursor_offset]}
-            self._drop(gone)
-            if not slot:
-                del self._slots[cursor_due_ms]
-                del self._order[0]
+        if passed == len(self._order):
+            self._slots.clear()
+            self._order.clear()
+            self.messages = self.bytes = 0
+        else:
+            for due_ms in self._order[:passed]:
+                self._drop(self._slots.pop(due_ms))
+            del self._order[:passed]
+            slot = self._slots.get(cursor_due_ms)
+            if slot is not None:
+                self._drop({offset: slot.pop(offset) for offset in [at for at in slot if at <= cursor_offset]})
+                if not slot:
+                    del self._slots[cursor_due_ms]
+                    del self._order[0]
         self.through = max(self.through, cursor)
 
     def shrink(self, messages_max: int) -> None:

@@ -13,6 +13,9 @@ from chronos.ports import Store
 PORTION = 1_000
 """Words looked at in one step: a few milliseconds, so that nothing due waits for the cleaning."""
 
+WORDS_LONGER_MS = 3 * MINUTE_MS
+"""Words outlive their entries, which go by whole minutes: an expired message must not be found as a delivered one."""
+
 EVERY_MS = 60_000
 """How often to look for something to drop."""
 
@@ -24,7 +27,7 @@ class Deleter:
         self._store = store
         self._shard = shard
         self._delivered_ms = delivered_ms
-        self._words_ms = max(delivered_ms, deduplication_ms)
+        self._words_ms = max(delivered_ms + WORDS_LONGER_MS, deduplication_ms)
 
     def step(self, now_ms: int) -> int:
         """Drop one portion; when to come again."""

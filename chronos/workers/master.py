@@ -12,7 +12,7 @@ from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, pack_progress
 from chronos.core.shard import Selection, Shard, Staged
 from chronos.core.wheel import Position
-from chronos.errors import ApplyFailed, ClockDisagrees, NoSpace, TransactionAborted
+from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, TransactionAborted
 from chronos.ports import Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -27,6 +27,9 @@ HEARTBEAT_MS = 60_000
 
 PULL_LINGER_MS = 8
 """Records that are not due are gathered for so long before a transaction is spent on them."""
+
+LINGERING_MAX = 1_000
+"""So many records are company enough."""
 
 SUSPECT_FAILURES = 2
 """A message alone in its transaction is the culprit at the second failure: the first after an abort may be
@@ -93,6 +96,7 @@ class Master:
         self._suspect_failures = 0
         self._committed_ms = 0
         self._clock_agrees = False
+        self._reached_ms = 0
         self.last: Stepped | None = None
 
     def begin(self) -> None:
@@ -104,15 +108,14 @@ class Master:
         self.last = None
         if not self._clock_agrees or now_ms - self._committed_ms >= HEARTBEAT_MS:
             self._beat()
-        records, until_ms = self._pull(now_ms)
+        records, reached_ms = self._pull(now_ms)
         staged = self._shard.stage(records)
         self._check_pulled(staged, now_ms)
-        if until_ms is None:
-            until_ms = min(now_ms, staged.watermark_ms)
+        until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms)
         if not selection.items and not records:
             return self._idle(now_ms)
-        if not selection.items and self._may_linger(len(records), now_ms):
+        if not selection.items and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
         decisions = self._commit(staged, selection, now_ms, until_ms)
         self._puller.release(len(records))
@@ -127,26 +130,37 @@ class Master:
             return now_ms
         return self._idle(self._clock.now_ms())
 
-    def _may_linger(self, pulled: int, now_ms: int) -> bool:
-        return pulled < self._limits.messages // 2 and 0 <= now_ms - self._committed_ms < PULL_LINGER_MS
+    def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
+        """Whether a few records that are not due soon should wait for more before a transaction is spent on them."""
+        if pulled >= LINGERING_MAX or not 0 <= now_ms - self._committed_ms < PULL_LINGER_MS:
+            return False
+        return all(due_ms > now_ms + PULL_LINGER_MS for due_ms, _ in staged.placed.values())
 
     @property
     def lingering(self) -> bool:
         """Records were pulled and wait for company, or none are wanted: sleep, rather than wait for records."""
         return self._puller.waiting > 0 or not self._limits.pull
 
-    def _pull(self, now_ms: int) -> tuple[list[Record], int | None]:
-        """The next records, and `now` when with them the end of the log is reached: the watermark rule."""
+    def _pull(self, now_ms: int) -> tuple[list[Record], int]:
+        """The next records, and the last moment at which the end of the log was reached: half of the watermark.
+
+        Whatever was readable at the last moment the end was reached has been pulled, so what was due by then may
+        still be selected now: a backlog costs one question, not one a step.
+        """
         limits = self._limits
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
-        if not limits.pull:
-            reached = something_due and self._shard.state.pull_offset >= self._puller.end()
-            return [], now_ms if reached else None
-        if not something_due:
-            return self._puller.batch(limits.messages, limits.bytes), None
-        records, reached = self._puller.batch_to(self._puller.end(), limits.messages, limits.bytes)
-        return records, now_ms if reached else None
+        if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
+            end = self._puller.end()
+            if limits.pull:
+                records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
+            else:
+                records, reached = [], self._shard.state.pull_offset >= end
+            if reached:
+                self._reached_ms = now_ms
+        else:
+            records = self._puller.batch(limits.messages, limits.bytes) if limits.pull else []
+        return records, self._reached_ms
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
         ahead_ms = staged.watermark_ms - now_ms
@@ -180,7 +194,7 @@ class Master:
                 self._shard.read_ahead(until_ms, len(selection.items) + self._limits.messages)
             appended = self._finish(produced_ms)
         except TransactionAborted as error:
-            self._suspicious(error, selection)
+            self._suspect_of(error, staged, selection)
             raise
         self._suspect, self._pusher.convicted = None, None
         self._messages_max = min(self._limits.messages, self._messages_max * 2)
@@ -253,16 +267,19 @@ class Master:
             decisions=decisions,
         )
 
-    def _suspicious(self, error: TransactionAborted, selection: Selection) -> None:
+    def _suspect_of(self, error: TransactionAborted, staged: Staged, selection: Selection) -> None:
         """Halve what the next step selects until the culprit stands alone, then convict it."""
-        if not error.culprit_likely or not selection.items:
+        if not error.culprit_likely:
             return
-        self._pusher.targets.forget({entry.target for entry in selection.entries})
+        self._pusher.targets.forget_all()
         if len(selection.items) > 1:
             self._messages_max = max(1, len(selection.items) // 2)
             return
-        self._messages_max = 1
+        if staged.refusals or not selection.items:
+            # Nobody is convicted in the company of refused records: it may be their topic that takes nothing.
+            raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
+        self._messages_max = 1
         self._suspect_failures = self._suspect_failures + 1 if self._suspect == offset else 1
         self._suspect = offset
         if self._suspect_failures >= SUSPECT_FAILURES:

@@ -103,15 +103,8 @@ class Targets:
             missing_since_ms=None if info is not None else now_ms if since is None else since,
         )
 
-    def forget(self, topics: Iterable[str]) -> None:
-        """Look again before these topics are used: something went wrong with them."""
-        for topic in topics:
-            look = self._looks.get(topic)
-            if look is not None:
-                look.looked_ms = -SECOND_LOOK_MS
-
     def forget_all(self) -> None:
-        """The brokers were out of reach: nothing seen before counts, least of all a missing topic."""
+        """Something went wrong, or the brokers were out of reach: nothing seen before counts, least of all a miss."""
         self._looks.clear()
 
 

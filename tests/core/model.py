@@ -1,6 +1,6 @@
-"""A naive shard to compare the real one with: dictionaries and a sort, written from the design, not from the code.
+"""A naive shard to compare the real one with: dictionaries and a sort, written from the design.
 
-It decides nothing about time: like a replica it is told how far the cursor went, and it knows nothing of a wheel.
+It decides nothing about time: like a replica it is told how far the cursor went, and it knows of no wheel.
 What it shares with the real one is only the layout of the bytes, so that whole stores can be compared.
 """
 
@@ -20,7 +20,7 @@ STATES = {"pending": 1, "delivered": 2, "cancelled": 3, "expired": 4, "dead": 5}
 
 
 class Rows:
-    """Sorted rows in memory. A scan gives up to `chunk` of them, and never more bytes than it was asked for."""
+    """Rows in memory. A scan gives up to `chunk` of them, and never more bytes than it was asked for."""
 
     def __init__(self, rows: Mapping[bytes, bytes] | None = None, chunk: int = 1_000_000) -> None:
         self.rows = dict(rows or {})
@@ -185,9 +185,7 @@ class Model:
                 return Reason.TOO_LATE if said else Reason.UNKNOWN
             if ask.verb == "schedule" and ask.policy != "replace":
                 fresh = (
-                    said is not None
-                    and said[0] == "delivered"
-                    and ask.timestamp_ms - said[3] < self.deduplication_ms
+                    said is not None and said[0] == "delivered" and ask.timestamp_ms - said[3] < self.deduplication_ms
                 )
                 if holder is not None or fresh:
                     return Reason.IGNORED if ask.policy == "ignore" else Reason.CONFLICT
@@ -251,7 +249,7 @@ class Model:
                 self.totals[fate.outcome] += 1
         for message_id in self.ended:
             state, place_ms, offset, _ = self.said[message_id]
-            # An id that was taken again in the same step is pending, or ended once more: the last word counts.
+            # An id that was taken again in the same step is pending, or ended once more: the last word holds.
             if state != "pending":
                 self.said[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_words:

@@ -1,4 +1,4 @@
-"""A master that plays a history, compared with the model at every step, and replicas that read its two logs."""
+"""A master that plays a history and is compared with the model at every step; replicas that read its logs."""
 
 from __future__ import annotations
 
@@ -189,7 +189,12 @@ class Master:
 
     def _check_store(self, offset: int, timestamp_ms: int) -> None:
         expected = self.model.rows(
-            applied=offset + 1, progress_ms=timestamp_ms, role_epoch=3, log_epoch=4, instance="i-1", node="one"
+            applied=offset + 1,
+            progress_ms=timestamp_ms,
+            role_epoch=3,
+            log_epoch=4,
+            instance="i-1",
+            node="one",
         )
         assert self.store.rows == expected
         assert unpack_state(self.store.rows[STATE_KEY]) == self.shard.state

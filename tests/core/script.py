@@ -78,7 +78,15 @@ sents = st.builds(
 )
 
 disturbances = st.sampled_from(
-    [("clear", 0), ("shrink", 1), ("shrink", 2), ("ahead", 3), ("ahead", 9), ("ahead", MINUTE_MS), ("restart", 0)]
+    [
+        ("clear", 0),
+        ("shrink", 1),
+        ("shrink", 2),
+        ("ahead", 3),
+        ("ahead", 9),
+        ("ahead", MINUTE_MS),
+        ("restart", 0),
+    ]
 )
 
 outcomes = st.tuples(

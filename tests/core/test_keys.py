@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core import keys
-from chronos.core.keys import OFFSET_MAX, address, entry_key, entry_position, murmur2, parse_address, partition_of
+from chronos.core.keys import (
+    OFFSET_MAX,
+    address,
+    entry_key,
+    entry_position,
+    murmur2,
+    parse_address,
+    partition_of,
+)
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, OFFSET_MAX))
 positions = st.tuples(numbers, numbers)
@@ -62,7 +70,8 @@ def test_an_address_names_shard_time_and_offset(shard: int, due_ms: int, offset:
 @pytest.mark.parametrize(
     "message_id",
     [
-        b"", b"-", b"--", b"1-2", b"1-2-3-4", b"1-2-3 ", b" 1-2-3", b"1-2-3\n", b"+1-2-3", b"1--2-3", b"-1-2-3",
+        b"", b"-", b"--", b"1-2", b"1-2-3-4", b"1-2-3 ", b" 1-2-3", b"1-2-3\n", b"+1-2-3", b"1--2-3",
+        b"-1-2-3",
         b"01-2-3", b"1-02-3", b"1-2-03", b"1-2-", b"1-2-x", b"1_2_3", "1-2-٣".encode(), b"1-2-3\0",
         b"4-2-3", b"10000-2-3", b"1-1000000000000000-3", b"1-2-10000000000000000000", b"order-1-2-3",
     ],
@@ -88,7 +97,8 @@ def test_whatever_is_read_as_an_address_is_written_the_same_and_fits_a_key(messa
         (b"a-little-bit-longer-string", -1486304829),
         (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
         (b"abc", 479470107),
-        # Bytes above 127 are negative in Java; these lengths reach every branch of the tail (computed by kafka-clients 4.1.1).
+        # Bytes above 127 are negative in Java; these lengths reach every branch of the tail.
+        # Computed by kafka-clients 4.1.1.
         (b"", 275646681),
         (b"\xff", -311467685),
         (b"\xff\x80", -442788720),

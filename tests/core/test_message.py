@@ -43,7 +43,12 @@ RULES = Rules(
 )
 
 
-def read(*headers: tuple[str, bytes | None], key: bytes | None = None, value: bytes | None = b"v", rules: Rules = RULES):
+def read(
+    *headers: tuple[str, bytes | None],
+    key: bytes | None = None,
+    value: bytes | None = b"v",
+    rules: Rules = RULES,
+):
     return parse(Record(42, NOW_MS, key, value, list(headers)), rules)
 
 
@@ -74,7 +79,8 @@ def test_the_key_of_the_record_is_the_id_of_the_message_and_not_the_key_it_is_de
 def test_all_that_a_message_may_say_is_kept() -> None:
     asked = read(
         IN, TO, does("schedule"), ("chronos-target-key", b"\xff\x00"), ("chronos-on-conflict", b"ignore"),
-        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("traceparent", b"00-1-2-3"), key=b"\x80\xff", value=b"\x00",
+        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("traceparent", b"00-1-2-3"), key=b"\x80\xff",
+        value=b"\x00",
     )  # fmt: skip
     assert asked == Keyed(
         Entry(
@@ -113,6 +119,10 @@ def test_a_message_is_due_when_it_says_and_a_delay_counts_from_the_brokers_clock
     assert message(header, TO).due_ms == due_ms
     asked = read(header, does("reschedule"), key=b"order-7")
     assert asked == Action(Verb.RESCHEDULE, b"order-7", due_ms)
+
+
+def test_a_message_may_expire_at_the_moment_it_is_due() -> None:
+    assert message(AT, TO, ("chronos-expire-at", AT[1])).expire_at_ms == NOW_MS + 1_000
 
 
 @pytest.mark.parametrize("policy", OnConflict)
@@ -227,6 +237,8 @@ def _refusals() -> list[tuple[Reason, list[tuple[str, bytes | None]], bytes | No
         *((Reason.NOT_SUPPORTED_YET, [AT, TO, (name, b"1")], None) for name in sorted(LATER)),
         *((repeated, [AT, TO, (name, b"1"), (name, b"1")], key) for name in sorted(SCHEDULING)),
         (repeated, [AT, TO, ("chronos-wish", b"1"), ("chronos-wish", b"1")], None),
+        (repeated, [("chronos-" + "x" * 5_000, b"1"), ("chronos-" + "x" * 5_000, b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-" + "x" * 5_000, b"1")], None),
         (repeated, [does("cancel"), ("chronos-id", key), ("chronos-id", b"another")], None),
         (repeated, [does("cancel"), ("chronos-id", key), ("chronos-id", key)], key),
         (contradictory, [AT, IN, TO], None),
@@ -243,22 +255,29 @@ def _refusals() -> list[tuple[Reason, list[tuple[str, bytes | None]], bytes | No
         (contradictory, [does("reschedule"), AT, ("chronos-expire-at", b"1700000005000")], key),
         (contradictory, [does("cancel"), ("chronos-id", b"another")], key),
         *((bad, [TO, (at, value)], None) for value in (
-            None, b"", b" ", b"now", b"-0", b"-1", b"+1", b"1.5", b"1_7", b"1e12", b"\xff", b"1700000001000 ", b"\x001",
-            "١٧".encode(), "１７００００００００００１".encode(), b"9" * 16, b"9" * 5_000, b"2030-01-31T09:00:00",
+            None, b"", b" ", b"now", b"-0", b"-1", b"+1", b"1.5", b"1_7", b"1e12", b"\xff",
+            b"1700000001000 ", b"\x001",
+            "١٧".encode(), "１７００００００００００１".encode(), b"9" * 16, b"9" * 5_000,
+            b"2030-01-31T09:00:00",
         )),
         *((bad, [TO, (delay, value)], None) for value in (
-            None, b"", b"-0", b"-1s", b"1 s", b"1h30m", b"\xff", b"1w", "³s".encode(), b"9" * 16, b"9" * 15 + b"d",
+            None, b"", b"-0", b"-1s", b"1 s", b"1h30m", b"\xff", b"1w", "³s".encode(), b"9" * 16,
+            b"999999999999999d",
         )),
         *((bad, [AT, (to, value)], None) for value in (
-            b"", b".", b"..", b"a b", b"a/b", b"\xff", "é".encode(), b"x" * 250, b"x" * 100_000, b"orders\n", b"orders\0",
+            b"", b".", b"..", b"a b", b"a/b", b"\xff", "é".encode(), b"x" * 250, b"x" * 100_000,
+            b"orders\n", b"orders\0",
         )),
-        *((bad, [AT, TO, (do, value)], key) for value in (None, b"", b"Schedule", b"delete", b" cancel", b"\xff")),
-        *((bad, [AT, TO, ("chronos-on-conflict", value)], key) for value in (None, b"", b"REPLACE", b"skip", b"\xff")),
-        *((bad, [AT, TO, ("chronos-expire-at", value)], None) for value in (None, b"", b"-1", b"1h", b"\xff")),
+        *((bad, [AT, TO, (do, value)], key) for value in (None, b"", b"Schedule", b"delete",
+            b" cancel", b"\xff")),
+        *((bad, [AT, TO, ("chronos-on-conflict", value)], key) for value in (None, b"", b"REPLACE",
+            b"skip", b"\xff")),
+        *((bad, [AT, TO, ("chronos-expire-at", value)], None) for value in (None, b"", b"-1", b"1h",
+            b"\xff")),
         (bad, [does("cancel"), ("chronos-id", None)], key),
         (bad, [does("reschedule"), (at, b"later")], key),
         (Reason.BEYOND_MAX_DELAY, [TO, (at, b"1700086400001")], None),
-        (Reason.BEYOND_MAX_DELAY, [TO, (at, b"1700000001000000")[:1] + (b"170000000100000",)], None),
+        (Reason.BEYOND_MAX_DELAY, [TO, (at, b"170000000100000")], None),
         (Reason.BEYOND_MAX_DELAY, [TO, (delay, b"86400001")], None),
         (Reason.BEYOND_MAX_DELAY, [TO, (delay, b"999999999999999")], None),
         (Reason.BEYOND_MAX_DELAY, [does("reschedule"), (delay, b"2d")], key),
@@ -344,7 +363,14 @@ def test_an_address_beyond_the_number_of_shards_is_an_id_like_any_other() -> Non
     st.booleans(),
 )
 def test_a_target_seen_before_changes_no_answer(at: bytes, target: bytes, key: bytes | None, null: bool) -> None:
-    fresh = Rules(shard=2, shards=4, own_topics=["chronos.delay"], allow=RULES.allow, deny=RULES.deny, max_delay_ms=86_400_000)
+    fresh = Rules(
+        shard=2,
+        shards=4,
+        own_topics=["chronos.delay"],
+        allow=RULES.allow,
+        deny=RULES.deny,
+        max_delay_ms=86_400_000,
+    )
     headers = [("chronos-deliver-at", at), ("chronos-target-topic", target), ("a", b"1")]
     first = read(*headers, key=key, value=None if null else b"v", rules=fresh)
     assert read(*headers, key=key, value=None if null else b"v", rules=fresh) == first
@@ -365,11 +391,14 @@ def test_reasons_are_read_as_words_and_fit_one_byte() -> None:
 
 
 _names = st.one_of(
-    st.sampled_from(sorted(SCHEDULING | RECEIPT | LATER) + [PREFIX, "chronos-wish", "a", ""]), st.text(max_size=6)
+    st.sampled_from([*sorted(SCHEDULING | RECEIPT | LATER), PREFIX, "chronos-wish", "a", ""]),
+    st.text(max_size=6),
 )
 _values = st.one_of(
-    st.none(), st.binary(max_size=8), st.text(max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass")),
-    st.sampled_from([b"schedule", b"replace", b"reschedule", b"cancel", b"fire-now", b"probe", b"ignore", b"orders"]),
+    st.none(), st.binary(max_size=8),
+    st.text(max_size=8).map(lambda text: text.encode(errors="surrogatepass")),
+    st.sampled_from([b"schedule", b"replace", b"reschedule", b"cancel", b"fire-now", b"probe",
+    b"ignore", b"orders"]),
     st.sampled_from([b"1700000001000", b"1s", b"2030-01-31T09:00:00Z", ADDRESS, b"order-7"]),
 )  # fmt: skip
 

@@ -6,9 +6,11 @@ import pytest
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
+from chronos.core.progress import unpack_progress
 from chronos.core.shard import READ_AHEAD_BYTES, Selection
+from chronos.errors import LogMismatch
 from tests.core.model import Ask
-from tests.core.players import Master, Replica, opened
+from tests.core.players import OTHER_RULES, Master, Replica, opened
 from tests.core.script import DEDUPLICATION_MS, SHARD, START_MS, Step, render
 
 T = START_MS
@@ -26,9 +28,7 @@ class Story(Master):
         self.producers.records.append(render(asks[-1]))
         return offset
 
-    def run(
-        self, now_ms: int, *fates: tuple[str, int], messages_max: int = 100, bytes_max: int = 10**6
-    ) -> Selection:
+    def run(self, now_ms: int, *fates: tuple[str, int], messages_max: int = 100, bytes_max: int = 10**6) -> Selection:
         """One step."""
         self.now_ms = now_ms
         return self.step(
@@ -115,7 +115,9 @@ def test_an_id_that_is_pending_is_refused_ignored_or_replaced_as_asked(story: St
     assert story.places(story.run(T + 20)) == [(T + 13, new)]
 
 
-def test_an_id_is_free_again_when_the_deduplication_window_is_over_and_not_a_moment_before(story: Story) -> None:
+def test_an_id_is_free_again_when_the_deduplication_window_is_over_and_not_a_moment_before(
+    story: Story,
+) -> None:
     story.send("schedule", b"a", T + 1)
     story.run(T + 2)
     within = story.send("schedule", b"a", T + 99, at=T + 2 + DEDUPLICATION_MS - 1)
@@ -191,6 +193,16 @@ def test_fire_now_makes_nothing_later_than_it_is(story: Story) -> None:
     assert story.places(story.run(T + 5)) == [(T + 1, offset)]
 
 
+def test_fire_now_leaves_alone_what_is_due_at_that_very_moment(story: Story) -> None:
+    offset = story.send("schedule", None, T + 5)
+    story.run(T)
+    story.send("fire-now", address(T + 5, offset), at=T + 5)
+    selection = story.run(T + 5)
+    assert story.places(selection) == [(T + 5, offset)]
+    assert selection.entries[0].id is None
+    assert story.shard.state.totals.changed == 1
+
+
 def test_fire_now_is_delivered_by_the_step_that_reads_it(story: Story) -> None:
     plain = story.send("schedule", None, T + 60_000)
     story.run(T)
@@ -247,6 +259,16 @@ def test_a_step_that_only_finds_cancelled_messages_still_moves_on(story: Story) 
     assert (selection.items, selection.complete) == ([], False)
     assert selection.cursor > (T, OFFSET_MAX)
     assert story.places(story.run(T + 6, messages_max=2)) == [(T + 6, kept)]
+
+
+def test_what_arrives_does_not_overtake_what_was_not_looked_at(story: Story) -> None:
+    old = [story.send("schedule", b"a%d" % number, T + 5) for number in range(3)]
+    story.run(T)
+    story.send("cancel", b"a0")
+    new = story.send("schedule", None, T + 5)
+    # The limit is spent on one that was cancelled and one that was not: the third is stored, but nobody saw it.
+    assert story.places(story.run(T + 5, messages_max=2)) == [(T + 5, old[1])]
+    assert story.places(story.run(T + 5, messages_max=2)) == [(T + 5, old[2]), (T + 5, new)]
 
 
 def test_a_step_that_was_given_up_leaves_no_trace(story: Story) -> None:
@@ -327,5 +349,18 @@ def test_a_replica_finds_out_that_a_record_it_must_execute_cannot_be(story: Stor
     story.send("cancel", b"nobody")
     story.run(T)
     replica = Replica(story, 0, story.shard.rules, 1_000_000)
-    with pytest.raises(Exception, match="yet the master did not refuse it"):
+    with pytest.raises(LogMismatch, match="yet the master did not refuse it"):
         replica.shard.stage_as_told(story.producers.records, {})
+
+
+def test_a_replica_does_not_decide_again_what_a_setting_decided(story: Story) -> None:
+    story.send("schedule", b"a", T + 1)
+    story.run(T + 1)
+    story.send("schedule", b"a", T + 60, at=T + 50)
+    story.run(T + 60)
+    assert story.refused() == []
+    for rules in OTHER_RULES:
+        replica = Replica(story, 0, rules, 1_000_000)
+        for offset, timestamp_ms, data in story.progress:
+            replica.follow(unpack_progress(data), offset, timestamp_ms)
+        assert replica.store.rows == story.store.rows

@@ -1,7 +1,8 @@
 """The shard against a naive model of the design, and against itself on another machine.
 
-A random history is played by a master; the model must agree with every selection, every refusal and every byte of
-the store. Replicas that start from any point of it and are told what was decided must end with the same bytes.
+A random history is played by a master; the model must agree with every selection, every refusal and every
+byte of the store. Replicas that start from any point of it, and are told what was decided, must end with the
+same bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from tests.core.script import MAX_DELAY_MS, Step, check_wheel, disturb, longer, 
 
 @longer
 @given(script=scripts, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
-def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(
-    script: list[Step], chunk: int
-) -> None:
+def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(script: list[Step], chunk: int) -> None:
     master = Master(chunk)
     master.play(script)
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
@@ -57,7 +56,11 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_wherever_it
         check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
 
 
-@given(script=scripts, at=st.integers(0, 12), wrong=st.sampled_from(["more", "fewer", "refused", "stranger", "pull"]))
+@given(
+    script=scripts,
+    at=st.integers(0, 12),
+    wrong=st.sampled_from(["more", "fewer", "refused", "stranger", "pull"]),
+)
 def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it_writes(
     script: list[Step], at: int, wrong: str
 ) -> None:

@@ -1,0 +1,15 @@
+"""Print `docs/reference/http.md`, with `metrics` `docs/reference/metrics.md`, with `openapi` the OpenAPI document."""
+
+import sys
+
+import msgspec
+
+from chronos.admin import metrics, openapi
+
+MAKERS = {
+    "http": openapi.reference,
+    "metrics": metrics.reference,
+    "openapi": lambda: msgspec.json.format(msgspec.json.encode(openapi.document())).decode() + "\n",
+}
+
+sys.stdout.write(MAKERS[sys.argv[1] if len(sys.argv) > 1 else "http"]())

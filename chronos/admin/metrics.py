@@ -1,0 +1,234 @@
+"""`/metrics` for Prometheus: read off the shards when asked, nothing is counted twice.
+
+`METRICS` is the whole list; `docs/reference/metrics.md` is made from it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from chronos import __version__
+from chronos.admin.context import Context
+from chronos.core.histogram import Histogram
+from chronos.core.query import next_place_ms
+from chronos.driver import ShardDriver
+from chronos.errors import ChronosError
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+Read = Callable[[Context, ShardDriver], float | None]
+"""A value of one shard; None: not known at this moment, left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric with the label `shard`."""
+
+    name: str
+    kind: str  #: counter, gauge or histogram
+    meaning: str
+    read: Read | None = None
+    histogram: Callable[[ShardDriver], Histogram] | None = None
+
+
+def _total(name: str, meaning: str, field: str) -> Series:
+    return Series(
+        name=f"chronos_messages_{name}_total",
+        kind="counter",
+        meaning=meaning,
+        read=lambda _, shard: float(getattr(shard.state.totals, field)),
+    )
+
+
+def _overdue_s(context: Context, shard: ShardDriver) -> float | None:
+    try:
+        next_ms = next_place_ms(shard.store, shard.state)
+    except ChronosError:
+        return None
+    return 0.0 if next_ms is None else max(0, context.now_ms() - next_ms) / 1_000
+
+
+def _lag(context: Context, shard: ShardDriver) -> float | None:
+    end = context.end_offset(shard.number)
+    return None if end is None else float(end - shard.state.pull_offset)
+
+
+METRICS: tuple[Series, ...] = (
+    _total("accepted", "Messages accepted.", "accepted"),
+    _total("delivered", "Messages delivered, each occurrence of a repeated one.", "delivered"),
+    _total("rejected", "Records refused, to the rejected topic.", "rejected"),
+    _total("dead", "Messages given up, to the dead-letter topic.", "dead"),
+    _total("expired", "Messages expired, to the dead-letter topic.", "expired"),
+    _total("cancelled", "Messages cancelled.", "cancelled"),
+    _total("replaced", "Messages replaced by another with the same id.", "replaced"),
+    _total("changed", "Messages rescheduled or fired by an action.", "changed"),
+    _total("carried", "Messages that went on under a new time: retried, deferred or repeated.", "carried"),
+    _total("ignored", "Messages dropped because their id was taken and they said `ignore`.", "ignored"),
+    Series(
+        name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",
+        read=lambda _, shard: shard.state.pending,
+    ),
+    Series(
+        name="chronos_oldest_overdue_seconds", kind="gauge",
+        meaning="How long the first pending message is overdue; 0 when none is. Alert on this one.",
+        read=_overdue_s,
+    ),
+    Series(
+        name="chronos_lateness_seconds", kind="histogram", meaning="Delivered minus due, of delivered messages.",
+        histogram=lambda shard: shard.lateness,
+    ),
+    Series(
+        name="chronos_step_seconds", kind="histogram", meaning="Duration of the steps that committed something.",
+        histogram=lambda shard: shard.steps,
+    ),
+    Series(
+        name="chronos_transactions_committed_total", kind="counter",
+        meaning="Transactions with messages or records in them.", read=lambda _, shard: shard.commits,
+    ),
+    Series(
+        name="chronos_transactions_aborted_total", kind="counter",
+        meaning="Transactions aborted, or lost with their producer.", read=lambda _, shard: shard.aborts,
+    ),
+    Series(
+        name="chronos_pull_lag_records", kind="gauge",
+        meaning="Records in the delay topic that are not applied yet, markers of transactions among them; absent"
+        " while the log does not answer.", read=_lag,
+    ),
+    Series(
+        name="chronos_cursor_timestamp_seconds", kind="gauge",
+        meaning="Time up to which everything is settled, as Unix time.",
+        read=lambda _, shard: shard.state.cursor_due_ms / 1_000,
+    ),
+    Series(
+        name="chronos_progress_timestamp_seconds", kind="gauge",
+        meaning="When the shard last committed, as Unix time. A healthy one does so once a minute at least.",
+        read=lambda _, shard: shard.state.progress_ms / 1_000,
+    ),
+    Series(
+        name="chronos_master", kind="gauge", meaning="1 where this node is master of the shard.",
+        read=lambda _, shard: shard.role == "master",
+    ),
+    Series(
+        name="chronos_paused", kind="gauge", meaning="1 while nothing moves; `/v1/shards` says why.",
+        read=lambda _, shard: shard.paused is not None,
+    ),
+    Series(
+        name="chronos_epoch", kind="gauge", meaning="Epoch of the last master in the progress log.",
+        read=lambda _, shard: shard.state.log_epoch,
+    ),
+    Series(
+        name="chronos_store_bytes", kind="gauge", meaning="What the store takes on disk.",
+        read=lambda context, shard: context.store_bytes(shard.number),
+    ),
+)  # fmt: skip
+"""Every metric with the label `shard`."""
+
+NODE_METRICS: tuple[tuple[str, str, str], ...] = (
+    ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
+    ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
+    ("chronos_ready", "gauge", "1 when `/readyz` says so."),
+)
+"""Metrics of the node, without a label."""
+
+
+class Exposition(Collector):
+    """Reads everything off the node at the moment it is asked."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    async def text(self) -> bytes:
+        """The answer to a scrape."""
+        await self._context.refresh()
+        return await self._context.in_thread(generate_latest, self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: what is registered once need not be checked for doubles."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        config = self._context.node.config
+        yield InfoMetricFamily(
+            "chronos_build",
+            NODE_METRICS[0][2],
+            {"version": __version__, "node": config.node.id, "cluster": config.cluster, "log": config.log.kind},
+        )
+        yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
+        yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        for series in METRICS:
+            yield self._family(series)
+
+    def _family(self, series: Series) -> Metric:
+        if series.histogram is not None:
+            histograms = HistogramMetricFamily(series.name, series.meaning, labels=["shard"])
+            for shard in self._context.shards:
+                buckets, sum_s = cumulative(series.histogram(shard))
+                histograms.add_metric([str(shard.number)], buckets, sum_s)
+            return histograms
+        assert series.read is not None
+        kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+        family = kind(series.name, series.meaning, labels=["shard"])
+        for shard in self._context.shards:
+            value = series.read(self._context, shard)
+            if value is not None:
+                family.add_metric([str(shard.number)], float(value))
+        return family
+
+
+def cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Buckets as Prometheus wants them: how many lie at or below each bound, and the sum."""
+    running = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*map(str, histogram.bounds_s), "+Inf"), histogram.counts, strict=True):
+        running += count
+        buckets.append((bound, running))
+    return buckets, histogram.sum_s
+
+
+def reference() -> str:
+    """`docs/reference/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "<!-- Made by `python -m chronos.admin metrics`; change `chronos/admin/metrics.py` instead. -->",
+        "",
+        "`GET /metrics` answers in Prometheus's text format. Units are seconds and bytes. Totals count since the shard",
+        "began, so they survive restarts and belong to the shard, not to the process; histograms and transactions count",
+        "since the process started. Besides these there are the usual `process_*` and `python_*` metrics.",
+        "",
+        "## Of a shard (label `shard`)",
+        "",
+        "| metric | type | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{series.name}` | {series.kind} | {series.meaning} |" for series in METRICS]
+    lines += ["", "## Of the node", "", "| metric | type | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in NODE_METRICS]
+    lines += [
+        "",
+        "## Worth an alert",
+        "",
+        "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late, now.",
+        "- `chronos_paused == 1` for a minute: a shard stands still; `/v1/shards` and the log say why.",
+        "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
+        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were given up; look into the dead-letter topic.",
+        "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it everything pauses.",
+        "",
+    ]
+    return "\n".join(lines)

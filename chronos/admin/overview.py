@@ -1,0 +1,191 @@
+"""What an operator asks: shards, nodes, the timeline, health."""
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from chronos import __version__
+from chronos.admin.context import Call, Context
+from chronos.admin.problems import ProblemError, invalid, wrong_field
+from chronos.admin.scheduling import duration_ms, time_ms
+from chronos.admin.wire import (
+    Counters,
+    Cursor,
+    Epoch,
+    Fault,
+    Health,
+    Interval,
+    Lateness,
+    NodeInfo,
+    Nodes,
+    Shard,
+    Shards,
+    Timeline,
+    TimelineQuery,
+)
+from chronos.core.histogram import Histogram
+from chronos.core.keys import MINUTE_MS, OFFSET_MAX
+from chronos.core.moment import MS_MAX, format_time
+from chronos.core.query import check_timeline, next_place_ms, timeline
+from chronos.driver import ShardDriver
+from chronos.errors import ChronosError
+
+TIMELINE_MS = 3_600_000
+"""Length of a timeline whose end is not given."""
+
+TIMELINE_INTERVALS = 60
+"""About how many intervals a timeline is cut into when no step is given."""
+
+
+class Overview:
+    """The handlers of `/v1/shards`, `/v1/nodes`, `/v1/timeline`, `/livez` and `/readyz`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def shards(self, _: Call) -> tuple[int, object]:
+        """Every shard: role, positions, lag, lateness, totals."""
+        context = self._context
+        await context.refresh()
+        now_ms = context.now_ms()
+        shards = await context.in_thread(lambda: [self._shard(shard, now_ms) for shard in context.shards])
+        return 200, Shards(shards=shards)
+
+    def _shard(self, shard: ShardDriver, now_ms: int) -> Shard:
+        state = shard.state
+        try:
+            next_ms = next_place_ms(shard.store, state)
+        except ChronosError:
+            next_ms = None
+        end = self._context.end_offset(shard.number)
+        return Shard(
+            shard=shard.number,
+            role=shard.role,
+            master=state.node or None,
+            epoch=Epoch(role=state.role_epoch, log=state.log_epoch),
+            paused=shard.paused,
+            cursor=Cursor(
+                due_at=format_time(state.cursor_due_ms),
+                due_ms=state.cursor_due_ms,
+                offset=None if state.cursor_offset == OFFSET_MAX else state.cursor_offset,
+            ),
+            pull_offset=state.pull_offset,
+            end_offset=end,
+            lag=None if end is None else end - state.pull_offset,
+            applied=state.applied,
+            progress_at=format_time(state.progress_ms) if state.progress_ms else None,
+            pending=state.pending,
+            next_due_at=None if next_ms is None else format_time(next_ms),
+            oldest_overdue_ms=0 if next_ms is None else max(0, now_ms - next_ms),
+            lateness=_lateness(shard.lateness),
+            step_p99_ms=_ms(shard.steps.quantile_s(0.99)),
+            commits=shard.commits,
+            aborts=shard.aborts,
+            totals=Counters(**asdict(state.totals)),
+            store_bytes=self._context.store_bytes(shard.number),
+        )
+
+    async def nodes(self, _: Call) -> tuple[int, object]:
+        """The nodes of the cluster; standalone, this one."""
+        node = self._context.node
+        config = node.config
+        reasons = self._context.reasons()
+        return 200, Nodes(
+            nodes=[
+                NodeInfo(
+                    node=config.node.id,
+                    cluster=config.cluster,
+                    instance=node.instance,
+                    version=__version__,
+                    coordinator=config.coordinator.kind,
+                    log=config.log.kind,
+                    delay_topic=config.topics.delay,
+                    ready=not reasons,
+                    reasons=reasons,
+                    started_at=format_time(node.started_ms),
+                    now=format_time(self._context.now_ms()),
+                    shards=[shard.number for shard in node.shards],
+                    disk_free_bytes=node.disk_free_bytes(),
+                )
+            ]
+        )
+
+    async def timeline(self, call: Call) -> tuple[int, object]:
+        """Pending messages per interval, all shards together."""
+        query: TimelineQuery = call.query
+        from_ms = self._time("from", query.start, self._context.now_ms())
+        to_ms = self._time("to", query.end, min(from_ms + TIMELINE_MS, MS_MAX))
+        try:
+            step_ms = _step(to_ms - from_ms) if query.step is UNSET else duration_ms(query.step)
+            check_timeline(from_ms, to_ms, step_ms)
+        except ValueError as error:
+            raise invalid(str(error), [Fault(detail=str(error), field="step")]) from None
+        shards = self._context.shards
+        counts = await self._context.in_thread(
+            lambda: [timeline(shard.store, from_ms, to_ms, step_ms) for shard in shards]
+        )
+        sums = [sum(column) for column in zip(*counts, strict=True)]
+        start_ms = from_ms // MINUTE_MS * MINUTE_MS
+        return 200, Timeline(
+            start=format_time(start_ms),
+            end=format_time(start_ms + len(sums) * step_ms),
+            step_ms=step_ms,
+            pending=sum(sums),
+            intervals=[
+                Interval(start=format_time(start_ms + at * step_ms), pending=pending) for at, pending in enumerate(sums)
+            ],
+        )
+
+    @staticmethod
+    def _time(field: str, value: object, default_ms: int) -> int:
+        if value is UNSET:
+            return default_ms
+        assert isinstance(value, int | str)
+        try:
+            return time_ms(value)
+        except ValueError as error:
+            raise wrong_field(field, str(error)) from None
+
+    async def transfer(self, call: Call) -> tuple[int, object]:
+        """Planned hand-over of a shard to another node; not in this version."""
+        number = call.request.match_info["shard"]
+        if not number.isdecimal() or not number.isascii() or int(number) >= len(self._context.shards):
+            raise ProblemError(404, "no-shard", f"there are shards 0 to {len(self._context.shards) - 1}")
+        raise ProblemError(
+            501, "standalone", "this node is master of every shard and there is no other",
+            hint="clusters of several nodes are not supported yet",
+        )  # fmt: skip
+
+    async def live(self, _: Call) -> tuple[int, object]:
+        """Whether the process is worth keeping alive."""
+        if self._context.node.failure is not None:
+            raise ProblemError(503, "failed", str(self._context.node.failure))
+        return 200, Health()
+
+    async def ready(self, _: Call) -> tuple[int, object]:
+        """Whether every shard is in its place and nothing is paused."""
+        reasons = self._context.reasons()
+        if reasons:
+            raise ProblemError(
+                503, "not-ready", "; ".join(reasons), errors=[Fault(detail=reason) for reason in reasons]
+            )
+        return 200, Health()
+
+
+def _step(length_ms: int) -> int:
+    """The shortest whole number of minutes that cuts the length into no more than about 60 intervals."""
+    return max(1, -(-length_ms // (TIMELINE_INTERVALS * MINUTE_MS))) * MINUTE_MS
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s * 1_000, 3)
+
+
+def _lateness(lateness: Histogram) -> Lateness:
+    count = sum(lateness.counts)
+    return Lateness(
+        count=count,
+        p50_ms=_ms(lateness.quantile_s(0.5)),
+        p99_ms=_ms(lateness.quantile_s(0.99)),
+        p999_ms=_ms(lateness.quantile_s(0.999)),
+        mean_ms=_ms(lateness.sum_s / count) if count else None,
+    )

@@ -1,0 +1,150 @@
+"""The table of routes: what is served, what it takes and what it may answer. `/openapi.json` is made from it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from chronos.admin import wire
+from chronos.admin.context import Call, Context
+from chronos.admin.messages import Messages
+from chronos.admin.overview import Overview
+from chronos.admin.topics import TopicReads
+
+Handler = Callable[[Call], Awaitable[tuple[int, object]]]
+
+UNAVAILABLE = {503: "The log does not answer, or too much waits to be written.", 507: "The disk is full."}
+BODY = {
+    400: "The body is not JSON.",
+    403: "A web page elsewhere sent this.",
+    408: "The body took too long to arrive.",
+    413: "The body is too large.",
+    415: "Content-Type is not application/json.",
+    422: "The request can be read, but not be done.",
+}
+ACTION = {
+    200: "What became of it.",
+    202: "It is in the log, and was not applied in time to say more.",
+    403: "A web page elsewhere sent this.",
+    422: "The id, or the time, is not valid.",
+    **UNAVAILABLE,
+}
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One method on one path."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    handler: Handler | None
+    """None: served by the server itself."""
+    answers: dict[int, str]
+    """What each status means; those from 400 on are problems."""
+    answer: Any = None
+    """Type of the answers below 400; None: `media`."""
+    media: str = "application/json"
+    query: type[Struct] = wire.NoQuery
+    body: Any = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Types of the parameters in the path."""
+
+
+def routes(messages: Messages, overview: Overview, topics: TopicReads) -> list[Route]:
+    """All of them, in the order of the documentation."""
+    by_id = {"id": wire.Id}
+    return [
+        Route(
+            method="POST", path="/v1/messages", name="schedule", handler=messages.schedule,
+            summary="Schedule a message, or an array of up to 10,000. Answers once the log has acknowledged all of"
+            " them; if one is wrong, none is written.",
+            body=wire.Message | list[wire.Message], answer=wire.Accepted | list[wire.Accepted],
+            answers={202: "Acknowledged: it will be delivered.", **BODY, **UNAVAILABLE},
+        ),
+        Route(
+            method="GET", path="/v1/messages", name="list", handler=messages.page, query=wire.PageQuery,
+            summary="Pending messages in the order in which they are due, page by page.",
+            answer=wire.Page, answers={200: "One page.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET", path="/v1/messages/{id}", name="get", handler=messages.get, parameters=by_id,
+            summary="What is known of a message. Waits up to 1 s until everything the log holds now is taken in.",
+            answer=wire.Known,
+            answers={200: "What is known.", 404: "Nothing is known of it.", 422: "The id is not valid."},
+        ),
+        Route(
+            method="DELETE", path="/v1/messages/{id}", name="cancel", handler=messages.cancel, parameters=by_id,
+            summary="Cancel a message. Waits up to 5 s until that is applied.", answer=wire.Done, answers=ACTION,
+        ),
+        Route(
+            method="PATCH", path="/v1/messages/{id}", name="reschedule", handler=messages.reschedule,
+            parameters=by_id, body=wire.Move, summary="Give a pending message a new time. Waits up to 5 s.",
+            answer=wire.Done, answers={**BODY, **ACTION},
+        ),
+        Route(
+            method="POST", path="/v1/messages/{id}/fire", name="fire", handler=messages.fire, parameters=by_id,
+            summary="Deliver a pending message now. Waits up to 5 s until that is decided.",
+            answer=wire.Done, answers=ACTION,
+        ),
+        Route(
+            method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=wire.TimelineQuery,
+            summary="Pending messages per interval, counted by the minute.",
+            answer=wire.Timeline, answers={200: "The counts.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET", path="/v1/shards", name="shards", handler=overview.shards,
+            summary="Every shard: role, positions, lag, lateness, totals.",
+            answer=wire.Shards, answers={200: "All shards."},
+        ),
+        Route(
+            method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=overview.transfer,
+            parameters={"shard": wire.Count}, summary="Hand a shard over to another node. Not in this version.",
+            answers={403: "A web page elsewhere sent this.", 404: "There is no such shard.",
+                     501: "A standalone node has nobody to transfer to."},
+        ),
+        Route(
+            method="GET", path="/v1/nodes", name="nodes", handler=overview.nodes,
+            summary="The nodes of the cluster.", answer=wire.Nodes, answers={200: "All nodes."},
+        ),
+        Route(
+            method="GET", path="/v1/topics", name="topics", handler=topics.topics,
+            summary="The topics of the embedded log.", answer=wire.Topics,
+            answers={200: "All topics.", 409: "The topics are Kafka's: ask it."},
+        ),
+        Route(
+            method="GET", path="/v1/topics/{topic}/records", name="records", handler=topics.records,
+            parameters={"topic": str}, query=wire.RecordsQuery,
+            summary="Records of a partition of the embedded log; waits for one if there is none.", answer=wire.Records,
+            answers={200: "Records, or none when the wait is over.", 404: "There is no such topic or partition.",
+                     409: "The topics are Kafka's: use a consumer.", 410: "The record is not kept any more.",
+                     422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET", path="/livez", name="live", handler=overview.live, answer=wire.Health,
+            summary="Whether the process is worth keeping alive.", answers={200: "It is.", 503: "It has failed."},
+        ),
+        Route(
+            method="GET", path="/readyz", name="ready", handler=overview.ready, answer=wire.Health,
+            summary="Whether every shard is in its place and nothing is paused.",
+            answers={200: "It is so.", 503: "It is not; the problem says why."},
+        ),
+        Route(
+            method="GET", path="/metrics", name="metrics", handler=None, media="text/plain",
+            summary="Metrics for Prometheus.", answers={200: "Prometheus's text format."},
+        ),
+        Route(
+            method="GET", path="/openapi.json", name="openapi", handler=None, answer=dict[str, Any],
+            summary="This description.", answers={200: "OpenAPI 3.1."},
+        ),
+        Route(
+            method="GET", path="/", name="page", handler=None, media="text/html",
+            summary="The page of the service, for people.", answers={200: "HTML."},
+        ),
+    ]  # fmt: skip
+
+
+def table(context: Context | None) -> list[Route]:
+    """The routes over a context; without one, only to be read."""
+    known: Any = context
+    return routes(Messages(known), Overview(known), TopicReads(known))

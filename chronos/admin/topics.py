@@ -1,0 +1,129 @@
+"""The topics of the embedded log, for those who have no Kafka consumer: names, and records by long poll."""
+
+import asyncio
+from typing import Protocol, cast
+
+from msgspec import UNSET
+
+from chronos.admin.context import Call, Context
+from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.scheduling import duration_ms
+from chronos.admin.text import headers_out, text_or_base64
+from chronos.admin.wire import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
+from chronos.core.message import Record
+from chronos.core.moment import format_time
+from chronos.errors import LogMismatch
+from chronos.ports import Reader, TopicInfo
+
+ANSWER_BYTES = 4_000_000
+"""Bytes of records in one answer, at least one record."""
+
+WAIT_MAX_MS = 60_000
+"""Longest poll: shorter than what proxies and clients usually stand."""
+
+LOOK_S = 0.25
+"""Longest single wait of a poll, after which it looks whether anybody still wants to know."""
+
+
+class _Browsable(Protocol):
+    """What only the embedded log can do."""
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """The topics there are."""
+
+
+class TopicReads:
+    """The handlers under `/v1/topics`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def topics(self, _: Call) -> tuple[int, object]:
+        """The topics of the embedded log."""
+        log = self._embedded()
+
+        def look() -> list[Topic]:
+            return [self._topic(name, info.partitions) for name, info in sorted(log.topics().items())]
+
+        return 200, Topics(topics=await self._context.in_thread(look))
+
+    def _topic(self, name: str, partitions: int) -> Topic:
+        found = []
+        for partition in range(partitions):
+            ends = self._context.node.log.ends(name, partition)
+            found.append(PartitionInfo(partition=partition, start=ends.start, end=ends.stable))
+        return Topic(topic=name, partitions=found)
+
+    async def records(self, call: Call) -> tuple[int, object]:
+        """Records of one partition from an offset on; waits for the next one if there is none."""
+        query: RecordsQuery = call.query
+        topic = call.request.match_info["topic"]
+        try:
+            wait_ms = duration_ms(query.wait)
+        except ValueError as error:
+            raise wrong_field("wait", str(error)) from None
+        reader = await self._context.in_thread(self._reader, topic, query)
+        deadline_s = asyncio.get_running_loop().time() + min(wait_ms, WAIT_MAX_MS) / 1_000
+        try:
+            records = await self._read(reader, query.limit, deadline_s, call)
+        except LogMismatch as error:
+            ends = self._context.node.log.ends(topic, query.partition)
+            raise ProblemError(
+                410, "trimmed", str(error), hint=f"read on from offset {ends.start}"
+            ) from None
+        finally:
+            reader.close()
+        return 200, Records(
+            records=[_record(record, query.partition) for record in records], next_offset=reader.position
+        )
+
+    async def _read(self, reader: Reader, limit: int, deadline_s: float, call: Call) -> list[Record]:
+        """What is there; nothing once the time is over, the server stops, or nobody listens any more."""
+        context = self._context
+        while True:
+            records = await context.in_thread(reader.read, limit, ANSWER_BYTES)
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            transport = call.request.transport
+            if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
+                return records
+            await context.in_waiting(reader.wait, min(left_s, LOOK_S))
+
+    def _reader(self, topic: str, query: RecordsQuery) -> Reader:
+        info = self._embedded().topics().get(topic)
+        if info is None:
+            raise ProblemError(
+                404, "no-topic", f"there is no topic {topic[:249]}", hint="a topic is there from its first record on"
+            )
+        if query.partition >= info.partitions:
+            raise ProblemError(
+                404, "no-partition", f"{topic} has partitions 0 to {info.partitions - 1}, not {query.partition}"
+            )
+        ends = self._context.node.log.ends(topic, query.partition)
+        offset = ends.start if query.offset is UNSET else query.offset
+        if offset > ends.stable:
+            raise wrong_field("offset", f"{topic}/{query.partition} ends at {ends.stable}")
+        return self._context.node.log.reader(topic, query.partition, offset)
+
+    def _embedded(self) -> _Browsable:
+        if self._context.node.config.log.kind != "embedded":
+            raise ProblemError(
+                409, "on-kafka", "this node delivers to Kafka topics, which it does not read back",
+                hint="use a Kafka consumer with isolation.level=read_committed, for example: kafka-console-consumer"
+                " --isolation-level read_committed --property print.headers=true --topic TOPIC",
+            )  # fmt: skip
+        return cast(_Browsable, self._context.node.log)
+
+
+def _record(record: Record, partition: int) -> LogRecord:
+    key, key_base64 = text_or_base64(record.key)
+    value, value_base64 = text_or_base64(record.value)
+    return LogRecord(
+        partition=partition,
+        offset=record.offset,
+        timestamp=format_time(record.timestamp_ms),
+        key=UNSET if key_base64 is not UNSET else key,
+        key_base64=key_base64,
+        value=UNSET if value_base64 is not UNSET else value,
+        value_base64=value_base64,
+        headers=headers_out(record.headers or ()),
+    )

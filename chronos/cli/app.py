@@ -1,0 +1,301 @@
+"""The verbs, their options and their help. What they do stands in `verbs`, `serve` and `doctor`."""
+
+from typing import Annotated
+
+import typer
+
+from chronos.cli.output import Format
+
+app = typer.Typer(
+    name="chronos",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Chronos delivers messages later: exactly once, at their time, to a topic.
+
+    \b
+    Try it, with nothing else installed:
+      chronos serve                                 in one terminal
+      chronos send --to orders --in 5s hello        in another
+      chronos tail orders --from beginning
+
+    \b
+    Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 something is unreachable, 4 not found, 5 store corrupt.
+    """,
+)
+
+Output = Annotated[
+    Format, typer.Option("-o", "--output", help="For people (text) or for programs (json).", show_default=True)
+]
+Server = Annotated[
+    str,
+    typer.Option("--server", envvar="CHRONOS_SERVER", help="Address of the service.", metavar="URL", show_default=True),
+]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The id; bytes that are no text as base64:....")]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", "-c", envvar="CHRONOS_CONFIG", metavar="FILE", help="YAML file with settings."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, over file and variables. May be repeated."),
+]
+In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="How long from now: 250ms, 90s, 15m, 2h, 7d.")]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="When: RFC 3339 with an offset, or epoch milliseconds."),
+]
+
+HERE = "http://127.0.0.1:7700"
+
+
+@app.command()
+def serve(config: ConfigFile = None, settings: Settings = None) -> None:
+    """Run the service in the foreground. SIGINT or SIGTERM end it in order, a second one at once.
+
+    Without settings: the embedded log in ./chronos-data, HTTP and the web page on 127.0.0.1:7700.
+
+    \b
+    Examples:
+      chronos serve
+      chronos serve --config /etc/chronos.yaml
+      chronos serve --set log.kind=kafka --set log.kafka.bootstrap_servers=localhost:9092
+      CHRONOS_ADMIN__PORT=7701 chronos serve --set node.data_dir=./second
+    """
+    from chronos.cli.serve import run
+
+    run(config, settings or [])
+
+
+@app.command()
+def send(
+    value: Annotated[str | None, typer.Argument(metavar="[VALUE|-]", help="The payload; - reads stdin.")] = None,
+    to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="Topic to deliver to.")] = ...,  # type: ignore[assignment]
+    in_: In = None,
+    at: At = None,
+    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="A name of your choice for the message.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Kafka key to deliver with.")] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header to pass through. May be repeated."),
+    ] = None,
+    on_conflict: Annotated[
+        str | None,
+        typer.Option("--on-conflict", metavar="POLICY", help="If the id is taken: reject, replace or ignore."),
+    ] = None,
+    expire_at: Annotated[
+        str | None, typer.Option("--expire-at", metavar="TIME", help="Do not deliver after this time.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message of its own.")] = False,
+    null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Send a message to be delivered later. Prints its id once it is on disk.
+
+    \b
+    Examples:
+      chronos send --to orders --in 90s hello
+      chronos send --to orders --at 2030-01-31T09:00:00+01:00 --id reminder-17 --key 17 '{"order": 17}'
+      chronos send --to images --in 1h - < picture.png
+      chronos send --to events --in 10m --lines < events.jsonl
+    """
+    from chronos.cli import verbs
+
+    verbs.send(
+        server, output, value=value, topic=to, delay=in_, at=at, id=id, key=key, headers=header or [],
+        on_conflict=on_conflict, expire_at=expire_at, lines=lines, null=null,
+    )  # fmt: skip
+
+
+@app.command()
+def get(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
+    """Show what is known of a message: its state, times and target. Exit code 4 when nothing is.
+
+    \b
+    Examples:
+      chronos get reminder-17
+      chronos get 2-1893456000123-17 -o json
+    """
+    from chronos.cli import verbs
+
+    verbs.get(server, output, id)
+
+
+@app.command(name="list")
+def list_(
+    target: Annotated[str | None, typer.Option("--to", metavar="TOPIC", help="Only those for this topic.")] = None,
+    due_from: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only those due from then on.")] = None,
+    due_to: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only those due before then.")] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Most messages to show.")] = 50,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """List pending messages in the order in which they are due.
+
+    \b
+    Examples:
+      chronos list
+      chronos list --to orders -n 500 -o json
+    """
+    from chronos.cli import verbs
+
+    verbs.list_(server, output, target=target, due_from=due_from, due_to=due_to, limit=limit)
+
+
+@app.command()
+def cancel(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
+    """Cancel a message. Exit code 1 when it is too late, 4 when no message has the id."""
+    from chronos.cli import verbs
+
+    verbs.act(server, output, "cancel", id)
+
+
+@app.command()
+def reschedule(id: MessageId, in_: In = None, at: At = None, output: Output = Format.text, server: Server = HERE) -> None:
+    """Give a pending message a new time. Exit code 1 when it is too late, 4 when no message has the id.
+
+    \b
+    Examples:
+      chronos reschedule reminder-17 --in 2h
+    """
+    from chronos.cli import verbs
+
+    verbs.act(server, output, "reschedule", id, delay=in_, at=at)
+
+
+@app.command()
+def fire(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
+    """Deliver a pending message now. Exit code 1 when it is too late, 4 when no message has the id."""
+    from chronos.cli import verbs
+
+    verbs.act(server, output, "fire", id)
+
+
+@app.command()
+def tail(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of the embedded log.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
+    ] = "end",
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many records.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Only this partition; all, if absent.")
+    ] = None,
+    headers: Annotated[bool, typer.Option("--headers", help="Show offset, time, key and headers too.")] = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Follow a topic of the embedded log. With -o json, one record a line.
+
+    A topic in Kafka is read with a Kafka consumer; this says how.
+
+    \b
+    Examples:
+      chronos tail orders
+      chronos tail orders --from beginning -n 10 --headers
+      chronos tail chronos.rejected --from beginning -o json
+    """
+    from chronos.cli.follow import follow
+
+    follow(server, output, topic, start=start, count=count, partition=partition, headers=headers)
+
+
+@app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second.")] = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show the node, its shards, how late it delivers and what is due next."""
+    from chronos.cli.status import show
+
+    show(server, output, watch=watch)
+
+
+@app.command()
+def transfer(
+    shard: Annotated[int, typer.Argument(min=0, help="Number of the shard.")],
+    to: Annotated[str | None, typer.Option("--to", metavar="NODE", help="Node to hand it to.")] = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Hand a shard over to another node. Not supported yet."""
+    from chronos.cli import verbs
+
+    verbs.transfer(server, output, shard)
+
+
+@app.command()
+def archive(output: Output = Format.text) -> None:
+    """Copy the logs to Parquet with Spark. Not supported yet."""
+    _not_yet("archive", output)
+
+
+@app.command()
+def audit(output: Output = Format.text) -> None:
+    """Prove from the archive what was delivered, missing, early or late. Not supported yet."""
+    _not_yet("audit", output)
+
+
+@app.command()
+def backfill(output: Output = Format.text) -> None:
+    """Replay archived messages. Not supported yet."""
+    _not_yet("backfill", output)
+
+
+def _not_yet(verb: str, output: Format) -> None:
+    from chronos.cli.output import complain, put_json
+
+    if output is Format.json:
+        put_json({"error": f"{verb} is not supported yet"})
+    complain(f"{verb} is not supported yet")
+    raise typer.Exit(1)
+
+
+@app.command()
+def config(
+    action: Annotated[str, typer.Argument(metavar="check|show", help="Only check, or show what is in effect.")],
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """Check the settings, or show those in effect, secrets masked. Exit code 2 when something is wrong.
+
+    Settings come from the file, then CHRONOS_* variables, then --set; all that is wrong is listed at once.
+
+    \b
+    Examples:
+      chronos config check --config chronos.yaml
+      chronos config show --set shards=8
+    """
+    from chronos.cli.settings import check_or_show
+
+    check_or_show(action, config, settings or [], output)
+
+
+@app.command()
+def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
+    """Look for what is wrong: settings, data directory, stores, disk, log, topics, clocks.
+
+    With the service stopped every store is read and its checksums are checked; while it runs, it is asked. Takes the
+    settings that `serve` takes. Exit code 5 when a store is damaged, 3 when the log does not answer, 1 for the rest.
+
+    \b
+    Examples:
+      chronos doctor
+      chronos doctor --config /etc/chronos.yaml -o json
+    """
+    from chronos.cli.doctor import examine
+
+    examine(config, settings or [], output)
+
+
+@app.command()
+def version(output: Output = Format.text) -> None:
+    """Show the version of Chronos and of what it runs on."""
+    from chronos.cli.settings import show_version
+
+    show_version(output)

@@ -1,0 +1,109 @@
+"""`chronos status`: the node, its shards, and what is due, on one screen."""
+
+import time
+from typing import Any
+
+from chronos.cli.connect import connect
+from chronos.cli.output import Format, local, note, number, printable, put_json, relative, size, span, table
+from chronos.client import Client, ServiceFailed, Unreachable
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+WATCH_S = 1.0
+"""How often `--watch` looks."""
+
+
+def show(server: str, output: Format, *, watch: bool) -> None:
+    """Once, or every second until Ctrl-C."""
+    with connect(server) as client:
+        if output is Format.json:
+            while True:
+                put_json(_look(client))
+                if not watch:
+                    return
+                time.sleep(WATCH_S)
+        from chronos.cli.output import console
+
+        out = console()
+        if not watch:
+            out.print(_screen(_look(client)))
+            return
+        from rich.live import Live
+
+        try:
+            with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
+                while True:
+                    try:
+                        live.update(_screen(_look(client)), refresh=True)
+                    except (Unreachable, ServiceFailed) as error:
+                        live.update(str(error), refresh=True)
+                    time.sleep(WATCH_S)
+        except KeyboardInterrupt:
+            note("")
+
+
+def _look(client: Client) -> dict[str, Any]:
+    return {
+        "nodes": client.ask("/v1/nodes")["nodes"],
+        "shards": client.ask("/v1/shards")["shards"],
+        "timeline": client.ask("/v1/timeline"),
+    }
+
+
+def _screen(found: dict[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for node in found["nodes"]:
+        state = ("ready", "green") if node["ready"] else ("not ready", "red")
+        parts.append(
+            Text.assemble(
+                (node["node"], "bold"), f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
+                relative(node["started_at"]).removesuffix(" ago"), f", {size(node['disk_free_bytes'])} free  ", state,
+            )
+        )  # fmt: skip
+        parts += [Text(f"  {reason}", "red") for reason in node["reasons"]]
+    shards = found["shards"]
+    pending = sum(shard["pending"] for shard in shards)
+    delivered = sum(shard["totals"]["delivered"] for shard in shards)
+    parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered\n"))
+    parts.append(_shards(shards))
+    parts.append(_timeline(found["timeline"]))
+    return Group(*parts)
+
+
+def _shards(shards: list[dict[str, Any]]) -> Any:
+    columns = [
+        ("SHARD", "right"), ("ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
+        ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("REJECTED", "right"), ("DEAD", "right"),
+        ("STORE", "right"), ("", "left"),
+    ]  # fmt: skip
+    rows = [
+        [
+            str(shard["shard"]), shard["role"], number(shard["pending"]),
+            f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}" if shard["oldest_overdue_ms"] > 1_000
+            else relative(shard["next_due_at"]),
+            number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
+            number(shard["totals"]["delivered"]), number(shard["totals"]["rejected"]), number(shard["totals"]["dead"]),
+            size(shard["store_bytes"]), printable(shard["paused"] or ""),
+        ]
+        for shard in shards
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"≤ {span(value / 1_000)}"
+
+
+def _timeline(timeline: dict[str, Any]) -> Any:
+    from rich.text import Text
+
+    counts = [interval["pending"] for interval in timeline["intervals"]]
+    most = max(counts, default=0)
+    if not most:
+        return Text("\nnothing is due within the next hour")
+    bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
+    start, end = (local(timeline[side])[11:16] for side in ("start", "end"))
+    return Text(f"\ndue by the minute, {number(most)} at most\n{start} {bars} {end}")

@@ -1,0 +1,44 @@
+"""What Chronos says about itself: structlog on standard error, JSON for machines, colours for people."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+
+def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Log from this level on, as `json`, as `console`, or as fits where stdout and stderr go (`auto`)."""
+    out = sys.stderr if stream is None else stream
+    for_people = form == "console" or (form == "auto" and out.isatty() and sys.stdout.isatty())
+    renderer: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        if for_people
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            _named,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if for_people else "iso", utc=not for_people),
+            *renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=lambda *names: _Named(out, names[0] if names else ""),
+        cache_logger_on_first_use=False,
+    )
+
+
+class _Named(structlog.PrintLogger):
+    """A logger that knows what it was made for."""
+
+    def __init__(self, out: TextIO, name: str) -> None:
+        super().__init__(out)
+        self.name = name
+
+
+def _named(logger: structlog.typing.WrappedLogger, _: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    name = getattr(logger, "name", "")
+    if name:
+        event["logger"] = name
+    return event

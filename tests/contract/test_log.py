@@ -1,0 +1,513 @@
+"""What every log must do, over the embedded one and a real Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.kafka import KafkaLog
+from chronos.core.keys import partition_of
+from chronos.core.message import Record
+from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.ports import Appended, Log, Outgoing, Reader, TopicSpec, Writer
+from tests.broker import Broker
+
+PARTITIONS = 4
+TIMEOUT_S = 30.0
+NO_LIMIT = 10**8
+
+
+class Case:
+    """A log to test, with a progress topic and a target; `again()` gives a second client of the same log."""
+
+    def __init__(self, kind: str, log: Log, again: Callable[[], Log], name: Callable[..., str]) -> None:
+        self.kind = kind
+        self.log = log
+        self.again = again
+        self.name = name
+        self.progress = ""
+        self.trim: Callable[[str, int, int], object] = lambda topic, partition, offset: None
+
+    def topic(self, stem: str = "target", partitions: int = PARTITIONS, **settings: str) -> str:
+        """A new topic."""
+        name = self.name(stem)
+        spec = TopicSpec(
+            name=name, partitions=partitions, settings={key.replace("_", "."): settings[key] for key in settings}
+        )
+        self.log.prepare([spec], create=True)
+        return name
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.integration)])
+def case(request: pytest.FixtureRequest, tmp_path: Path, topic_names: Callable[..., str]) -> Iterator[Case]:
+    """The same case on each log."""
+    progress = topic_names("progress")
+    if request.param == "embedded":
+        embedded = EmbeddedLog(
+            tmp_path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0
+        )
+        case = Case("embedded", embedded, lambda: embedded, topic_names)
+        case.trim = embedded.trim
+        logs: list[Log] = [embedded]
+    else:
+        broker: Broker = request.getfixturevalue("broker")
+        cluster = topic_names("cluster")
+        logs = []
+
+        def connect() -> KafkaLog:
+            log = KafkaLog(
+                bootstrap_servers=broker.bootstrap,
+                properties={},
+                cluster=cluster,
+                progress_topic=progress,
+                transaction_timeout_s=10.0,
+            )
+            logs.append(log)
+            return log
+
+        case = Case("kafka", connect(), connect, topic_names)
+
+        def delete_records(topic: str, partition: int, offset: int) -> None:
+            admin = broker.admin()
+            for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+                future.result(TIMEOUT_S)
+
+        case.trim = delete_records
+    case.progress = progress
+    case.log.prepare([TopicSpec(name=progress, partitions=PARTITIONS, settings={})], create=True)
+    yield case
+    for log in logs:
+        log.close()
+
+
+def outgoing(
+    topic: str,
+    value: bytes | None = b"v",
+    *,
+    key: bytes | None = None,
+    headers: object = None,
+    partition: int = 0,
+) -> Outgoing:
+    return topic, key, value, headers or [], partition  # type: ignore[return-value]
+
+
+def read_until(reader: Reader, end: int) -> list[Record]:
+    """Everything up to a position; fails when it does not come."""
+    deadline = time.monotonic() + TIMEOUT_S
+    records: list[Record] = []
+    while reader.position < end:
+        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}, with {len(records)} records"
+        reader.wait(1.0)
+        records += reader.read(1_000, NO_LIMIT)
+    return records
+
+
+def settled_end(case: Case, topic: str, partition: int = 0) -> int:
+    """The stable end once no transaction is open: Kafka marks partitions a moment after the commit returned."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            ends = case.log.ends(topic, partition)
+            if ends.stable == ends.high:
+                return ends.stable
+        except LogUnavailable:  # the leader of a new topic's partition takes a moment to know that it is
+            pass
+        assert time.monotonic() < deadline
+
+
+def committed(case: Case, topic: str, partition: int = 0) -> list[Record]:
+    """Everything a read_committed reader is shown once no transaction is open."""
+    settled_end(case, topic, partition)
+    return readable(case, topic, partition)
+
+
+def readable(case: Case, topic: str, partition: int = 0) -> list[Record]:
+    """Everything a read_committed reader is shown at this moment."""
+    ends = case.log.ends(topic, partition)
+    reader = case.log.reader(topic, partition, ends.start)
+    try:
+        return read_until(reader, ends.stable)
+    finally:
+        reader.close()
+
+
+def commit(writer: Writer, messages: list[Outgoing], progress: bytes = b"progress") -> Appended:
+    writer.send(messages, progress)
+    return writer.commit(lambda timestamp_ms: None)
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+# ------------------------------------------------------------------------------------------- Appending
+
+
+def test_appended_records_are_read_back_byte_for_byte(case):
+    """Null and empty keys and values, any bytes, headers in order, repeated names, null header values."""
+    topic = case.topic(partitions=1)
+    any_bytes = bytes(range(256))
+    pairs = [("b", b"1"), ("a", b""), ("b", None), ("ü", any_bytes), ("b", b"1")]
+    sent = [
+        outgoing(topic, None, key=None),
+        outgoing(topic, b"", key=b""),
+        outgoing(topic, any_bytes, key=any_bytes, headers=pairs),
+        outgoing(topic, b"x" * 500_000, headers={"z": b"1", "a": None}),
+    ]
+    before_ms = time.time_ns() // 1_000_000
+    appended = case.log.append(sent, TIMEOUT_S)
+    after_ms = time.time_ns() // 1_000_000 + 1
+
+    assert [(each.partition, each.offset) for each in appended] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert all(before_ms - 5 <= each.timestamp_ms <= after_ms for each in appended)
+    records = readable(case, topic)
+    assert [(record.key, record.value) for record in records] == [(key, value) for _, key, value, *_ in sent]
+    assert [list(record.headers) for record in records] == [[], [], pairs, [("z", b"1"), ("a", None)]]
+    assert [record.offset for record in records] == [0, 1, 2, 3]
+
+
+def test_a_record_keeps_the_timestamp_it_was_acknowledged_with(case):
+    """It is the log's own clock that counts."""
+    topic = case.topic(partitions=1, message_timestamp_type="LogAppendTime")
+    (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
+    assert [record.timestamp_ms for record in readable(case, topic)] == [appended.timestamp_ms]
+
+
+def test_a_key_decides_the_partition_as_java_producers_place_it(case):
+    """Unless a partition is named."""
+    topic = case.topic()
+    keys = [b"key-%d" % n for n in range(40)]
+    appended = case.log.append([outgoing(topic, key=key, partition=-1) for key in keys], TIMEOUT_S)
+    assert [each.partition for each in appended] == [partition_of(key, PARTITIONS) for key in keys]
+    appended = case.log.append([outgoing(topic, key=key, partition=3) for key in keys], TIMEOUT_S)
+    assert {each.partition for each in appended} == {3}
+
+
+def test_records_without_a_key_go_to_some_partition(case):
+    """And are counted there."""
+    topic = case.topic()
+    appended = case.log.append([outgoing(topic, b"%d" % n, partition=-1) for n in range(40)], TIMEOUT_S)
+    ends = [case.log.ends(topic, partition).high for partition in range(PARTITIONS)]
+    assert sum(ends) == 40
+    assert all(each.offset < ends[each.partition] for each in appended)
+
+
+def test_many_appenders_at_once_get_offsets_of_their_own_in_their_order(case):
+    """Each finds its records where it was told, in the order it sent them."""
+    topic = case.topic(partitions=1)
+
+    def append(thread: int) -> list[Appended]:
+        return [
+            appended
+            for turn in range(10)
+            for appended in case.log.append([outgoing(topic, b"%d-%d" % (thread, turn))] * 3, TIMEOUT_S)
+        ]
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(append, range(8)))
+    records = readable(case, topic)
+    assert [record.offset for record in records] == list(range(240))
+    for thread, appended in enumerate(told):
+        assert [each.offset for each in appended] == sorted(each.offset for each in appended)
+        found = [records[each.offset].value for each in appended]
+        assert found == [b"%d-%d" % (thread, n // 3) for n in range(30)]
+
+
+def test_appending_nothing_is_no_error(case):
+    """It is not worth a question to anybody."""
+    assert case.log.append([], TIMEOUT_S) == []
+
+
+def test_a_record_its_topic_does_not_take_is_refused_and_the_next_one_is_taken(case):
+    """By its size."""
+    topic = case.topic(partitions=1, max_message_bytes="10000")
+    with pytest.raises(LogUnavailable):
+        case.log.append([outgoing(topic, b"x" * 20_000)], TIMEOUT_S)
+    case.log.append([outgoing(topic, b"small")], TIMEOUT_S)
+    assert values(readable(case, topic)) == [b"small"]
+
+
+# ------------------------------------------------------------------------------------------- Transactions
+
+
+def test_a_transaction_is_readable_only_once_it_is_committed(case):
+    """In every topic and partition it touches, the progress partition among them."""
+    first, second = case.topic("first"), case.topic("second")
+    writer = case.log.writer(2)
+    messages = [outgoing(first, b"a", partition=0), outgoing(second, b"b", partition=3), outgoing(first, b"c")]
+    writer.send(messages, b"progress")
+    places = ((first, 0), (second, 3), (case.progress, 2))
+    assert [readable(case, *place) for place in places] == [[], [], []]
+
+    appended = writer.commit(lambda timestamp_ms: None)
+    assert [values(committed(case, *place)) for place in places] == [[b"a", b"c"], [b"b"], [b"progress"]]
+    (progress,) = committed(case, case.progress, 2)
+    assert (progress.offset, appended.partition) == (appended.offset, 2)
+    assert progress.key is None
+    writer.close()
+
+
+def test_a_transaction_whose_verification_raises_is_never_seen(case):
+    """What it raised comes out, nothing is readable, ever, and the writer goes on."""
+    topic = case.topic(partitions=1)
+    writer = case.log.writer(0)
+
+    class ClockIsWrong(Exception):
+        pass
+
+    def refuse(timestamp_ms: int) -> None:
+        raise ClockIsWrong
+
+    writer.send([outgoing(topic, b"aborted")], b"aborted")
+    with pytest.raises(ClockIsWrong):
+        writer.commit(refuse)
+    commit(writer, [outgoing(topic, b"committed")], b"committed")
+    assert values(committed(case, topic)) == [b"committed"]
+    assert values(committed(case, case.progress)) == [b"committed"]
+    writer.close()
+
+
+def test_verification_is_given_the_timestamp_of_the_progress_record(case):
+    """By the clock of the log, which here is this machine's."""
+    seen: list[int] = []
+    writer = case.log.writer(0)
+    before_ms = time.time_ns() // 1_000_000
+    writer.send([], b"progress")
+    appended = writer.commit(seen.append)
+    after_ms = time.time_ns() // 1_000_000 + 1
+    assert seen == [appended.timestamp_ms]
+    assert before_ms - 5 <= seen[0] <= after_ms
+    writer.close()
+
+
+def test_messages_of_a_transaction_keep_their_order(case):
+    """Per partition, over several transactions, also of another shard."""
+    topic = case.topic(partitions=2)
+    writers = [case.log.writer(0), case.log.writer(1)]
+    for step in range(6):
+        commit(writers[step % 2], [outgoing(topic, b"%d-%03d" % (step, n), partition=n % 2) for n in range(200)])
+    for partition in range(2):
+        found = values(committed(case, topic, partition))
+        assert found == [b"%d-%03d" % (step, n) for step in range(6) for n in range(partition, 200, 2)]
+    for writer in writers:
+        writer.close()
+
+
+def test_a_new_writer_of_a_shard_makes_the_older_one_useless(case):
+    """Nothing the older one sends is ever readable; other shards do not notice."""
+    topic = case.topic(partitions=1)
+    older, other = case.log.writer(1), case.log.writer(2)
+    commit(older, [outgoing(topic, b"older")])
+    older.send([outgoing(topic, b"zombie")], b"zombie")
+    newer = case.again().writer(1)
+    with pytest.raises(ProducerLost):
+        older.commit(lambda timestamp_ms: None)
+    with pytest.raises(ProducerLost):
+        commit(older, [outgoing(topic, b"zombie again")], b"zombie again")
+    commit(newer, [outgoing(topic, b"newer")])
+    commit(other, [outgoing(topic, b"other")])
+    assert values(committed(case, topic)) == [b"older", b"newer", b"other"]
+    assert values(committed(case, case.progress, 1)) == [b"progress", b"progress"]
+    for writer in (older, newer, other):
+        writer.close()
+
+
+def test_a_new_writer_finds_what_the_older_one_committed(case):
+    """Whoever takes over reads the progress log to its end and misses nothing."""
+    for turn in range(5):
+        writer = case.again().writer(0)
+        assert values(committed(case, case.progress)) == [b"%d" % n for n in range(turn)]
+        commit(writer, [], b"%d" % turn)
+        writer.close()
+
+
+def test_a_message_too_large_for_its_topic_aborts_its_transaction_and_is_named_the_culprit(case):
+    """The innocent ones in the batch are not written either; without it they are."""
+    narrow, wide = case.topic("narrow", max_message_bytes="10000"), case.topic("wide")
+    writer = case.log.writer(0)
+    innocent = outgoing(wide, b"innocent")
+    with pytest.raises(TransactionAborted) as aborted:
+        commit(writer, [innocent, outgoing(narrow, b"x" * 20_000)])
+    assert aborted.value.culprit_likely
+    for attempt in itertools.count():
+        try:
+            commit(writer, [innocent])
+            break
+        except TransactionAborted:  # Kafka may fail the transaction after an abort once more
+            assert attempt == 0
+    assert values(committed(case, wide)) == [b"innocent"]
+    assert committed(case, narrow) == []
+    writer.close()
+
+
+# ------------------------------------------------------------------------------------------- Reading
+
+
+def test_a_reader_passes_the_markers_of_transactions(case):
+    """Its position reaches the stable end, which on Kafka lies behind the last record."""
+    topic = case.topic(partitions=1)
+    writer = case.log.writer(0)
+    commit(writer, [outgoing(topic, b"a")])
+    commit(writer, [outgoing(topic, b"b")])
+    reader = case.log.reader(topic, 0, 0)
+    end = settled_end(case, topic)
+    assert values(read_until(reader, end)) == [b"a", b"b"]
+    assert reader.position == end
+    commit(writer, [outgoing(topic, b"c")])
+    assert values(read_until(reader, settled_end(case, topic))) == [b"c"]
+    reader.close()
+    writer.close()
+
+
+def test_a_reader_starts_where_it_is_told_and_can_be_moved(case):
+    """Forwards and back."""
+    topic = case.topic(partitions=1)
+    case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
+    reader = case.log.reader(topic, 0, 7)
+    assert values(read_until(reader, 10)) == [b"7", b"8", b"9"]
+    reader.seek(2)
+    assert reader.position == 2
+    assert values(read_until(reader, 10)) == [b"%d" % n for n in range(2, 10)]
+    reader.seek(9)
+    assert values(read_until(reader, 10)) == [b"9"]
+    reader.close()
+
+
+def test_a_read_keeps_its_limit_and_goes_on_from_there(case):
+    """No record twice, none left out, at least one if there is one."""
+    topic = case.topic(partitions=1)
+    case.log.append([outgoing(topic, b"%d" % n) for n in range(50)], TIMEOUT_S)
+    reader = case.log.reader(topic, 0, 0)
+    found: list[Record] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < 50:
+        assert time.monotonic() < deadline
+        assert reader.wait(TIMEOUT_S)
+        records = reader.read(7, 1)
+        assert len(records) <= 7
+        found += records
+        assert reader.position == len(found)
+    assert values(found) == [b"%d" % n for n in range(50)]
+    reader.close()
+
+
+def test_waiting_ends_with_a_record_and_otherwise_with_the_time(case):
+    """The waiter is woken; it does not find the record by chance at the end of its time."""
+    topic = case.topic(partitions=1)
+    reader = case.log.reader(topic, 0, 0)
+    # A Kafka reader tells once that it has reached the end.
+    reader.wait(1.0)
+    assert reader.read(10, NO_LIMIT) == []
+    started = time.monotonic()
+    assert not reader.wait(0.05)
+    assert time.monotonic() - started >= 0.045
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reader.wait, TIMEOUT_S)
+        case.log.append([outgoing(topic, b"woken")], TIMEOUT_S)
+        assert waiting.result(TIMEOUT_S / 2)
+    assert values(read_until(reader, 1)) == [b"woken"]
+    reader.close()
+
+
+def test_reading_what_was_trimmed_is_a_named_error(case):
+    """Never a jump in silence."""
+    topic = case.topic(partitions=1)
+    case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
+    case.trim(topic, 0, 4)
+    assert case.log.ends(topic, 0).start == 4
+    assert values(readable(case, topic)) == [b"%d" % n for n in range(4, 10)]
+    reader = case.log.reader(topic, 0, 3)
+    with pytest.raises(LogMismatch, match="3"):
+        read_until(reader, 10)
+    reader.close()
+
+
+def test_reading_beyond_the_end_is_a_named_error(case):
+    """A store that is ahead of its log was built from another one."""
+    topic = case.topic(partitions=1)
+    case.log.append([outgoing(topic)], TIMEOUT_S)
+    reader = case.log.reader(topic, 0, 5)
+    with pytest.raises(LogMismatch, match="5"):
+        read_until(reader, 6)
+    reader.close()
+
+
+# ------------------------------------------------------------------------------------------- Topics
+
+
+def test_prepared_topics_are_there_and_stay_the_same(case):
+    """A second look and a second preparation find the same topic by its id."""
+    name = case.name("prepared")
+    spec = TopicSpec(name=name, partitions=3, settings={"max.message.bytes": "12345"})
+    (info,) = case.log.prepare([spec], create=True).values()
+    assert (info.partitions, info.leaderless, info.bytes_max) == (3, frozenset(), 12345)
+    assert info.id
+    assert case.log.prepare([spec], create=False) == {name: info}
+    assert case.log.look([name]) == {name: info}
+    assert [settled_end(case, name, n) for n in range(3)] == [0, 0, 0]
+
+
+def test_a_missing_topic_that_may_not_be_created_is_a_configuration_error(case):
+    """And it is not created."""
+    name = case.name("missing")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=name):
+            case.log.prepare([TopicSpec(name=name, partitions=1, settings={})], create=False)
+
+
+def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case):
+    """Named with both numbers; the topic is left as it is."""
+    name = case.topic(partitions=2)
+    with pytest.raises(ConfigurationError, match=rf"{name} has 2 partitions.* 3"):
+        case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)
+    info = case.log.look([name])[name]
+    assert info is not None
+    assert info.partitions == 2
+
+
+def test_looking_at_a_topic_does_not_create_it(case):
+    """Kafka has nothing there; the embedded log shows what the first record would make, without an id."""
+    name = case.name("nowhere")
+    for _ in range(2):
+        info = case.log.look([name])[name]
+        assert info is None if case.kind == "kafka" else (info is not None and info.id == "")
+    with pytest.raises(ConfigurationError, match=name):
+        case.log.prepare([TopicSpec(name=name, partitions=1, settings={})], create=False)
+
+
+@pytest.mark.parametrize("name", ["not a topic", "..", "x" * 250])
+def test_what_cannot_be_a_topic_is_not_there(case, name):
+    """By Kafka's own rule for names."""
+    assert case.log.look([name]) == {name: None}
+
+
+def test_the_ends_of_a_partition_that_is_not_there_are_a_named_error(case):
+    """Not 0, which would look like an empty one."""
+    with pytest.raises((LogMismatch, LogUnavailable)):
+        case.log.ends(case.name("nowhere"), 0)
+    with pytest.raises((LogMismatch, LogUnavailable)):
+        case.log.stable_end(case.topic(partitions=1), 1)
+
+
+def test_ends_follow_what_is_written(case):
+    """A transaction in the making holds back the stable end where the log shows it at all."""
+    topic = case.topic(partitions=1)
+    case.log.append([outgoing(topic)] * 3, TIMEOUT_S)
+    ends = case.log.ends(topic, 0)
+    assert (ends.start, ends.stable, ends.high) == (0, 3, 3)
+    assert case.log.stable_end(topic, 0) == 3
+    writer = case.log.writer(0)
+    writer.send([outgoing(topic)], b"")
+    assert case.log.stable_end(topic, 0) == 3
+    writer.commit(lambda timestamp_ms: None)
+    assert settled_end(case, topic) >= 4
+    assert case.log.stable_end(topic, 0) == settled_end(case, topic)
+    writer.close()
