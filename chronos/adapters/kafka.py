@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import structlog
@@ -87,6 +88,10 @@ CULPRIT_CODES = frozenset(
 )
 """Errors that are about a message or its topic, not about a broker being slow or gone."""
 
+_headers = methodcaller("headers")
+"""`message.headers()`, and SystemError when a name is not UTF-8. Written out, the call is specialised by the interpreter
+after some rounds and no more checked: the error then surfaces anywhere, or crashes the process."""
+
 
 class KafkaReader:
     """One partition through one consumer. See `ports.Reader`."""
@@ -126,7 +131,7 @@ class KafkaReader:
                 self._heed(error, message)
                 continue
             try:
-                headers = message.headers() or ()
+                headers = _headers(message) or ()
             except SystemError:
                 headers = None  # a name is not UTF-8; asking this message again would crash the process
             records.append(

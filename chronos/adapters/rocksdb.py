@@ -46,6 +46,12 @@ OPEN_FILES_MAX = 256
 L0_FILES_MAX = 40
 """Tables not compacted yet, each of which every read asks, at which writes wait. Compaction begins at 4."""
 
+HOLDS_ROWS = ("*.sst", "*.blob", "*.log", "MANIFEST-*")
+"""Files that only a database which was in use has, but for one."""
+
+FIRST_MANIFEST = "MANIFEST-000001"
+"""Written before the first CURRENT and gone soon after it: alone, it is what a kill left of making a new database."""
+
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
 NOT_OURS = ("Permission denied", "Read-only file system", "Not a directory", "Operation not permitted")
 MANY_FILES = "Too many open files"
@@ -130,9 +136,9 @@ class Database:
     def _check_complete(self) -> None:
         # Without CURRENT RocksDB takes the directory for a new one, and deletes what is in it.
         if self.path.is_dir() and not (self.path / "CURRENT").exists():
-            for pattern in ("*.sst", "*.blob", "MANIFEST-*"):
-                if any(self.path.glob(pattern)):
-                    raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
+            held = {file for pattern in HOLDS_ROWS for file in self.path.glob(pattern)}
+            if held - {self.path / FIRST_MANIFEST}:
+                raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
 
     def _check_blobs(self) -> None:
         # Tables are checked by RocksDB on opening; blob files only when something in them is read.

@@ -32,10 +32,12 @@ class Puller:
 
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
         """The next records, at least one if there is one; the same again until `release`."""
-        if len(self._waiting) < records_max:
+        fitting = _fitting(self._waiting[:records_max], bytes_max)
+        # What waits already and fills the batch is not added to: else every step would read more than it gives.
+        if fitting == len(self._waiting) < records_max:
             self._waiting += self._reader.read(records_max - len(self._waiting), bytes_max)
-        batch = self._waiting[:records_max]
-        return batch[: _fitting(batch, bytes_max)]
+            fitting = _fitting(self._waiting[:records_max], bytes_max)
+        return self._waiting[:fitting]
 
     def end(self) -> int:
         """Where the log ends now, for readers of committed records."""

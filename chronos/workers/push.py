@@ -187,10 +187,11 @@ class Pusher:
             return
         if look.info is None:
             assert look.missing_since_ms is not None
-            if look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS:
+            # A look from before the message was due proves nothing: the topic may have been created since.
+            if look.looked_ms >= due_ms and look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS:
                 self._bury(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, "two looks did not find the topic")
             else:
-                again_ms = look.missing_since_ms + SECOND_LOOK_MS
+                again_ms = look.looked_ms + SECOND_LOOK_MS
                 self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
             return
         if offset == self.convicted:

@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -208,9 +209,12 @@ class Tail:
         self.close()
 
 
+_headers = methodcaller("headers")  # as in the adapter: a call written out is not always checked
+
+
 def _got(message: Message) -> Got:
     try:
-        headers = message.headers() or []
+        headers = _headers(message) or []
     except SystemError:
         headers = []
     return Got(
