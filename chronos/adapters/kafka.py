@@ -8,7 +8,7 @@ carry their reason; most were measured.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import methodcaller
 from typing import Any
 
@@ -291,8 +291,10 @@ class KafkaWriter:
 
     def close(self) -> None:
         """Drop what is queued; an open transaction is for the next writer, or the broker's timeout, to end."""
-        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer.poll(0)
+        # A producer that failed for good says so again at every call: that was heard when it failed.
+        with suppress(KafkaException, SystemError):
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.poll(0)
 
 
 class KafkaLog:

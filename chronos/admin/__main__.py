@@ -2,14 +2,12 @@
 
 import sys
 
-import msgspec
-
 from chronos.admin import metrics, openapi
 
 MAKERS = {
     "http": openapi.reference,
     "metrics": metrics.reference,
-    "openapi": lambda: msgspec.json.format(msgspec.json.encode(openapi.document())).decode() + "\n",
+    "openapi": openapi.text,
 }
 
 sys.stdout.write(MAKERS[sys.argv[1] if len(sys.argv) > 1 else "http"]())

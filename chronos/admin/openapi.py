@@ -38,6 +38,11 @@ def document() -> dict[str, Any]:
     }
 
 
+def text() -> str:
+    """The description as JSON, indented."""
+    return msgspec.json.format(msgspec.json.encode(document())).decode() + "\n"
+
+
 def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary}
     parameters = [

@@ -55,7 +55,7 @@ FAULTS_SHOWN = 20
 
 T = TypeVar("T")
 
-_decode = msgspec.json.Decoder(Message | list[Message]).decode
+_decode: Callable[[bytes], Message | list[Message]] = msgspec.json.Decoder(Message | list[Message]).decode
 
 
 class Planned(Struct, frozen=True, gc=False):

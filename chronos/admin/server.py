@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
 from chronos.admin import metrics, openapi
@@ -55,7 +56,7 @@ class Server:
         config = self._node.config
         app = web.Application(
             client_max_size=max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max),
-            middlewares=[_Guard(local_only=_is_loopback(config.admin.host)).handle],
+            middlewares=[_guard(local_only=_is_loopback(config.admin.host))],
         )
         exposition = metrics.Exposition(context)
         described = _encode(openapi.document())
@@ -92,56 +93,51 @@ class Server:
             self._context.close()
 
 
-class _Guard:
+def _guard(*, local_only: bool) -> Middleware:
     """Every request passes here first, every answer last."""
 
-    def __init__(self, *, local_only: bool) -> None:
-        self._local_only = local_only
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await _answered(request, handler, local_only=local_only)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
 
-    @property
-    def handle(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-        """The middleware."""
+    return guarded
 
-        @web.middleware
-        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            response = await self._answered(request, handler)
-            response.headers["X-Content-Type-Options"] = "nosniff"
-            response.headers["Cache-Control"] = "no-store"
-            response.headers["Referrer-Policy"] = "no-referrer"
-            return response
 
-        return guarded
+async def _answered(request: web.Request, handler: Handler, *, local_only: bool) -> web.StreamResponse:
+    try:
+        _check_sender(request, local_only=local_only)
+        return await handler(request)
+    except ProblemError as error:
+        return answer(error.problem)
+    except web.HTTPException as error:
+        return plain(error)
+    except ChronosError as error:
+        if isinstance(error, Stop):
+            log.error("request failed", path=request.path, why=str(error))
+        return answer(from_error(error).problem)
+    except Exception:
+        log.exception("request failed", method=request.method, path=request.path)
+        problem = ProblemError(500, "internal", "the log of this node says more", hint="this is a bug in Chronos")
+        return answer(problem.problem)
 
-    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            self._check(request)
-            return await handler(request)
-        except ProblemError as error:
-            return answer(error.problem)
-        except web.HTTPException as error:
-            return plain(error)
-        except ChronosError as error:
-            if isinstance(error, Stop):
-                log.error("request failed", path=request.path, why=str(error))
-            return answer(from_error(error).problem)
-        except Exception:
-            log.exception("request failed", method=request.method, path=request.path)
-            problem = ProblemError(500, "internal", "the log of this node says more", hint="this is a bug in Chronos")
-            return answer(problem.problem)
 
-    def _check(self, request: web.Request) -> None:
-        """A web page elsewhere may make a browser send requests here: let it change nothing, and read nothing."""
-        if self._local_only and not _names_this_machine(request.host):
-            raise ProblemError(
-                421, "wrong-host", f"{request.host[:200]} is not a name of this node, which listens on loopback only",
-                hint="use 127.0.0.1 or localhost",
-            )  # fmt: skip
-        if request.method in SAFE:
-            return
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        origin = request.headers.get("Origin")
-        if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc != request.host):
-            raise ProblemError(403, "cross-site", f"this request comes from {origin or 'another web site'}")
+def _check_sender(request: web.Request, *, local_only: bool) -> None:
+    """A web page elsewhere may make a browser send requests here: let it change nothing, and read nothing."""
+    if local_only and not _names_this_machine(request.host):
+        raise ProblemError(
+            421, "wrong-host", f"{request.host[:200]} is not a name of this node, which listens on loopback only",
+            hint="use 127.0.0.1 or localhost",
+        )  # fmt: skip
+    if request.method in SAFE:
+        return
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    origin = request.headers.get("Origin")
+    if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc != request.host):
+        raise ProblemError(403, "cross-site", f"this request comes from {origin or 'another web site'}")
 
 
 class _Runner:

@@ -49,10 +49,10 @@ def send(
         raise Usage("give a VALUE, - to read it from stdin, or --null")
     pairs: dict[str, Bytes] = {}
     for each in headers:
-        name, equals, content = each.partition("=")
+        name, equals, text = each.partition("=")
         if not equals or not name:
             raise Usage(f"--header {each}: write NAME=VALUE")
-        pairs[name] = content
+        pairs[name] = text
 
     def made(content: Bytes) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""Runs the figures, prints the table, writes JSON, and keeps docs/benchmarks.md."""
+"""Runs the figures, prints the table, writes JSON, and with --keep puts them into docs/benchmarks.md."""
 
 import argparse
 import datetime
@@ -17,7 +17,6 @@ from tests.bench.figures import FIGURES, Bench, machine
 from tests.broker import Broker, kafka_version
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def main() -> int:
@@ -57,13 +56,20 @@ def _print(bench: Bench) -> None:
 
 
 def _keep(bench: Bench, where: str) -> None:
-    lines = [f"Measured on {datetime.date.today()} by `./scripts/bench --keep`: {where}.", ""]
-    lines += ["| figure | measured | bar | |", "|---|---|---|---|"]
-    lines += [f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |" for row in bench.rows]
-    text = BENCHMARKS.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    BENCHMARKS.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}")
+    measured = [f"Measured on {datetime.date.today()} by `./scripts/bench --keep`: {where}."]
+    if bench.rows:
+        rows = [f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |" for row in bench.rows]
+        _write_between("measured", [*measured, "", "| figure | measured | bar | |", "|---|---|---|---|", *rows])
+    if bench.stages:
+        costs = [f"| {stage} | {cost_us:.2f} |" for stage, cost_us in bench.stages.items()]
+        _write_between("stages", [*measured, "", "| stage | us a message |", "|---|---|", *costs])
+
+
+def _write_between(name: str, lines: list[str]) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, rest = BENCHMARKS.read_text().split(begin)
+    _, tail = rest.split(end)
+    BENCHMARKS.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")
 
 
 if __name__ == "__main__":

@@ -194,10 +194,14 @@ def pass_through(bootstrap: str, source: str, target: str, count: int) -> float:
     return rate
 
 
-def post(url: str, body: str, batches: int, clients: int = 4) -> float:
-    """Messages a second that several clients got acknowledged."""
-    data = body.encode()
-    size = len(json.loads(body))
+def post(url: str, batches: int, size: int, due_ms: int, clients: int = 4) -> float:
+    """Messages a second that several clients got acknowledged, `size` of them to a request."""
+    messages = [
+        {"target": {"topic": "orders", "headers": {"traceparent": TRACE.decode()}}, "value": "x" * VALUE_BYTES,
+         "deliver_at": due_ms + at}
+        for at in range(size)
+    ]  # fmt: skip
+    data = json.dumps(messages).encode()
 
     def send(_: int) -> None:
         request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method="POST")

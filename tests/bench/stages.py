@@ -1,0 +1,134 @@
+"""What one message costs on the hot path, stage by stage, in microseconds of one core; no broker needed."""
+
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from chronos.adapters.rocks import RocksStore
+from chronos.core.codec import FRESH
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Record, Rules
+from chronos.core.progress import Progress
+from chronos.core.shard import Selection, Shard, Staged
+from chronos.core.wheel import Wheel
+from chronos.ports import TopicInfo
+from chronos.workers.push import Pusher
+from tests.bench import load
+
+T = TypeVar("T")
+
+BATCH = 5_000
+BATCHES = 40
+NOW_MS = 1_800_000_000_000
+
+
+class _Stopwatch:
+    """Time spent by stage."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = {}
+
+    def time(self, stage: str, work: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        result = work()
+        self.spent_s[stage] = self.spent_s.get(stage, 0.0) + time.perf_counter() - started
+        return result
+
+
+class _Topics:
+    """The one question a pusher asks its log."""
+
+    def look(self, topics: list[str]) -> dict[str, TopicInfo | None]:
+        return {topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588) for topic in topics}
+
+
+def _records(batch: int, *, keyed: bool) -> list[Record]:
+    value = os.urandom(load.VALUE_BYTES)
+    records = []
+    for at in range(batch * BATCH, (batch + 1) * BATCH):
+        headers = list(load.headers(NOW_MS + at // 500, "orders").items())
+        records.append(Record(at, NOW_MS - 60_000, b"order-%d" % at if keyed else None, value, headers))
+    return records
+
+
+def _progress(shard: Shard, staged: Staged, selection: Selection) -> Progress:
+    return Progress(
+        role_epoch=1, log_epoch=1, node="bench", instance="bench", pull_offset=staged.pull_offset,
+        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], selected=len(selection.items),
+    )  # fmt: skip
+
+
+def _step(watch: _Stopwatch, shard: Shard, store: RocksStore, staged: Staged, selection: Selection, way: str) -> None:
+    progress = _progress(shard, staged, selection)
+    offset = shard.state.applied
+    changes = watch.time(
+        f"{way}: apply", lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS)
+    )
+    watch.time(f"{way}: write to the store", lambda: store.write(changes.puts, changes.deletes))
+    watch.time(f"{way}: adopt", lambda: shard.adopt(changes))
+
+
+def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:
+    rules = Rules(shard=0, shards=4)
+    store = RocksStore(directory)
+    shard = Shard(rules=rules, state=FRESH, view=store)
+    way = "ingest with a key" if keyed else "ingest"
+    for batch in range(BATCHES):
+        records = _records(batch, keyed=keyed)
+        staged = watch.time(f"{way}: parse and stage", lambda records=records: shard.stage(records))  # type: ignore[misc]
+        nothing = Selection(items=[], entries=[], cursor=shard.state.cursor, complete=True)
+        _step(watch, shard, store, staged, nothing, way)
+    if not keyed:
+        _drain(watch, shard, store, rules)
+    store.close()
+
+
+def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> None:
+    pusher = Pusher(
+        _Topics(), rules, delay_topic="chronos.delay", rejected_topic="r", dead_letter_topic="d", create_topics=False,  # type: ignore[arg-type]
+        attempts_max=5, retry_base_ms=1_000, retry_cap_ms=60_000,
+    )  # fmt: skip
+    until_ms = NOW_MS + 3_600_000
+    store.flush()
+    while shard.state.pending:
+        watch.time("drain: read ahead", lambda: shard.read_ahead(until_ms, 2 * BATCH))
+        staged = shard.stage([])
+        selection = watch.time("drain: select and unpack", lambda: shard.select(staged, until_ms, BATCH, 8_000_000))  # noqa: B023
+        watch.time("drain: plan", lambda: pusher.plan(selection, (), until_ms))  # noqa: B023
+        _step(watch, shard, store, staged, selection, "drain")
+
+
+def _wheel(watch: _Stopwatch) -> None:
+    data = bytes(300)
+    items = [(NOW_MS + at // 5, at, data) for at in range(BATCH)]
+    for _ in range(BATCHES):
+        wheel = Wheel((NOW_MS - 1, OFFSET_MAX))
+        through = (NOW_MS + 10_000, OFFSET_MAX)
+        wheel.extend([], through)
+        watch.time("wheel: add", lambda wheel=wheel: [wheel.add(*item) for item in items])  # type: ignore[misc]
+        watch.time("wheel: peek", lambda wheel=wheel: wheel.peek(NOW_MS + 10_000, BATCH))  # type: ignore[misc]
+        watch.time("wheel: forget", lambda wheel=wheel: [wheel.forget(due, at) for due, at, _ in items])  # type: ignore[misc]
+        wheel.clear((NOW_MS - 1, OFFSET_MAX))
+        watch.time("wheel: extend", lambda wheel=wheel, through=through: wheel.extend(items, through))  # type: ignore[misc]
+        watch.time("wheel: advance", lambda wheel=wheel: wheel.advance((NOW_MS + 500, 0)))  # type: ignore[misc]
+
+
+def measure() -> dict[str, float]:
+    """Microseconds a message by stage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    watch = _Stopwatch()
+    directory = Path(tempfile.mkdtemp(prefix="chronos-stages-"))
+    try:
+        _flow(watch, directory / "plain", keyed=False)
+        _flow(watch, directory / "keyed", keyed=True)
+        _wheel(watch)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return {stage: spent_s / (BATCH * BATCHES) * 1e6 for stage, spent_s in watch.spent_s.items()}
