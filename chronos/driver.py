@@ -5,6 +5,7 @@ the branch of `errors` it belongs to: a Retry pauses and says why, losing the pr
 the store, a Stop ends the process.
 """
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -51,6 +52,8 @@ ABORT_PAUSE_S = 0.05
 
 HALVINGS_MAX = 20
 """Aborted transactions in a row that the search for a culprit may take: log2 of a batch, and some more."""
+
+DIGITS = re.compile(r"\d+")
 
 REFUSALS_REMEMBERED = 20_000
 """Refusals kept for those who wait to learn what became of their action."""
@@ -362,7 +365,8 @@ class ShardDriver(threading.Thread):
 
     def _pause(self, error: Retry) -> None:
         text = str(error)
-        if self.paused is None or self.paused[:40] != text[:40]:
+        # A reason that only counts on, in bytes or milliseconds, is the same reason.
+        if self.paused is None or DIGITS.sub("", self.paused) != DIGITS.sub("", text):
             log.warning("paused", shard=self.number, why=text)
         self.paused = text
 

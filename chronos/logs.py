@@ -27,6 +27,20 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
         logger_factory=lambda *names: _Named(out, names[0] if names else ""),
         cache_logger_on_first_use=False,
     )
+    logging.basicConfig(handlers=[_Forward()], level=logging.WARNING, force=True)
+
+
+class _Forward(logging.Handler):
+    """Takes what libraries log by the standard library into the same stream and form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line; what is wrong with somebody's request is no error of ours, and needs no traceback."""
+        kind = record.exc_info[0] if record.exc_info else None
+        level = record.levelno
+        if kind is not None and kind.__module__.startswith("aiohttp.http"):
+            level = logging.DEBUG
+        why = {} if kind is None else {"why": f"{kind.__name__}: {record.exc_info[1]}"}  # type: ignore[index]
+        structlog.get_logger(record.name).log(level, record.getMessage(), **why)
 
 
 class _Named(structlog.PrintLogger):

@@ -26,6 +26,7 @@ from chronos.errors import ChronosError, LogMismatch, NoSpace, Retry, Stop, Stor
 from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 from chronos.workers.master import Limits
 from chronos.workers.push import Pusher
+from chronos.workers.watch import Watch
 
 log = structlog.get_logger("chronos.node")
 
@@ -68,7 +69,9 @@ class Node:
         try:
             self._claim_data_dir()
             self.log = self._open_log()
-            infos = self.log.prepare(self._topics(), create=self.config.topics.create)
+            topics = self._topics()
+            infos = self.log.prepare(topics, create=self.config.topics.create)
+            self._watch = Watch(self.log, topics[:2], infos)
             cache = shared_cache(self.config.store.block_cache)
             for number in range(self.config.shards):
                 store = self._open_store(number, cache)
@@ -183,7 +186,8 @@ class Node:
                 raise LogMismatch(
                     f"the store in {self._data_dir / 'shards' / str(number)} was built with {name}={was}, now it is {now}."
                     " A topic id changes when a topic is deleted and created again: its pending messages are gone from"
-                    " the log. Point Chronos to the right cluster and topics, or remove the data directory to start anew."
+                    " the log. Point Chronos to the right cluster and topics; or, to start anew, remove the data directory"
+                    " and both the delay and the progress topic."
                 )
 
     def _driver(self, number: int, store: Store) -> ShardDriver:
@@ -274,18 +278,22 @@ class Node:
         )  # fmt: skip
 
     def _keep(self) -> None:
-        """Flush what the replay after a crash would have to repeat, and let the embedded log forget what is flushed."""
+        """Look at the topics; flush what a replay would have to repeat; let the embedded log forget what is flushed."""
         flushed_s = expired_s = time.monotonic()
+        look_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
         while not self._stopping.wait(KEEPER_S):
             now_s = time.monotonic()
             try:
+                now_ms = self.clock.now_ms()
+                if now_ms >= look_ms:
+                    look_ms = self._watch.step(now_ms)
                 if now_s - flushed_s >= flush_every_s:
                     flushed_s = now_s
                     self._flush()
                 if isinstance(self.log, EmbeddedLog) and now_s - expired_s >= EXPIRE_EVERY_S:
                     expired_s = now_s
-                    self.log.expire(self.clock.now_ms())
+                    self.log.expire(now_ms)
             except Retry as error:
                 log.warning("keeping", why=str(error))
             except Stop as error:

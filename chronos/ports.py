@@ -154,6 +154,10 @@ class Store(View, Protocol):
         """Flush and close."""
 
 
+CLOCK_TOLERANCE_MS = 500
+"""How far two clocks may differ, or one may be stepped, before nothing is delivered by them (law 2)."""
+
+
 class Clock(Protocol):
     """The time of this machine."""
 

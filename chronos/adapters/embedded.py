@@ -36,6 +36,7 @@ from chronos.adapters.embedded_rows import (
 from chronos.core.keys import partition_of
 from chronos.core.message import TOPIC_NAME, Record
 from chronos.errors import (
+    ClockDisagrees,
     ConfigurationError,
     LogMismatch,
     LogUnavailable,
@@ -43,7 +44,7 @@ from chronos.errors import (
     StoreCorrupt,
     TransactionAborted,
 )
-from chronos.ports import Appended, Clock, Ends, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Ends, Outgoing, TopicInfo, TopicSpec
 
 RETENTION_MS = 7 * 86_400_000
 DISK_RESERVE_BYTES = 256 << 20
@@ -341,13 +342,23 @@ class EmbeddedLog:
             raise LogUnavailable(str(refused)) from refused
         with self._lock:
             self._journal.make_ready()
-            timestamp_ms = self._clock.now_ms()
+            timestamp_ms = self._timestamp_ms()
             offsets, ticket = self._write(placed, timestamp_ms)
         self._journal.wait_synced(ticket, timeout_s)
         return [
             Appended(partition=partition.partition, offset=offset, timestamp_ms=timestamp_ms)
             for (partition, _), offset in zip(placed, offsets, strict=True)
         ]
+
+    def _timestamp_ms(self) -> int:
+        """What records get. The host's clock is the only one here: once it was stepped, nobody knows the time (law 2)."""
+        stepped_ms = self._clock.stepped_ms()
+        if abs(stepped_ms) > CLOCK_TOLERANCE_MS:
+            raise ClockDisagrees(
+                f"this machine's clock was stepped by {stepped_ms} ms while Chronos ran. Nothing is accepted or delivered"
+                " until it is back; if the new time is the right one, restart Chronos"
+            )
+        return self._clock.now_ms()
 
     def writer(self, shard: int) -> EmbeddedWriter:
         """A writer for the shard; the earlier ones are lost, and what they wrote last is synced."""
@@ -372,7 +383,7 @@ class EmbeddedLog:
             self._journal.make_ready()
             if self._writers.get(shard) is not writer:
                 raise ProducerLost(f"another writer has taken over shard {shard}")
-            timestamp_ms = self._clock.now_ms()
+            timestamp_ms = self._timestamp_ms()
             verify(timestamp_ms)
             offsets, ticket = self._write(placed, timestamp_ms)
         try:
@@ -463,6 +474,7 @@ class EmbeddedLog:
 
     def expire(self, now_ms: int) -> None:
         """Trim what is older than its topic keeps; Chronos's own topics keep all but for `retention.ms`."""
+        self._timestamp_ms()  # a clock that was set ahead must not drop what is still young
         with self._lock:
             topics = list(self._topics.items())
         for name, topic in topics:

@@ -181,6 +181,8 @@ class KafkaWriter:
         self._narrow_topics = narrow_topics
         self._producer = Producer(dict(settings))
         self._deadline = 0.0
+        self._written = -1
+        """Offset of the last progress record committed."""
         self._reports: list[tuple[KafkaError | None, Message]] = []
         deadline = time.monotonic() + INIT_TIMEOUT_S
         while True:
@@ -215,15 +217,21 @@ class KafkaWriter:
         failure, report = self._reports[0]
         if failure is not None:
             raise self._aborted(failure, deadline)
-        timestamp_ms = report.timestamp()[1]
+        timestamp_ms, offset = report.timestamp()[1], report.offset()
+        assert offset is not None
+        if offset <= self._written:
+            self._abort()
+            raise LogMismatch(
+                f"{self._progress_topic}/{self._shard} took a record at offset {offset} after one at {self._written}: the"
+                " topic was deleted and created again. Nothing of this step was committed."
+            )
         try:
             verify(timestamp_ms)
         except BaseException:
             self._abort()
             raise
         self._commit(deadline)
-        offset = report.offset()
-        assert offset is not None
+        self._written = offset
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
 
     @contextmanager

@@ -18,7 +18,10 @@ BLOCK_CACHE_BYTES = 64 << 20
 BLOB_BYTES_MIN = 16 << 10
 
 
-def shared_cache(size_bytes: int) -> Cache:
+BlockCache = Cache
+
+
+def shared_cache(size_bytes: int) -> BlockCache:
     """A block cache for the stores of all shards: one bound for the process, used where the work is."""
     return Cache(size_bytes)
 

@@ -24,6 +24,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from chronos.adapters.rocksdb_wal import check_wal
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, StoreCorrupt, StoreInUse
 
 Row = tuple[bytes, bytes]
@@ -126,6 +127,9 @@ class Database:
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
         self._check_complete()
+        if wal:
+            for file in path.glob("*.log"):
+                check_wal(file, remedy)
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(path), options)

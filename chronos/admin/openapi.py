@@ -21,6 +21,9 @@ def document() -> dict[str, Any]:
     found = table(None)
     types = [kind for route in found for kind in (route.body, route.answer) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, wire.Problem], ref_template=_TEMPLATE)
+    for name in ("Message", "Move"):
+        # What no single field can say.
+        components[name]["oneOf"] = [{"required": ["deliver_at"]}, {"required": ["delay"]}]
     by_type = dict(zip(map(repr, types), schemas, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in found:

@@ -24,6 +24,9 @@ WAIT_MAX_MS = 60_000
 LOOK_S = 0.25
 """Longest single wait of a poll, after which it looks whether anybody still wants to know."""
 
+APPEARANCE_S = 0.02
+"""How often to look whether a topic has appeared; nothing tells."""
+
 
 class _Browsable(Protocol):
     """What only the embedded log can do."""
@@ -62,8 +65,11 @@ class TopicReads:
             wait_ms = duration_ms(query.wait)
         except ValueError as error:
             raise wrong_field("wait", str(error)) from None
+        if wait_ms > WAIT_MAX_MS:
+            raise wrong_field("wait", f"at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
+        deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000
+        await self._appearance(topic, deadline_s)
         reader = await self._context.in_thread(self._reader, topic, query)
-        deadline_s = asyncio.get_running_loop().time() + min(wait_ms, WAIT_MAX_MS) / 1_000
         try:
             records = await self._read(reader, query.limit, deadline_s, call)
         except LogMismatch as error:
@@ -76,6 +82,14 @@ class TopicReads:
         return 200, Records(
             records=[_record(record, query.partition) for record in records], next_offset=reader.position
         )
+
+    async def _appearance(self, topic: str, deadline_s: float) -> None:
+        """Wait for the topic: it is there from its first record on, and that may be what the reader waits for."""
+        while topic not in self._embedded().topics() and not self._context.stopping.is_set():
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, APPEARANCE_S))
 
     async def _read(self, reader: Reader, limit: int, deadline_s: float, call: Call) -> list[Record]:
         """What is there; nothing once the time is over, the server stops, or nobody listens any more."""

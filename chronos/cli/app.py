@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 Output = Annotated[
-    Format, typer.Option("-o", "--output", help="For people (text) or for programs (json).", show_default=True)
+    Format, typer.Option("-o", "--output", metavar="text|json", help="For people (text) or for programs (json).", show_default=True)
 ]
 Server = Annotated[
     str,
@@ -129,7 +129,7 @@ def list_(
     target: Annotated[str | None, typer.Option("--to", metavar="TOPIC", help="Only those for this topic.")] = None,
     due_from: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only those due from then on.")] = None,
     due_to: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only those due before then.")] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Most messages to show.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Most messages to show.")] = 50,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
@@ -180,9 +180,9 @@ def tail(
     start: Annotated[
         str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
     ] = "end",
-    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, metavar="N", help="Stop after so many records.")] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", min=0, help="Only this partition; all, if absent.")
+        int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition; all, if absent.")
     ] = None,
     headers: Annotated[bool, typer.Option("--headers", help="Show offset, time, key and headers too.")] = False,
     output: Output = Format.text,
@@ -209,7 +209,7 @@ def status(
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Show the node, its shards, how late it delivers and what is due next."""
+    """Show the node, its shards, and how late it delivers."""
     from chronos.cli.status import show
 
     show(server, output, watch=watch)
@@ -236,7 +236,7 @@ def archive(output: Output = Format.text) -> None:
 
 @app.command()
 def audit(output: Output = Format.text) -> None:
-    """Prove from the archive what was delivered, missing, early or late. Not supported yet."""
+    """Prove from the archive what was delivered. Not supported yet."""
     _not_yet("audit", output)
 
 
@@ -278,9 +278,9 @@ def config(
 
 @app.command()
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
-    """Look for what is wrong: settings, data directory, stores, disk, log, topics, clocks.
+    """Look for what is wrong, and say what to do about it.
 
-    With the service stopped every store is read and its checksums are checked; while it runs, it is asked. Takes the
+    Looks at settings, data directory, disk, stores, log, topics and clocks. With the service stopped every store is read and its checksums are checked; while it runs, it is asked. Takes the
     settings that `serve` takes. Exit code 5 when a store is damaged, 3 when the log does not answer, 1 for the rest.
 
     \b

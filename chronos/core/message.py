@@ -284,7 +284,11 @@ def _plain(
     entry = Entry(key, due_ms, topic, None, headers, record.value, record.timestamp_ms)
     if key is None:
         return entry
-    return _judge_id(key, rules, own=True) or Keyed(entry, Verb.SCHEDULE, OnConflict.REJECT)
+    if key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key or rules.refuse_wrong_shard:
+        refusal = _judge_id(key, rules, own=True)
+        if refusal is not None:
+            return refusal
+    return Keyed(entry, Verb.SCHEDULE, OnConflict.REJECT)
 
 
 def _repeated(headers: Headers) -> str | None:

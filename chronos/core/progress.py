@@ -4,7 +4,7 @@ Layout: a version byte, then a msgpack array in the field order below; a field i
 default. A change of meaning takes a new version, and a replica that does not know a version stops.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -59,16 +59,32 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     cursor_due_ms: int
     cursor_offset: int
     pull_offset: int
-    selected: int
-    """How many messages lie between the last cursor and this one: replay checks that it finds as many."""
+    counts: tuple[int, ...]
+    """How many messages between the last cursor and this one had each outcome, from `Outcome.DELIVERED` on."""
     refused: tuple[tuple[int, int], ...] = ()
     """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
     decisions: tuple[Decision, ...] = ()
     """Every selected message that was not simply delivered for good, in order."""
+    probes: int = 0
+    """Probes among the delay records staged."""
+
+    @property
+    def selected(self) -> int:
+        """How many messages were selected: replay checks that it finds as many."""
+        return sum(self.counts)
 
     def refusals(self) -> Mapping[int, int]:
         """The refused delay records as offset -> reason."""
         return dict(self.refused)
+
+
+def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, ...]:
+    """`Progress.counts` of so many selected messages, of which all but those decided otherwise were delivered."""
+    counts = [0] * len(Outcome)
+    counts[0] = selected - len(decisions)
+    for decision in decisions:
+        counts[decision.outcome - 1] += 1
+    return tuple(counts)
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -131,7 +131,12 @@ def page(
             rows.append(Row(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
             if len(rows) == limit:
                 return rows, (place_ms, offset)
-    return rows, entry_position(found[-1][0]) if found else None
+    if not found:
+        return rows, None
+    through = entry_position(found[-1][0])
+    # A scan that stopped at its bytes looks like one that reached the end: only one that finds nothing proves it.
+    at_end = len(found) < scan_max and not view.scan(_key_behind(through), stop, 1, 1)
+    return rows, None if at_end else through
 
 
 def next_place_ms(view: View, state: State) -> int | None:

@@ -63,7 +63,7 @@ from chronos.core.message import (
     parse,
 )
 from chronos.core.moment import MS_MAX
-from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress
+from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress, count_outcomes
 from chronos.core.wheel import Item, Position, Wheel
 from chronos.errors import LogMismatch
 
@@ -462,6 +462,7 @@ class Shard:
         strangers = decided.difference(item[:2] for item in selection.items) if decided else decided
         for what, told, found in (
             ("settled messages", progress.selected, len(selection.items)),
+            ("their outcomes", progress.counts, count_outcomes(len(selection.items), progress.decisions)),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
             ("refused records", len(progress.refused), len(staged.refused)),
             ("decisions about messages it did not settle", 0, len(strangers)),

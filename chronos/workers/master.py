@@ -5,22 +5,20 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel seen in time w
 stops the others).
 """
 
+from collections.abc import Sequence
+
 import structlog
 from msgspec import Struct
 
 from chronos.core.message import Record
-from chronos.core.progress import Decision, Progress, pack_progress
+from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Selection, Shard, Staged
-from chronos.core.wheel import Position
 from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, TransactionAborted
-from chronos.ports import Appended, Clock, Store, Writer
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 
 log = structlog.get_logger("chronos.master")
-
-CLOCK_TOLERANCE_MS = 500
-"""How far the broker's clock and this machine's may differ (law 2)."""
 
 HEARTBEAT_MS = 60_000
 """A master that has nothing to say says so once a minute: a standalone node elsewhere waits for 90 s of silence."""
@@ -106,7 +104,8 @@ class Master:
     def step(self, now_ms: int) -> int:
         """One step; when to be called again, in epoch ms. At most one transaction."""
         self.last = None
-        if not self._clock_agrees or now_ms - self._committed_ms >= HEARTBEAT_MS:
+        # A clock that went back would hold the heartbeat up, and with it the word that the clock is wrong.
+        if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
             self._beat()
         records, reached_ms = self._pull(now_ms)
         staged = self._shard.stage(records)
@@ -148,6 +147,8 @@ class Master:
         still be selected now: a backlog costs one question, not one a step.
         """
         limits = self._limits
+        if now_ms < self._reached_ms:
+            self._reached_ms = 0  # the clock was set back: by it, that moment is still to come
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
         if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
@@ -166,8 +167,9 @@ class Master:
         ahead_ms = staged.watermark_ms - now_ms
         if ahead_ms > CLOCK_TOLERANCE_MS:
             raise ClockDisagrees(
-                f"the log holds records {ahead_ms} ms in this machine's future: its clock, or the broker's, is wrong."
-                " Nothing is pulled or delivered until they agree; check NTP on both"
+                f"the log holds records {ahead_ms} ms in this machine's future: its clock, or the broker's, is wrong or"
+                " was when they were written. Nothing is pulled or delivered until this machine's clock has reached"
+                " them; check NTP on both"
             )
 
     def _select(self, staged: Staged, until_ms: int) -> Selection:
@@ -179,13 +181,7 @@ class Master:
     def _commit(self, staged: Staged, selection: Selection, now_ms: int, until_ms: int) -> list[Decision]:
         """Push, commit, apply; what was decided beside plain deliveries."""
         plan = self._pusher.plan(selection, staged.refusals, now_ms)
-        progress = self._progress(
-            selection.cursor,
-            staged.pull_offset,
-            len(selection.items),
-            tuple(staged.refused),
-            tuple(plan.decisions),
-        )
+        progress = self._progress(staged, selection, plan.decisions)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
@@ -210,16 +206,10 @@ class Master:
     def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
         """Law 2: the broker's timestamp lies between produce and report, give or take half a second."""
         reported_ms = self._clock.now_ms()
-        stepped_ms = self._clock.stepped_ms()
         early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
-        if max(early_ms, late_ms, abs(stepped_ms)) <= CLOCK_TOLERANCE_MS:
+        if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS:
             return
         self._clock_agrees = False
-        if abs(stepped_ms) > CLOCK_TOLERANCE_MS:
-            raise ClockDisagrees(
-                f"this machine's clock was stepped by {stepped_ms} ms while Chronos ran. Nothing is delivered until it"
-                " is back; if the new time is the right one, restart Chronos"
-            )
         raise ClockDisagrees(
             f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this machine's. The step was"
             " aborted and nothing is delivered until they agree; check NTP on both"
@@ -240,31 +230,25 @@ class Master:
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
         nobody = Selection(items=[], entries=[], cursor=state.cursor, complete=True)
-        progress = self._progress(state.cursor, state.pull_offset, 0, (), ())
+        progress = self._progress(nothing, nobody, [])
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))
         self._apply(nothing, nobody, progress, self._finish(produced_ms))
 
-    def _progress(
-        self,
-        cursor: Position,
-        pull_offset: int,
-        selected: int,
-        refused: tuple[tuple[int, int], ...],
-        decisions: tuple[Decision, ...],
-    ) -> Progress:
+    def _progress(self, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
         identity = self._identity
         return Progress(
             role_epoch=identity.role_epoch,
             log_epoch=identity.log_epoch,
             node=identity.node,
             instance=identity.instance,
-            cursor_due_ms=cursor[0],
-            cursor_offset=cursor[1],
-            pull_offset=pull_offset,
-            selected=selected,
-            refused=refused,
-            decisions=decisions,
+            cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1],
+            pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions),
+            refused=tuple(staged.refused),
+            decisions=tuple(decisions),
+            probes=staged.probes,
         )
 
     def _suspect_of(self, error: TransactionAborted, staged: Staged, selection: Selection) -> None:

@@ -45,8 +45,9 @@ class Reminder:
 def instant(wall: datetime, zone: str) -> datetime:
     """The one point in time that is meant, in UTC.
 
-    In a gap (clocks go forward, 01:30 is skipped) the offset from before is taken: 01:30 becomes 02:30, as late on the wall as
-    the gap is long. In an overlap (clocks go back, 01:30 comes twice) the first is taken: early is better than late.
+    In a gap (clocks go forward, 01:30 is skipped) the offset from before is taken: 01:30 becomes 02:30, as late on the
+    wall as the gap is long. In an overlap (clocks go back, 01:30 comes twice) the first is taken: early is better
+    than late.
     `fold=0` means exactly these two; it is written out because both are decisions.
     """
     assert wall.tzinfo is None, "a wall-clock time has no zone; that is what `zone` is for"
@@ -73,9 +74,7 @@ class Reminders:
         """Set a reminder, or set it anew; when it is due."""
         due = instant(reminder.wall, reminder.zone)
         payload = json.dumps({"customer": reminder.customer, "name": reminder.name})
-        self._client.schedule(
-            TOPIC, payload, at=due, id=reminder.id, key=reminder.customer, on_conflict="replace"
-        )
+        self._client.schedule(TOPIC, payload, at=due, id=reminder.id, key=reminder.customer, on_conflict="replace")
         self.reminders[reminder.id] = reminder
         return due
 

@@ -13,7 +13,7 @@ from chronos.adapters.rocks import RocksStore
 from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Record, Rules
-from chronos.core.progress import Progress
+from chronos.core.progress import Progress, count_outcomes
 from chronos.core.shard import Selection, Shard, Staged
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
@@ -59,7 +59,7 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
 def _progress(shard: Shard, staged: Staged, selection: Selection) -> Progress:
     return Progress(
         role_epoch=1, log_epoch=1, node="bench", instance="bench", pull_offset=staged.pull_offset,
-        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], selected=len(selection.items),
+        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), ()),
     )  # fmt: skip
 
 

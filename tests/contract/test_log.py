@@ -51,9 +51,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, topic_names: Callable[.
     """The same case on each log."""
     progress = topic_names("progress")
     if request.param == "embedded":
-        embedded = EmbeddedLog(
-            tmp_path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0
-        )
+        embedded = EmbeddedLog(tmp_path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0)
         case = Case("embedded", embedded, lambda: embedded, topic_names)
         case.trim = embedded.trim
         logs: list[Log] = [embedded]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from chronos.core.codec import FRESH, STATE_WORDS, State, unpack_entry, unpack_state, unpack_word
 from chronos.core.keys import STATE_KEY, entry_key, entry_position, parse_address, word_key
 from chronos.core.message import Reason, Rules, entry_id
-from chronos.core.progress import Decision, Outcome, Progress, pack_progress, unpack_progress
+from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
 from chronos.core.shard import Selection, Shard, Staged
 from tests.core.model import LAST, Fate, Message, Model, Rows
 from tests.core.script import (
@@ -181,9 +181,10 @@ class Master:
             cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1],
             pull_offset=staged.pull_offset,
-            selected=len(selection.items),
+            counts=count_outcomes(len(selection.items), decisions),
             refused=tuple(staged.refused),
             decisions=decisions,
+            probes=staged.probes,
         )
         return unpack_progress(pack_progress(progress))
 

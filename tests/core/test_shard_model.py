@@ -75,8 +75,8 @@ def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it
     if wrong == "fewer" and progress.selected == 0:
         wrong = "more"
     bad = {
-        "more": replace(progress, selected=progress.selected + 1),
-        "fewer": replace(progress, selected=progress.selected - 1),
+        "more": replace(progress, counts=(progress.counts[0] + 1, *progress.counts[1:])),
+        "fewer": replace(progress, counts=(progress.counts[0] - 1, *progress.counts[1:])),
         "refused": replace(progress, refused=(*progress.refused, (10**9, 1))),
         "stranger": replace(progress, decisions=(*progress.decisions, stranger)),
         "pull": replace(progress, pull_offset=progress.pull_offset + 10**6),

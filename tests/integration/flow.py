@@ -200,16 +200,14 @@ def _fault(message: Sent, times: int, too_late: int) -> str | None:
 class KafkaFlow(Flow):
     """Through a Kafka producer, and out through a consumer, on topics of its own."""
 
-    def __init__(self, kafka: Clients, seed: int, *, create_target: bool = True) -> None:
+    def __init__(self, kafka: Clients, seed: int) -> None:
         super().__init__(seed)
         self._kafka = kafka
         self.prefix = f"flow-{uuid.uuid4().hex[:8]}"
         self.target = f"{self.prefix}.target"
         self.delay = f"{self.prefix}.delay"
-        if create_target:
-            kafka.create_topic(
-                self.target, partitions=TARGET_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
-            )
+        for topic, partitions in ((self.target, TARGET_PARTITIONS), (self.delay, SHARDS)):
+            kafka.create_topic(topic, partitions=partitions, config={"message.timestamp.type": "LogAppendTime"})
         self._producer = Producer(
             {
                 "bootstrap.servers": kafka.bootstrap,

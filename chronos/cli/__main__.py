@@ -1,0 +1,7 @@
+"""Print `docs/reference/cli.md`."""
+
+import sys
+
+from chronos.cli.reference import reference
+
+sys.stdout.write(reference())

@@ -1,0 +1,79 @@
+"""`docs/reference/cli.md`, made from the verbs themselves."""
+
+import inspect
+from typing import Any
+
+import typer.main
+
+from chronos.cli.app import app
+
+_HEAD = """\
+# Command line reference
+
+<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py` instead. -->
+
+Verbs that ask a running service speak HTTP to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
+stderr; `-o json` gives JSON for programs, on one line or, where records follow each other, one a line.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed: too late, refused, not supported, something is wrong |
+| 2 | wrong usage or configuration |
+| 3 | something is unreachable: the service, or its log |
+| 4 | not found |
+| 5 | a store is damaged |
+"""
+
+
+def reference() -> str:
+    """The page."""
+    group: Any = typer.main.get_command(app)
+    parts = [_HEAD]
+    for name, command in group.commands.items():
+        text = inspect.cleandoc(command.help or "")
+        parts.append(f"\n## chronos {name}\n\n{_prose(text)}\n")
+        arguments = [found for found in command.params if found.param_type_name == "argument"]
+        options = [found for found in command.params if found.param_type_name == "option" and found.name != "help"]
+        usage = " ".join(["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)])
+        parts.append(f"\nUsage: `{usage.strip()}`\n")
+        if arguments or options:
+            parts.append("\n| | | meaning |\n|---|---|---|\n")
+        parts += [f"| `{_cell(_argument(found))}` | | {found.help or ''} |\n" for found in arguments]
+        parts += [_option(found) for found in options]
+    return "".join(parts)
+
+
+def _argument(found: Any) -> str:
+    shown = str(found.metavar or found.name.upper()).strip("[]")
+    return shown if found.required else f"[{shown}]"
+
+
+def _cell(text: str) -> str:
+    """Text that does not end a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def _option(found: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in sorted(found.opts, key=len))
+    value = "" if found.is_flag else f" `{found.metavar}`"
+    notes = []
+    if found.required:
+        notes.append("required")
+    if found.default not in (None, False, ...) and not found.required:
+        notes.append(f"default `{getattr(found.default, 'value', found.default)}`")
+    if found.envvar:
+        notes.append(f"`{found.envvar}`")
+    return f"| {names}{_cell(value)} | {', '.join(notes)} | {found.help or ''} |\n"
+
+
+def _prose(text: str) -> str:
+    """Help as Markdown: examples become code, lists stay."""
+    out: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.removeprefix("\b\n").splitlines()
+        if paragraph.startswith("\b") and lines[0].endswith(":"):
+            out.append("\n".join([lines[0], "", "```", *(line.strip() for line in lines[1:]), "```"]))
+        else:
+            out.append(" ".join(line.strip() for line in lines))
+    return "\n\n".join(out)

@@ -1,0 +1,242 @@
+"""Damaged disks: every read gives the right rows or says StoreCorrupt. Never fewer rows, never others, never a hang."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rocksdict import Options, Rdict
+
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.rocks import RocksStore
+from chronos.core.message import Record
+from chronos.errors import StoreCorrupt
+from chronos.ports import TopicSpec
+
+BLOB_BYTES_MIN = 1_000
+NO_LIMIT = 10**9
+ROWS = 1_500
+LARGE_ROWS = 20
+FLIPS = 60
+"""Per file; the read before and after each is of everything, in several ways."""
+
+
+def open_store(path: Path) -> RocksStore:
+    return RocksStore(path, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN)
+
+
+def open_log(path: Path) -> EmbeddedLog:
+    return EmbeddedLog(path, clock=SystemClock(), disk_reserve_bytes=0)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[tuple[bytes, bytes]]:
+    dice = random.Random(1)
+    small = [(b"e%08d" % n, dice.randbytes(100)) for n in range(ROWS)]
+    return small + [(b"f%08d" % n, dice.randbytes(3_000)) for n in range(LARGE_ROWS)]
+
+
+@pytest.fixture(scope="module")
+def sound_store(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes, bytes]]) -> Path:
+    """A closed store of two tables, two blob files."""
+    path = tmp_path_factory.mktemp("store") / "sound"
+    store = open_store(path)
+    for part in (rows[::2], rows[1::2]):
+        store.write(part, [])
+        store.flush()
+    store.close()
+    return path
+
+
+VALUES = [b"%03d" % n * 20 for n in range(120)]
+
+
+@pytest.fixture(scope="module")
+def sound_log(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A closed log, and one as a kill leaves it: everything in the write-ahead log."""
+    base = tmp_path_factory.mktemp("log")
+    log = open_log(base / "closed")
+    specs = [TopicSpec(name=name, partitions=1, settings={}) for name in ("t", "chronos.progress")]
+    log.prepare(specs, create=True)
+    for at in range(0, len(VALUES), 3):
+        log.append([("t", None, value, [], 0) for value in VALUES[at : at + 3]], 30.0)
+    shutil.copytree(base / "closed", base / "killed")
+    log.close()
+    return {"closed": base / "closed", "killed": base / "killed"}
+
+
+def flipped(sound: Path, copy: Path, file: Path, bit: int) -> Path:
+    """A copy of the directory with one bit of one file turned."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(sound, copy)
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    (copy / file.name).write_bytes(content)
+    return copy
+
+
+def bits(file: Path, count: int = FLIPS) -> list[int]:
+    """Spread over the file, and dense at its end, where tables keep their index and logs their last record."""
+    dice = random.Random(file.name)
+    size = file.stat().st_size
+    spread = [dice.randrange(size * 8) for _ in range(count)]
+    return spread + [dice.randrange(max(0, size - 200) * 8, size * 8) for _ in range(count // 2)]
+
+
+def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
+    """How many of the ways were refused; what is not refused must be right."""
+    try:
+        store = open_store(path)
+    except StoreCorrupt as damage:
+        assert str(path) in str(damage)
+        return 1
+    keys = [key for key, _ in rows]
+    middle = len(rows) // 2
+    ways: list[tuple[Callable[[], object], object]] = [
+        (lambda: store.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT), rows),
+        (lambda: store.scan(b"e", b"f", 200, NO_LIMIT), rows[:200]),
+        (lambda: store.scan(keys[middle], b"\xff", NO_LIMIT, NO_LIMIT), rows[middle:]),
+        (lambda: store.scan(b"", b"\xff", NO_LIMIT, 20_000), None),
+        (lambda: store.get(keys), [value for _, value in rows]),
+        (store.verify, len(rows)),
+    ]
+    refused = 0
+    for way, expected in ways:
+        try:
+            found = way()
+        except StoreCorrupt as damage:
+            refused += 1
+            assert str(path) in str(damage)
+            assert "rebuilt from the logs" in str(damage)
+            assert "chronos doctor" in str(damage)
+        else:
+            if expected is None:
+                assert isinstance(found, list)
+                assert found == rows[: len(found)]
+                assert sum(len(key) + len(value) for key, value in rows[: len(found) + 1]) > 20_000
+            else:
+                assert found == expected
+    store.close()
+    return refused
+
+
+@pytest.mark.parametrize("pattern", ["*.sst", "*.blob"])
+def test_a_flipped_bit_in_a_store_is_found_or_does_no_harm(tmp_path, sound_store, rows, pattern):
+    """At many places of every table and blob file, read in six ways."""
+    found = tried = 0
+    for file in sorted(sound_store.glob(pattern)):
+        for bit in bits(file):
+            tried += 1
+            found += bool(read_store_in_all_ways(flipped(sound_store, tmp_path / "s", file, bit), rows))
+    assert tried >= 2 * FLIPS
+    assert found > 0.8 * tried
+
+
+def test_an_undamaged_store_passes_the_same_checks(tmp_path, sound_store, rows):
+    """So the checks can be passed."""
+    shutil.copytree(sound_store, tmp_path / "s")
+    assert read_store_in_all_ways(tmp_path / "s", rows) == 0
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "empty"])
+@pytest.mark.parametrize("pattern", ["*.sst", "*.blob", "MANIFEST-*", "CURRENT"])
+def test_a_lost_or_cut_file_of_a_store_is_found_on_opening(tmp_path, sound_store, rows, pattern, harm):
+    """The error names the directory and says what to do; only a cut MANIFEST may be an earlier state."""
+    shutil.copytree(sound_store, tmp_path / "s")
+    file = next((tmp_path / "s").glob(pattern))
+    if harm == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-10] if harm == "cut" else b"")
+    if (pattern, harm) == ("MANIFEST-*", "cut"):
+        store = open_store(tmp_path / "s")
+        assert set(store.scan(b"", b"\xff", NO_LIMIT, NO_LIMIT)) <= set(rows)
+        store.close()
+        return
+    with pytest.raises(StoreCorrupt, match=r"Remove .* it is rebuilt from the logs"):
+        open_store(tmp_path / "s")
+
+
+def read_log(path: Path) -> list[Record]:
+    log = open_log(path)
+    try:
+        reader = log.reader("t", 0, 0)
+        records: list[Record] = []
+        while found := reader.read(50, NO_LIMIT):
+            records += found
+        assert len(records) == log.ends("t", 0).stable
+        return records
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "pattern"), [("closed", "*.sst"), ("closed", "MANIFEST-*"), ("killed", "*.log"), ("killed", "MANIFEST-*")]
+)
+def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, state, pattern):
+    """In the tables, in what lists them, and in the write-ahead log that a killed process leaves."""
+    found = tried = 0
+    for file in sound_log[state].glob(pattern):
+        for bit in bits(file, 2 * FLIPS):
+            tried += 1
+            path = flipped(sound_log[state], tmp_path / "log", file, bit)
+            try:
+                assert [record.value for record in read_log(path)] == VALUES
+            except StoreCorrupt as damage:
+                found += 1
+                assert str(path) in str(damage)
+                assert "backup" in str(damage)
+    assert tried >= 2 * FLIPS
+    assert found > 0.5 * tried
+
+
+def test_every_bit_in_the_headers_of_a_write_ahead_log_is_watched(tmp_path, sound_log):
+    """A wrong type would hang RocksDB, a wrong length would look like a torn write and lose what follows."""
+    (file,) = sound_log["killed"].glob("*.log")
+    content = file.read_bytes()
+    headers, at = [], 0
+    while at < len(content):
+        headers.append(at)
+        at += 7 + int.from_bytes(content[at + 4 : at + 6], "little")
+    for header in headers[-4:-1]:
+        for bit in range(header * 8, (header + 7) * 8):
+            with pytest.raises(StoreCorrupt, match=str(tmp_path)):
+                read_log(flipped(sound_log["killed"], tmp_path / "log", file, bit))
+
+
+def test_a_write_torn_by_a_power_cut_is_dropped_and_nothing_before_it(tmp_path, sound_log):
+    """It was never acknowledged; the log opens with all that was, and gives its offsets again."""
+    (file,) = sound_log["killed"].glob("*.log")
+    for cut in (1, 5, 100, 180):
+        shutil.rmtree(tmp_path / "log", ignore_errors=True)
+        shutil.copytree(sound_log["killed"], tmp_path / "log")
+        with (tmp_path / "log" / file.name).open("r+b") as wal:
+            wal.truncate(file.stat().st_size - cut)
+        assert [record.value for record in read_log(tmp_path / "log")] == VALUES[:-3]
+
+
+def test_a_record_missing_in_the_middle_of_a_log_is_found(tmp_path, sound_log):
+    """Offsets have no gaps, so a gap is damage."""
+    shutil.copytree(sound_log["closed"], tmp_path / "log")
+    raw = Rdict(str(tmp_path / "log"), Options(raw_mode=True))
+    key = next(key for key, value in raw.items() if VALUES[60] in value)
+    del raw[key]
+    raw.close()
+    with pytest.raises(StoreCorrupt, match="missing"):
+        read_log(tmp_path / "log")
+
+
+@pytest.mark.parametrize("prefix", [b"v", b"t", b"r"])
+def test_rows_of_an_unknown_version_are_a_named_error(tmp_path, sound_log, prefix):
+    """A log written by a newer Chronos is not guessed at."""
+    shutil.copytree(sound_log["closed"], tmp_path / "log")
+    raw = Rdict(str(tmp_path / "log"), Options(raw_mode=True))
+    key, value = next((key, value) for key, value in raw.items(from_key=prefix))
+    raw[key] = b"\x07" + value[1:]
+    raw.close()
+    with pytest.raises(StoreCorrupt, match="does not know"):
+        read_log(tmp_path / "log")

@@ -1,0 +1,244 @@
+"""A clock that is wrong, from the start or suddenly: nothing comes early, the service says why it waits, and goes on."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from chronos.adapters.clock import ShiftedClock
+from chronos.config import load
+from chronos.node import Node
+from tests.broker import Broker, free_port
+from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+WRONG_MS = [MINUTE_MS, -MINUTE_MS, HOUR_MS, -HOUR_MS]
+TOLERANCE_MS = 500
+COUNT = 200
+
+
+@contextmanager
+def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) -> Iterator[Node]:
+    """A node in this process, so that its clock can be set."""
+    own = {"node.data_dir": data_dir, "admin.port": free_port(), "limits.disk_reserve": "1MB", **settings}
+    node = Node(load(None, {}, [f"{path}={value}" for path, value in own.items()]), clock=clock)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+def wait_for(condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Look until it is so."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def paused(node: Node) -> list[str | None]:
+    """What the shards say of themselves."""
+    return [shard.paused for shard in node.shards]
+
+
+def pending(node: Node) -> int:
+    """Messages pending in all shards."""
+    return sum(shard.state.pending for shard in node.shards)
+
+
+def cursor_ms(node: Node) -> int:
+    """The furthest cursor."""
+    return max(shard.state.cursor_due_ms for shard in node.shards)
+
+
+def early(found: list[Found]) -> list[Found]:
+    """What was delivered more than the tolerance before its time, by the broker's clock."""
+    return [each for each in found if each.timestamp_ms < int(each.headers["chronos-due-at"]) - TOLERANCE_MS]
+
+
+# ------------------------------------------------------------------------------------------------------------ Kafka
+
+
+def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:
+    """Settings for this broker and the topics of the flow."""
+    return {"log.kind": "kafka", "log.kafka.bootstrap_servers": broker.bootstrap, **flow.settings()}
+
+
+def judge(flow: KafkaFlow, node: Node, *, in_time: bool = True) -> None:
+    """By the right time everything is delivered, once."""
+    wait_for(lambda: node.ready and pending(node) == 0, lambda: (paused(node), pending(node)))
+    found = flow.delivered()
+    assert sorted(each.number for each in found) == [message.number for message in flow.sent]
+    assert early(found) == []
+    assert flow.dead_letters() == []
+    assert node.failure is None
+
+
+@pytest.mark.parametrize("wrong_ms", WRONG_MS)
+def test_a_clock_that_is_wrong_from_the_start_is_waited_for(broker: Broker, tmp_path: Path, wrong_ms: int) -> None:
+    """No shard gets its first word in before the clock agrees with the broker's; then all of them go on."""
+    flow = KafkaFlow(broker, 1)
+    clock = ShiftedClock(wrong_ms)
+    flow.write(COUNT, now_ms() - 1_000, now_ms() + 1_500, delays=0)
+    flow.flush()
+    with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
+        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        wait_for(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never")
+        for text in paused(node):
+            assert text is not None
+            assert "the broker's clock is" in text
+            apart_ms = int(re.findall(r"-?\d+", text)[0])
+            assert abs(apart_ms + wrong_ms) < 1_000
+            assert "NTP" in text
+        assert not node.ready
+        assert cursor_ms(node) <= now_ms()
+        assert list(read_committed(broker.bootstrap, flow.target)) == []
+        clock.shift(-wrong_ms)
+        judge(flow, node)
+
+
+@pytest.mark.parametrize("wrong_ms", WRONG_MS)
+def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
+    broker: Broker, tmp_path: Path, wrong_ms: int
+) -> None:
+    """What is due by the wrong clock stays where it is; what became due meanwhile is delivered at once."""
+    flow = KafkaFlow(broker, 2)
+    clock = ShiftedClock()
+    with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
+        wait_for(lambda: node.ready, lambda: paused(node))
+        flow.write(COUNT, now_ms() + 1_500, now_ms() + 4_000, delays=0)
+        flow.flush()
+        wait_for(lambda: pending(node) == COUNT, lambda: pending(node))
+        clock.shift(wrong_ms)
+        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        assert {"NTP" in (text or "") for text in paused(node)} == {True}
+        assert flow.delivered() == []
+        assert cursor_ms(node) <= now_ms() + TOLERANCE_MS
+        wait_for(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never")
+        assert flow.delivered() == []
+        clock.shift(-wrong_ms)
+        judge(flow, node)
+
+
+def test_records_from_the_future_pause_the_shard_until_their_time_has_come(broker: Broker, tmp_path: Path) -> None:
+    """A broker whose clock was ahead for a moment: nothing it stamped is pulled, or delivered, before that moment."""
+    flow = KafkaFlow(broker, 3)
+    ahead_ms = 4_000
+    with running(tmp_path / "node", ShiftedClock(), kafka(broker, flow)) as node:
+        wait_for(lambda: node.ready, lambda: paused(node))
+        # Kafka lets nobody set its clock; a topic that takes the producer's timestamps does the same to its readers.
+        alter(broker, flow.delay, "message.timestamp.type", "CreateTime")
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        stamp_ms = now_ms() + ahead_ms
+        due_ms = now_ms() + 1_000
+        headers = {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": flow.target.encode()}
+        producer.produce(flow.delay, b"0", partition=0, timestamp=stamp_ms, headers=headers)  # type: ignore[arg-type]
+        assert producer.flush(10) == 0
+        alter(broker, flow.delay, "message.timestamp.type", "LogAppendTime")
+        shard = node.shards[0]
+        wait_for(lambda: shard.paused is not None, lambda: paused(node))
+        assert "in this machine's future" in str(shard.paused)
+        assert [other.paused for other in node.shards[1:]] == [None] * 3
+        wait_for(lambda: node.ready and shard.state.pull_offset == 1, lambda: paused(node))
+        assert now_ms() >= stamp_ms - TOLERANCE_MS
+        wait_for(lambda: len(flow.delivered()) == 1, lambda: paused(node))
+        (found,) = flow.delivered()
+        assert found.timestamp_ms >= stamp_ms - TOLERANCE_MS
+        assert cursor_ms(node) <= now_ms()
+
+
+def alter(broker: Broker, topic: str, name: str, value: str) -> None:
+    """Change a setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    admin = broker.admin()
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+# --------------------------------------------------------------------------------------------------------- embedded
+
+
+def append(node: Node, due_ms: int, number: int) -> None:
+    """Write one message to the embedded log."""
+    headers = {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": b"target"}
+    node.log.append([("chronos.delay", None, b"%d" % number, headers, number % len(node.shards))], 5.0)
+
+
+def delivered(node: Node) -> list[int]:
+    """Numbers in the target topic, none of which came before its time by the log's clock."""
+    if "target" not in getattr(node.log, "topics")():
+        return []
+    reader = node.log.reader("target", 0, 0)
+    records = reader.read(10_000, 1 << 24)
+    reader.close()
+    for record in records:
+        due_ms = next(int(value or b"") for name, value in record.headers or () if name == "chronos-due-at")
+        assert record.timestamp_ms >= due_ms
+    return sorted(int(record.value or b"") for record in records)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("wrong_ms", WRONG_MS)
+def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_path: Path, wrong_ms: int) -> None:
+    """Its only clock is the host's: once that was set, nothing is taken in or delivered, and it says what to do."""
+    clock = ShiftedClock()
+    with running(tmp_path / "node", clock, {}) as node:
+        wait_for(lambda: node.ready, lambda: paused(node))
+        due_ms = now_ms() + 1_500
+        for number in range(COUNT):
+            append(node, due_ms + number, number)
+        wait_for(lambda: pending(node) == COUNT, lambda: pending(node))
+        clock.shift(wrong_ms)
+        with pytest.raises(Exception, match=r"clock was stepped .* restart Chronos"):
+            append(node, due_ms, COUNT)
+        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        assert {"restart Chronos" in (text or "") for text in paused(node)} == {True}
+        wait_for(lambda: now_ms() > due_ms + COUNT, lambda: "never")
+        assert delivered(node) == []
+        assert cursor_ms(node) <= now_ms()
+        clock.shift(-wrong_ms)
+        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        assert delivered(node) == list(range(COUNT))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("wrong_ms", [MINUTE_MS, HOUR_MS])
+def test_a_restart_takes_a_clock_that_was_set_ahead_for_the_right_one(tmp_path: Path, wrong_ms: int) -> None:
+    """As the pause says: it is the operator who knows which time is the right one."""
+    with running(tmp_path / "node", ShiftedClock(), {}) as node:
+        wait_for(lambda: node.ready, lambda: paused(node))
+        append(node, now_ms() + wrong_ms, 0)
+        wait_for(lambda: pending(node) == 1, lambda: pending(node))
+    with running(tmp_path / "node", ShiftedClock(wrong_ms + 1), {}) as node:
+        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        assert delivered(node) == [0]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("wrong_ms", [-MINUTE_MS, -HOUR_MS])
+def test_an_embedded_log_from_the_future_is_waited_for(tmp_path: Path, wrong_ms: int) -> None:
+    """Started with a clock behind that of the last run, nothing moves; with the right clock all goes on."""
+    with running(tmp_path / "node", ShiftedClock(), {}) as node:
+        wait_for(lambda: node.ready, lambda: paused(node))
+        for number in range(8):
+            append(node, now_ms() + 1_000, number)
+        wait_for(lambda: pending(node) == 8, lambda: pending(node))
+        reached_ms = cursor_ms(node)
+    with running(tmp_path / "node", ShiftedClock(wrong_ms), {}) as node:
+        wait_for(lambda: all(paused(node)), lambda: paused(node))
+        assert {"in this machine's future" in (text or "") for text in paused(node)} == {True}
+        wait_for(lambda: now_ms() > reached_ms + 1_500, lambda: "never")
+        assert delivered(node) == []
+    with running(tmp_path / "node", ShiftedClock(), {}) as node:
+        wait_for(lambda: node.ready and pending(node) == 0, lambda: paused(node))
+        assert delivered(node) == list(range(8))

@@ -1,0 +1,558 @@
+"""The HTTP interface over a real node on the embedded log, asked as any client would."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from chronos.admin import metrics, openapi
+from chronos.admin.messages import merge
+from chronos.core.message import Entry
+from chronos.core.query import Row
+from tests.service import Service
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One node for all tests; each uses topics and ids of its own."""
+    settings = {"shards": 3, "targets.deny": "forbidden.*", "limits.max_delay": "36500d"}
+    with Service(tmp_path_factory.mktemp("http") / "data", settings=settings) as running:
+        yield running.start()
+
+
+def ask(service: Service, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """A request exactly as written."""
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def message(topic: str = "orders", **fields: Any) -> dict[str, Any]:
+    """A message with the usual fields."""
+    target = {"topic": topic, **fields.pop("target", {})}
+    times = {} if {"deliver_at", "delay"} & fields.keys() else {"delay": "1h"}
+    return {"target": target, "value": "payload", **times, **fields}
+
+
+def records(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
+    """The first records of a topic, waited for."""
+    service.wait_until(lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"make {topic}")
+    found: list[dict[str, Any]] = []
+    offset = 0
+    while len(found) < count:
+        answer = service.get(f"/v1/topics/{topic}/records", offset=offset, wait="20s")
+        assert answer["records"], f"only {len(found)} of {count} came"
+        found += answer["records"]
+        offset = answer["next_offset"]
+    return found
+
+
+# --- Scheduling
+
+
+def test_a_message_is_delivered_at_its_time_with_key_headers_and_receipt(service):
+    """What went in comes out, and says where it came from."""
+    due_ms = time.time_ns() // 1_000_000 + 300
+    headers = {"traceparent": "00-ab-01", "twice": ["1", {"base64": "/w=="}], "none": None}
+    body = message("whole", id="whole-1", deliver_at=due_ms, value="grüße", target={"key": "k", "headers": headers})
+    accepted = service.post("/v1/messages", body)
+    assert accepted["id"] == "whole-1"
+    (record,) = records(service, "whole", 1)
+    assert (record["key"], record["value"]) == ("k", "grüße")
+    receipt = {name: record["headers"].pop(name) for name in ("chronos-id", "chronos-due-at", "chronos-source")}
+    assert record["headers"] == headers
+    assert receipt == {
+        "chronos-id": "whole-1",
+        "chronos-due-at": str(due_ms),
+        "chronos-source": f"chronos.delay/{accepted['shard']}/{accepted['offset']}",
+    }
+    assert service.get("/v1/messages/whole-1")["state"] == "delivered"
+
+
+def test_bytes_that_are_no_text_travel_in_base64(service):
+    """Payload, key and id."""
+    raw = bytes(range(256))
+    coded = base64.b64encode(raw).decode()
+    name = "base64:" + base64.b64encode(b"\xff\xfe/1").decode()
+    body = {"target": {"topic": "raw", "key_base64": coded}, "value_base64": coded, "delay": 1, "id": name}
+    accepted = service.post("/v1/messages", body)
+    assert accepted["id"] == name
+    (record,) = records(service, "raw", 1)
+    assert (record["key_base64"], record["value_base64"]) == (coded, coded)
+    assert "value" not in record
+    assert service.get(f"/v1/messages/{quote(name, safe='')}")["state"] == "delivered"
+
+
+def test_a_null_payload_stays_null(service):
+    """Absent and null are the same; an empty text is not."""
+    service.post("/v1/messages", [{"target": {"topic": "nulls"}, "delay": 0}, message("nulls", delay=0, value=None),
+                                  message("nulls", delay=0, value="")])  # fmt: skip
+    assert sorted(str(record["value"]) for record in records(service, "nulls", 3)) == ["", "None", "None"]
+
+
+def test_without_an_id_a_message_is_known_by_its_address(service):
+    """The id in the answer is the one it has: with a delay, counted from the log's own clock."""
+    accepted = service.post("/v1/messages", message(delay="1h"))
+    shard, due_ms, offset = map(int, accepted["id"].split("-"))
+    assert (shard, offset) == (accepted["shard"], accepted["offset"])
+    assert abs(due_ms - time.time_ns() // 1_000_000 - 3_600_000) < 5_000
+    found = service.get(f"/v1/messages/{accepted['id']}")
+    assert (found["state"], found["due_at"]) == ("pending", accepted["due_at"])
+
+
+def test_messages_without_an_id_are_spread_over_the_shards(service):
+    """In turn."""
+    accepted = service.post("/v1/messages", [message(delay="2h") for _ in range(9)])
+    assert sorted(one["shard"] for one in accepted) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_batch_is_answered_in_its_order(service):
+    """Element by element."""
+    accepted = service.post("/v1/messages", [message(id=f"batch-{at}") for at in range(500)])
+    assert [one["id"] for one in accepted] == [f"batch-{at}" for at in range(500)]
+
+
+def test_a_batch_with_one_wrong_element_writes_nothing_and_names_it(service):
+    """By index and field; the hint says that nothing was written."""
+    before = sum(shard["end_offset"] for shard in settled_shards(service))
+    batch = [message(id=f"torn-{at}") for at in range(10)]
+    batch[7]["target"]["topic"] = "chronos.delay"
+    status, problem = service.ask("POST", "/v1/messages", batch)
+    assert status == 422
+    assert problem["errors"] == [
+        {"index": 7, "field": "target.topic", "reason": "reserved-target",
+         "detail": "chronos.delay is a topic of Chronos or of Kafka itself"}
+    ]  # fmt: skip
+    assert "nothing" in problem["hint"]
+    assert sum(shard["end_offset"] for shard in settled_shards(service)) == before
+
+
+def settled_shards(service: Service) -> list[dict[str, Any]]:
+    """The shards once they have taken in everything, looked at afresh."""
+    service.wait_until(lambda: all(shard["lag"] == 0 for shard in service.shards()), "take everything in")
+    return service.shards()
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"delay": "soon"}, "delay", "matching regex"),
+        ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
+        ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
+        ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
+        ({"delay": "1h", "expire_at": 5}, "expire_at", "before"),
+        ({"delay": "1h", "expire_at": "never"}, "expire_at", "never"),
+        ({"delay": "1h", "on_conflict": "reject"}, "on_conflict", "without an id"),
+        ({"delay": "1h", "id": "0-5-5"}, "id", "looks like the id"),
+        ({"delay": "1h", "id": "ü" * 513}, "id", "1024"),
+        ({"delay": "1h", "id": "base64:?"}, "id", "base64"),
+        ({"delay": "1h", "value_base64": "eA=="}, "value_base64", "value is given too"),
+        ({"delay": "1h", "value": "x" * 1_100_000}, "value", "message_bytes_max"),
+        ({"delay": "1h", "repeat": "every 5s"}, "repeat", "not supported yet"),
+        ({"delay": "1h", "spread": "5s"}, "spread", "not supported yet"),
+        ({"delay": "1h", "dealy": 5}, "", "unknown field `dealy`"),
+        ({"delay": "1h", "value": 5}, "value", "Expected `str | null`"),
+        ({"delay": "1h", "target": {"topic": "forbidden.orders"}}, "target.topic", "targets.deny"),
+        ({"delay": "1h", "target": {"topic": "__consumer_offsets"}}, "target.topic", "Kafka itself"),
+        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", "matching regex"),
+        ({"delay": "1h", "target": {"topic": ".."}}, "target.topic", "not a topic name"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}}, "target.headers", "own"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {str(n): "" for n in range(200)}}}, "", "headers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scheduled_is_refused_at_once_with_field_and_reason(service, change, field, says):
+    """By the same rules as the shard: nothing of it is found in the rejected topic later."""
+    body = {"target": {"topic": "orders"}, "value": "payload"} | change
+    status, problem = service.ask("POST", "/v1/messages", body)
+    assert status == 422, problem
+    (fault,) = problem["errors"]
+    assert says in fault["detail"]
+    if field:
+        assert fault["field"] == field
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"nope", b'{"target": {"topic": "\xff"}}', b'{"repeat": ' + b"[" * 100_000])
+def test_a_body_that_is_not_json_is_malformed(service, body):
+    """Status 400, whatever the bytes."""
+    status, headers, answer = ask(service, "POST", "/v1/messages", body, Content_Type="application/json")
+    assert (status, headers["content-type"].split(";")[0]) == (400, "application/problem+json")
+    assert json.loads(answer)["type"] == "urn:chronos:problem:malformed"
+
+
+def test_half_a_surrogate_pair_is_refused_and_harms_nobody(service):
+    """JSON can write what UTF-8 cannot."""
+    status, _, _ = ask(service, "POST", "/v1/messages", json.dumps(message(value="\ud800")).encode(),
+                       Content_Type="application/json")  # fmt: skip
+    assert status in (400, 422)
+
+
+@pytest.mark.parametrize("count", [0, 10_001])
+def test_a_batch_has_a_size(service, count):
+    """1 to 10,000 messages."""
+    status, problem = service.ask("POST", "/v1/messages", [message()] * count)
+    assert (status, problem["errors"][0]["detail"]) == (422, "send 1 to 10000 messages at once")
+
+
+def test_a_body_that_is_too_large_is_refused(service):
+    """Without reading it all."""
+    status, _, answer = ask(service, "POST", "/v1/messages", b" " * (33 << 20), Content_Type="application/json")
+    assert (status, json.loads(answer)["type"]) == (413, "urn:chronos:problem:too-large")
+
+
+def test_requests_at_the_same_time_are_all_written(service):
+    """Each gets the answers to its own messages."""
+    answers: dict[int, list[dict[str, Any]]] = {}
+
+    def send(number: int) -> None:
+        answers[number] = service.post("/v1/messages", [message(id=f"many-{number}-{at}") for at in range(50)])
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for number in range(16):
+        assert [one["id"] for one in answers[number]] == [f"many-{number}-{at}" for at in range(50)]
+    places = {(one["shard"], one["offset"]) for found in answers.values() for one in found}
+    assert len(places) == 16 * 50
+    assert service.get("/v1/messages/many-15-49")["state"] == "pending"
+
+
+# --- Finding, listing
+
+
+def test_an_unknown_id_is_not_found_after_the_log_was_taken_in(service):
+    """404, with a hint."""
+    status, problem = service.ask("GET", "/v1/messages/nobody")
+    assert (status, problem["type"]) == (404, "urn:chronos:problem:not-found")
+    assert "rejected topic" in problem["hint"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "ü ö?", "100%", "a+b", "base64:", "x" * 1024, "..", "#", "a%2Fb", "\t"])
+def test_any_text_may_be_an_id(service, name):
+    """In a path it is percent-encoded."""
+    written = "base64:" + base64.b64encode(name.encode()).decode() if name in ("base64:", "..") else name
+    service.post("/v1/messages", message(id=written, on_conflict="replace"))
+    found = service.get(f"/v1/messages/{quote(written, safe='')}")
+    assert found["state"] == "pending"
+
+
+def test_a_message_is_found_as_soon_as_it_is_acknowledged(service):
+    """Every time: the answer waits for the shard."""
+    for at in range(50):
+        service.post("/v1/messages", message(id=f"fresh-{at}"))
+        assert service.get(f"/v1/messages/fresh-{at}")["state"] == "pending"
+
+
+def test_the_pages_hold_all_pending_messages_once_and_in_order(service):
+    """Over all shards, whatever the size of a page."""
+    start = 2_900_000_000_000
+    batch = [message("paged", deliver_at=start + at % 40, id=f"page-{at}") for at in range(120)]
+    service.post("/v1/messages", batch)
+    service.get("/v1/messages/page-119")
+    settled_shards(service)
+    found: list[dict[str, Any]] = []
+    parameters: dict[str, Any] = {"target": "paged", "limit": 7}
+    while True:
+        answer = service.get("/v1/messages", **parameters)
+        assert len(answer["messages"]) <= 7
+        found += answer["messages"]
+        if answer["after"] is None:
+            break
+        parameters["after"] = answer["after"]
+    assert sorted(one["id"] for one in found) == sorted(one["id"] for one in batch)
+    assert [one["due_at"] for one in found] == sorted(one["due_at"] for one in found)
+    some = service.get("/v1/messages", target="paged", due_from=start + 5, due_to=start + 7)["messages"]
+    assert sorted(one["id"] for one in some) == sorted(f"page-{at}" for at in range(120) if at % 40 in (5, 6))
+
+
+def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
+    """A shard that stopped early holds back what lies behind."""
+
+    def row(place_ms: int, offset: int) -> Row:
+        return Row(id=b"", place_ms=place_ms, offset=offset, entry=Entry(None, place_ms, "t", None, {}, None, 0))
+
+    pages = [([row(1, 0), row(9, 1)], None), ([row(2, 0)], (4, 7)), ([row(3, 5), row(4, 6)], None)]
+    rows, following = merge(pages, 10)
+    assert [(shard, one.place_ms) for shard, one in rows] == [(0, 1), (1, 2), (2, 3)]
+    assert following == (4, 1, 7)
+    rows, following = merge(pages, 2)
+    assert following == (2, 1, 0)
+    assert merge([([row(1, 0)], None)], 5) == ([(0, row(1, 0))], None)
+
+
+def test_the_timeline_counts_what_is_due(service):
+    """By the minute, summed into whatever step was asked for."""
+    start = 2_950_000_000_000 // 3_600_000 * 3_600_000
+    service.post("/v1/messages", [message("timed", deliver_at=start + at * 60_000) for at in range(90)])
+    settled_shards(service)
+    hours = service.get("/v1/timeline", **{"from": start, "to": start + 2 * 3_600_000, "step": "1h"})
+    assert [interval["pending"] for interval in hours["intervals"]] == [60, 30]
+    assert hours["pending"] == 90
+    minutes = service.get("/v1/timeline", **{"from": start + 80 * 60_000})
+    assert [interval["pending"] for interval in minutes["intervals"]] == [1] * 10 + [0] * 50
+    status, problem = service.ask("GET", f"/v1/timeline?from={start}&step=30s")
+    assert (status, "whole number of minutes" in problem["detail"]) == (422, True)
+
+
+# --- Acting
+
+
+def test_a_cancelled_message_is_not_delivered(service):
+    """And cancelling it again is no failure: it has its way."""
+    service.post("/v1/messages", message("never", id="gone", delay="1s"))
+    status, done = service.ask("DELETE", "/v1/messages/gone")
+    assert (status, done["result"]) == (200, "cancelled")
+    assert service.ask("DELETE", "/v1/messages/gone")[1]["result"] == "cancelled"
+    found = service.get("/v1/messages/gone")
+    assert (found["state"], found["target"]) == ("cancelled", None)
+
+
+def test_an_action_on_nobody_is_unknown(service):
+    """All three."""
+    requests = [("DELETE", "/v1/messages/no-one", None), ("POST", "/v1/messages/no-one/fire", None),
+                ("PATCH", "/v1/messages/no-one", {"delay": "1h"}), ("DELETE", "/v1/messages/0-1900000000000-1", None)]  # fmt: skip
+    for method, path, body in requests:
+        status, done = service.ask(method, path, body)
+        assert (status, done["result"]) == (200, "unknown")
+
+
+def test_an_action_on_a_delivered_message_is_too_late(service):
+    """All three, by id and by address."""
+    service.post("/v1/messages", message("late", id="past", delay=0))
+    address = service.post("/v1/messages", message("late", delay=0))["id"]
+    records(service, "late", 2)
+    for name in ("past", address):
+        assert service.ask("DELETE", f"/v1/messages/{name}")[1]["result"] == "too_late"
+        assert service.ask("POST", f"/v1/messages/{name}/fire")[1]["result"] == "too_late"
+        assert service.ask("PATCH", f"/v1/messages/{name}", {"delay": "1h"})[1]["result"] == "too_late"
+
+
+def test_a_fired_message_is_delivered_now(service):
+    """With an id, and by its address."""
+    service.post("/v1/messages", message("fired", id="fire-me"))
+    address = service.post("/v1/messages", message("fired"))["id"]
+    for name in ("fire-me", address):
+        assert service.ask("POST", f"/v1/messages/{name}/fire")[1]["result"] == "fired"
+    names = {record["headers"]["chronos-id"] for record in records(service, "fired", 2)}
+    assert names == {"fire-me", address}
+
+
+def test_a_rescheduled_message_has_a_new_time(service):
+    """To a time, and by a delay; its name stays."""
+    address = service.post("/v1/messages", message("moved"))["id"]
+    status, done = service.ask("PATCH", f"/v1/messages/{address}", {"deliver_at": "2061-12-31T23:59:59+00:00"})
+    assert (status, done["result"]) == (200, "rescheduled")
+    assert service.get(f"/v1/messages/{address}")["due_at"] == "2061-12-31T23:59:59.000Z"
+    assert service.ask("PATCH", f"/v1/messages/{address}", {"delay": 0})[1]["result"] == "rescheduled"
+    assert records(service, "moved", 1)[0]["headers"]["chronos-id"] == address
+
+
+@pytest.mark.parametrize("body", [{}, {"delay": "1h", "deliver_at": 5}, {"delay": "x"}, {"deliver_at": 10**14}])
+def test_a_new_time_must_be_a_time(service, body):
+    """Refused before anything is written."""
+    assert service.ask("PATCH", "/v1/messages/whatever", body)[0] == 422
+
+
+def test_an_id_is_found_in_whatever_shard_it_lives(service):
+    """A producer with another partitioner put it elsewhere; actions follow it there."""
+    # No topic of Chronos can be written to over HTTP, so the message is brought by one that moved house: the id
+    # "stray" belongs to one shard by murmur2, and an action for it is sent to that shard while it is unknown.
+    done = service.ask("DELETE", "/v1/messages/stray")[1]
+    accepted = service.post("/v1/messages", message(id="stray"))
+    assert accepted["shard"] == done["shard"]
+    assert service.ask("DELETE", "/v1/messages/stray")[1]["result"] == "cancelled"
+
+
+# --- Topics
+
+
+def test_a_long_poll_returns_with_the_first_record(service):
+    """Long before its time is over."""
+    service.post("/v1/messages", message("poll", delay=0))
+    offset = len(records(service, "poll", 1))
+    service.post("/v1/messages", message("poll", delay="300ms", value="second"))
+    started = time.monotonic()
+    answer = service.get("/v1/topics/poll/records", offset=offset, wait="30s")
+    assert [record["value"] for record in answer["records"]] == ["second"]
+    assert time.monotonic() - started < 10
+
+
+def test_a_poll_without_wait_returns_at_once(service):
+    """Empty, with the offset to go on from."""
+    service.post("/v1/messages", message("idle", delay=0))
+    records(service, "idle", 1)
+    assert service.get("/v1/topics/idle/records", offset=1) == {"records": [], "next_offset": 1}
+
+
+def test_the_topics_are_listed_with_their_ends(service):
+    """Chronos's own among them."""
+    service.post("/v1/messages", message("listed", delay=0))
+    records(service, "listed", 1)
+    topics = {topic["topic"]: topic["partitions"] for topic in service.get("/v1/topics")["topics"]}
+    assert topics["listed"] == [{"partition": 0, "start": 0, "end": 1}]
+    assert len(topics["chronos.delay"]) == 3
+
+
+def test_what_is_not_there_is_not_found(service):
+    """Topic, partition, shard, path; the wrong method says which are right."""
+    assert service.ask("GET", "/v1/topics/nothing-here/records")[1]["type"].endswith("no-topic")
+    assert service.ask("GET", "/v1/topics/chronos.delay/records?partition=3")[1]["type"].endswith("no-partition")
+    assert service.ask("GET", "/v1/topics/chronos.delay/records?offset=999999999")[0] == 422
+    assert service.ask("POST", "/v1/shards/3/transfer")[0] == 404
+    assert service.ask("POST", "/v1/shards/2/transfer")[0] == 501
+    status, headers, answer = ask(service, "PUT", "/v1/messages")
+    assert (status, set(headers["allow"].split(","))) == (405, {"GET", "POST"})
+    assert json.loads(answer)["status"] == 405
+    assert ask(service, "GET", "/v2")[0] == 404
+
+
+def test_an_unknown_parameter_is_refused(service):
+    """A filter that is mistyped must not list everything."""
+    for path in ("/v1/messages?targte=x", "/v1/messages?limit=0", "/v1/messages?after=x", "/v1/messages?limit=5&limit=6",
+                 "/v1/shards?x=1", "/v1/topics/a/records?wait=2m", "/v1/messages?due_from=yesterday"):  # fmt: skip
+        status, problem = service.ask("GET", path)
+        assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), path
+
+
+# --- Operation
+
+
+def test_shards_and_nodes_say_how_they_are(service):
+    """Positions, totals, lateness."""
+    service.post("/v1/messages", message("told", delay=0))
+    records(service, "told", 1)
+    shards = settled_shards(service)
+    assert [shard["shard"] for shard in shards] == [0, 1, 2]
+    for shard in shards:
+        assert (shard["role"], shard["paused"], shard["lag"]) == ("master", None, 0)
+        assert shard["master"] == service.get("/v1/nodes")["nodes"][0]["node"]
+        assert shard["totals"]["accepted"] >= shard["totals"]["delivered"]
+    assert sum(shard["lateness"]["count"] for shard in shards) > 0
+    (node,) = service.get("/v1/nodes")["nodes"]
+    assert (node["ready"], node["reasons"], node["log"], node["shards"]) == (True, [], "embedded", [0, 1, 2])
+
+
+def test_the_metrics_are_those_of_the_table(service):
+    """Each of them, for each shard, with buckets that only grow."""
+    status, headers, body = ask(service, "GET", "/metrics")
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
+    text = body.decode()
+    for series in metrics.METRICS:
+        name = series.name + ("_count" if series.kind == "histogram" else "")
+        assert re.search(rf'^{name}{{shard="2"}} ', text, re.MULTILINE), series.name
+    for name, _, _ in metrics.NODE_METRICS:
+        assert f"\n{name}" in text
+    buckets = [float(value) for value in re.findall(r'^chronos_lateness_seconds_bucket{le="[^"]+",shard="0"} (.+)$', text, re.M)]
+    assert buckets == sorted(buckets)
+    assert len(buckets) == 17
+
+
+def test_the_page_brings_everything_with_it_and_lets_nothing_else_in(service):
+    """One file; the policy allows its own script and style by hash, and nothing from elsewhere."""
+    status, headers, body = ask(service, "GET", "/")
+    page = body.decode()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"(src|href)=\"(https?:)?//", page)
+    assert "innerHTML" not in page
+    assert " style=" not in page
+    assert "{{" not in page
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/messages"), ("DELETE", "/v1/messages/x"), ("POST", "/v1/messages/x/fire"), ("PATCH", "/v1/messages/x")],
+)
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Origin": "http://evil.example"},
+     {"Origin": "null"}],
+)  # fmt: skip
+def test_another_web_site_cannot_change_anything(service, method, path, headers):
+    """What a browser marks as coming from elsewhere is refused, body or not."""
+    status, _, answer = ask(service, method, path, b"{}", Content_Type="application/json", **headers)
+    assert (status, json.loads(answer)["type"]) == (403, "urn:chronos:problem:cross-site")
+
+
+def test_its_own_page_may_change_things(service):
+    """As its browser marks it."""
+    origin = {"Origin": service.url, "Sec_Fetch_Site": "same-origin"}
+    body = json.dumps(message()).encode()
+    assert ask(service, "POST", "/v1/messages", body, Content_Type="application/json", **origin)[0] == 202
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_a_form_of_another_site_is_not_taken_for_json(service, kind):
+    """The three kinds of body a form can send."""
+    assert ask(service, "POST", "/v1/messages", json.dumps(message()).encode(), Content_Type=kind)[0] == 415
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)])
+def test_a_name_that_was_bound_to_this_machine_is_not_served(service, host, status):
+    """DNS rebinding would make another site's page look like ours."""
+    assert ask(service, "GET", "/v1/shards", Host=host)[0] == status
+
+
+def test_who_speaks_no_http_harms_nobody(service):
+    """Garbage is answered with 400 and the connection closed."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+        connection.sendall(b"\x00\x01\x02 nonsense\r\n\r\n")
+        assert b"400" in connection.recv(1_000)
+    assert service.is_ready()
+
+
+def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
+    """HTTP ends first: who waits gets an answer, and what was acknowledged is there at the next start."""
+    with Service(tmp_path / "data", settings={"shards": 1}) as service:
+        service.start()
+        service.post("/v1/messages", message("stopped", delay=0))
+        records(service, "stopped", 1)
+        accepted = service.post("/v1/messages", message("stopped"))
+        answers: list[int] = []
+        parts = urlsplit(service.url)
+
+        def poll() -> None:
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+            connection.request("GET", "/v1/topics/stopped/records?offset=1&wait=60s")
+            started.set()
+            answers.append(connection.getresponse().status)
+
+        started = threading.Event()
+        thread = threading.Thread(target=poll)
+        thread.start()
+        assert started.wait(10)
+        began = time.monotonic()
+        assert service.stop() == 0
+        thread.join(10)
+        # The poll was answered, or came too late to be accepted; never was it waited for.
+        assert answers in ([200], [])
+        assert time.monotonic() - began < 10
+        service.start()
+        assert service.get(f"/v1/messages/{accepted['id']}")["state"] == "pending"
+
+
+def test_the_reference_pages_are_those_the_code_makes():
+    """`python -m chronos.admin http` and `metrics`."""
+    reference = ROOT / "docs" / "reference"
+    assert (reference / "http.md").read_text() == openapi.reference()
+    assert (reference / "metrics.md").read_text() == metrics.reference()
