@@ -47,6 +47,9 @@ WAIT_MAX_S = 0.2
 PAUSE_S = 0.5
 """Pause after a failure that only time can mend."""
 
+REPLAYED_FLUSH = 200
+"""A replay of so many progress records (tenths of a second) is kept: killed again, a node must not repeat it."""
+
 ABORT_PAUSE_S = 0.05
 """Pause after an aborted transaction without a culprit, doubled each time up to PAUSE_S."""
 
@@ -166,14 +169,16 @@ class ShardDriver(threading.Thread):
         )
         try:
             # 1. Everything committed so far, and by whom.
-            self._recover(follower)
+            replayed = self._recover(follower)
             if not self._may_reign(follower):
                 return
             # 2. Fence every earlier master, and have its last transaction resolved.
             self.role = "taking over"
             writer = self._log.writer(self.number)
             # 3. What that resolved.
-            self._recover(follower)
+            replayed += self._recover(follower)
+            if replayed >= REPLAYED_FLUSH:
+                self.store.flush()
         finally:
             follower.close()
         reader = self._log.reader(self._delay_topic, self.number, shard.state.pull_offset)
@@ -200,7 +205,8 @@ class ShardDriver(threading.Thread):
             self._reigned_epoch = shard.state.log_epoch
             self.role = "master"
             self._resume()
-            log.info("master", shard=self.number, epoch=shard.state.log_epoch, pending=shard.state.pending)
+            state = shard.state
+            log.info("master", shard=self.number, epoch=state.log_epoch, pending=state.pending, replayed=replayed)
             self._step_on(master, pusher)
         finally:
             self.role = "resigned"
@@ -309,20 +315,23 @@ class ShardDriver(threading.Thread):
                     f" the store of shard {self.number}."
                 )
 
-    def _recover(self, follower: Follower) -> None:
-        """Apply the progress log to its end; a transaction that hangs there hides what was committed, so wait for it."""
+    def _recover(self, follower: Follower) -> int:
+        """Apply the progress log to its end; how many records. A transaction that hangs there hides what was committed,
+        so wait for it."""
         self.role = "recovering"
+        replayed = 0
         told_s = time.monotonic()
         while not self._stopping.is_set():
             self._check_guard()
-            if follower.step():
+            if applied := follower.step():
+                replayed += applied
                 if time.monotonic() - told_s > 1.0:
                     told_s = time.monotonic()
                     log.info("replaying", shard=self.number, applied=self.state.applied, pull=self.state.pull_offset)
                 continue
             ends = self._log.ends(self._progress_topic, self.number)
             if follower.position >= ends.high:
-                return
+                return replayed
             if ends.stable < ends.high and follower.position >= ends.stable:
                 self._pause(LogUnavailable(
                     f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"

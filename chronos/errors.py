@@ -91,7 +91,14 @@ class TransactionAborted(Retry):
 
 
 class ProducerLost(Retry):
-    """Fenced, timed out, or fatal: whether the last transaction committed is known from the progress log only."""
+    """Fenced, timed out, or fatal: whether the last transaction committed is known from the progress log only.
+
+    `culprit_likely` as with TransactionAborted: some refusals cost the producer too.
+    """
+
+    def __init__(self, text: str, *, culprit_likely: bool = False) -> None:
+        self.culprit_likely = culprit_likely
+        super().__init__(text)
 
 
 class ApplyFailed(Retry):

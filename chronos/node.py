@@ -56,6 +56,7 @@ class Node:
         self.failure: ChronosError | None = None
         """Why the node cannot go on, once that is so."""
         self.failed = threading.Event()
+        self._cache = shared_cache(config.store.block_cache)
         self._stores: list[Store] = []
         self._lock_file: int | None = None
         self._stopping = threading.Event()
@@ -67,16 +68,14 @@ class Node:
     def start(self) -> None:
         """Bring everything up; on any error, whatever was up is down again."""
         try:
-            self._claim_data_dir()
-            self.log = self._open_log()
-            topics = self._topics()
+            self.claim_data_dir()
+            self.log = self.open_log()
+            topics = self.own_topics()
             infos = self.log.prepare(topics, create=self.config.topics.create)
             self._watch = Watch(self.log, topics[:2], infos)
-            cache = shared_cache(self.config.store.block_cache)
             for number in range(self.config.shards):
-                store = self._open_store(number, cache)
-                self._stores.append(store)
-                self._check_identity(store, number, infos)
+                store = self.open_store(number)
+                self.check_identity(store, number, infos)
                 self.shards.append(self._driver(number, store))
             for shard in self.shards:
                 shard.start()
@@ -86,7 +85,7 @@ class Node:
             raise
         log.info("started", node=self.config.node.id, shards=self.config.shards, log=self.config.log.kind)
 
-    def _claim_data_dir(self) -> None:
+    def claim_data_dir(self) -> None:
         """The data directory belongs to one process at a time, and to one node for ever."""
         try:
             self._data_dir.mkdir(parents=True, exist_ok=True)
@@ -112,7 +111,8 @@ class Node:
             fresh.replace(named)
         self.instance = named.read_text().strip()
 
-    def _open_log(self) -> Log:
+    def open_log(self) -> Log:
+        """The log that `log.kind` names."""
         config = self.config
         if config.log.kind == "embedded":
             return EmbeddedLog(
@@ -135,7 +135,7 @@ class Node:
             transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         )
 
-    def _topics(self) -> list[TopicSpec]:
+    def own_topics(self) -> list[TopicSpec]:
         """Chronos's own four topics, as they have to be."""
         topics = self.config.topics
         common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
@@ -154,16 +154,19 @@ class Node:
             TopicSpec(name=topics.dead_letter, partitions=shards, settings={**common, "max.message.bytes": headroom}),
         ]  # fmt: skip
 
-    def _open_store(self, number: int, cache: object) -> Store:
+    def open_store(self, number: int) -> Store:
+        """The store of a shard, which `stop` closes again; all of them share one block cache."""
         settings = self.config.store
-        return RocksStore(
+        store = RocksStore(
             self._data_dir / "shards" / str(number),
-            block_cache=cache,
+            block_cache=self._cache,
             memtable_bytes=settings.memtable,
             blob_bytes_min=settings.blob_bytes_min,
         )
+        self._stores.append(store)
+        return store
 
-    def _check_identity(self, store: Store, number: int, infos: dict[str, TopicInfo]) -> None:
+    def check_identity(self, store: Store, number: int, infos: dict[str, TopicInfo]) -> None:
         """A store belongs to one shard of one pair of topics; the topics' ids tell whether they are still the same."""
         topics = self.config.topics
         identity = Identity(

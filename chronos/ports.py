@@ -39,6 +39,10 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """Partitions without a live leader."""
     bytes_max: int
     """Largest record batch the topic takes (`max.message.bytes`)."""
+    keyed_only: bool = False
+    """A compacted topic: it refuses records without a key."""
+    writable: bool = True
+    """The broker lets Chronos write to it."""
 
 
 class Appended(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from chronos.core.message import Record
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
@@ -87,6 +87,11 @@ CULPRIT_CODES = frozenset(
     }
 )
 """Errors that are about a message or its topic, not about a broker being slow or gone."""
+
+NOT_THERE_CODES = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+)
+"""Answers to a look that mean: for us there is no such topic."""
 
 _headers = methodcaller("headers")
 """`message.headers()`, and SystemError when a name is not UTF-8. Written out, the call is specialised by the interpreter
@@ -283,19 +288,22 @@ class KafkaWriter:
         """Abort if that is what the error asks for, and say whether this writer may go on."""
         if error.fatal() or error.code() in (KafkaError._FENCED, KafkaError._TIMED_OUT, KafkaError._STATE):
             return ProducerLost(f"the producer is of no use any more: {error.str()} ({error.name()})")
-        self._abort()
         # _INCONSISTENT says that some message failed, not why: in good time it was the message, later the time-out.
         failed_early = error.code() == KafkaError._INCONSISTENT and time.monotonic() < deadline - 1.0
+        culprit_likely = failed_early or error.code() in CULPRIT_CODES
+        # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
+        self._abort(culprit_likely=culprit_likely)
         return TransactionAborted(
-            f"a transaction was aborted: {error.str()} ({error.name()})",
-            culprit_likely=failed_early or error.code() in CULPRIT_CODES,
+            f"a transaction was aborted: {error.str()} ({error.name()})", culprit_likely=culprit_likely
         )
 
-    def _abort(self) -> None:
+    def _abort(self, *, culprit_likely: bool = False) -> None:
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as error:
-            raise ProducerLost(f"a transaction could not be aborted: {error.args[0].str()}") from error
+            raise ProducerLost(
+                f"a transaction could not be aborted: {error.args[0].str()}", culprit_likely=culprit_likely
+            ) from error
 
     def close(self) -> None:
         """Drop what is queued; an open transaction is for the next writer, or the broker's timeout, to end."""
@@ -397,7 +405,9 @@ class KafkaLog:
             return {}
         infos: dict[str, TopicInfo | None] = {}
         try:
-            described = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=ASK_TIMEOUT_S)
+            described = self._admin.describe_topics(
+                TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=ASK_TIMEOUT_S
+            )
         except (KafkaException, ValueError) as error:
             raise LogUnavailable(f"looking at {', '.join(topics)}: {error}") from error
         found = {}
@@ -405,7 +415,7 @@ class KafkaLog:
             try:
                 found[name] = future.result()
             except KafkaException as error:
-                if error.args[0].code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+                if error.args[0].code() not in NOT_THERE_CODES:
                     raise _translated(f"looking at the topic {name}", error) from error
                 infos[name] = None
         settings = self._topic_settings(list(found))
@@ -418,6 +428,8 @@ class KafkaLog:
                     part.id for part in description.partitions if part.leader is None or part.leader.id < 0
                 ),
                 bytes_max=bytes_max,
+                keyed_only="compact" in settings[name].get("cleanup.policy", ""),
+                writable=AclOperation.WRITE in (description.authorized_operations or (AclOperation.WRITE,)),
             )
             if bytes_max < BATCH_BYTES:
                 self._narrow_topics[name] = bytes_max

@@ -29,9 +29,6 @@ WATCHERS = 64
 ASK_S = 1.0
 """How long a question to the log may hold up an answer that can do without."""
 
-FRESH_S = 1.0
-"""How long an answer that is shown to people and to Prometheus is good."""
-
 T = TypeVar("T")
 
 
@@ -91,15 +88,16 @@ class Context:
             return False
         return await self.watches[shard].pulled(end, deadline_s - asyncio.get_running_loop().time())
 
-    # --- what may be a second old
+    # --- what is asked of all shards at once
 
-    async def refresh(self) -> None:
-        """See to it that ends and sizes are fresh, but do not wait longer than a moment for a log that is gone."""
-        if time.monotonic() - self._refreshed_s < FRESH_S:
-            return
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
-        await asyncio.wait([self._refreshing], timeout=ASK_S)
+    async def refresh(self, fresh_s: float = 0.0) -> None:
+        """See to it that ends and sizes are no older, but do not wait longer than a moment for a log that is gone."""
+        asked_s = time.monotonic()
+        deadline_s = asked_s + ASK_S
+        while self._refreshed_s < asked_s - fresh_s and (left_s := deadline_s - time.monotonic()) > 0:
+            if self._refreshing is None or self._refreshing.done():
+                self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+            await asyncio.wait([self._refreshing], timeout=left_s)
 
     async def _refresh(self) -> None:
         def look(shard: ShardDriver) -> tuple[int | None, int | None]:
@@ -112,10 +110,11 @@ class Context:
             except ChronosError:
                 return None, size
 
+        began_s = time.monotonic()
         found = await asyncio.gather(*(self.in_thread(look, shard) for shard in self.shards))
         self._ends = {number: end for number, (end, _) in enumerate(found) if end is not None}
         self._sizes = {number: size for number, (_, size) in enumerate(found) if size is not None}
-        self._refreshed_s = time.monotonic()
+        self._refreshed_s = began_s
 
     def end_offset(self, shard: int) -> int | None:
         """Where the shard's delay partition ended at the last refresh; None: the log did not answer."""

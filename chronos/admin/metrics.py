@@ -26,6 +26,9 @@ from chronos.errors import ChronosError
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+FRESH_S = 1.0
+"""How long ends and sizes are good for a scrape: however many scrape, the broker is asked once."""
+
 Read = Callable[[Context, ShardDriver], float | None]
 """A value of one shard; None: not known at this moment, left out."""
 
@@ -154,7 +157,7 @@ class Exposition(Collector):
 
     async def text(self) -> bytes:
         """The answer to a scrape."""
-        await self._context.refresh()
+        await self._context.refresh(FRESH_S)
         return await self._context.in_thread(generate_latest, self._registry)
 
     def describe(self) -> Iterator[Metric]:

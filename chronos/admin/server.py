@@ -34,6 +34,12 @@ BODY_S = 30.0
 STOP_S = 8.0
 """How long requests may take to finish when the server stops; an action waits 5 s at most."""
 
+KEEP_S = 75.0
+"""How long an idle connection is kept."""
+
+LINE_BYTES_MAX = 65_536
+"""Longest first line of a request: the longest id, percent-encoded, with a lot of room."""
+
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +75,9 @@ class Server:
         for route in table(context):
             handler = own[route.name] if route.handler is None else None
             app.router.add_route(route.method, route.path, _Runner(route, handler).run)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=KEEP_S, max_line_size=LINE_BYTES_MAX
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, config.admin.host, config.admin.port).start()

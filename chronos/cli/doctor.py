@@ -87,7 +87,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         return
     node = Node(config)
     try:
-        node._claim_data_dir()
+        node.claim_data_dir()
     except StoreInUse:
         yield Finding(what="data directory", verdict="ok", text=f"{config.node.data_dir} is in use by a running service")
         yield from _running(config)
@@ -147,10 +147,9 @@ def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
     """The stores and the log, which are ours while we hold the data directory."""
     stores: dict[int, Store] = {}
     for number_, folder in _store_folders(config):
-        found = yield from _guarded(f"store of shard {number_}", lambda n=number_: node._open_store(n, 8 << 20))  # type: ignore[misc]
+        found = yield from _guarded(f"store of shard {number_}", lambda n=number_: node.open_store(n))  # type: ignore[misc]
         if found is None:
             continue
-        node._stores.append(found)
         rows = yield from _guarded(f"store of shard {number_}", found.verify)
         if rows is not None:
             stores[number_] = found
@@ -158,7 +157,7 @@ def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
             yield Finding(what=f"store of shard {number_}", verdict="ok", text=text)
     if not os.path.isdir(os.path.join(config.node.data_dir, "shards")):
         yield Finding(what="stores", verdict="note", text="there are none yet")
-    log = yield from _guarded("log", node._open_log)
+    log = yield from _guarded("log", node.open_log)
     if log is None:
         return
     node.log = log
@@ -190,13 +189,13 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
             text=f"missing: {', '.join(missing)}; {will}", exit_code=0 if config.topics.create else 2,
         )  # fmt: skip
         return
-    prepared = yield from _guarded("topics", lambda: node.log.prepare(node._topics(), create=False))
+    prepared = yield from _guarded("topics", lambda: node.log.prepare(node.own_topics(), create=False))
     if prepared is None:
         return
     yield Finding(what="topics", verdict="ok", text=f"{', '.join(names)}: {config.shards} partitions each")
     for number_, store in stores.items():
         yield from _guarded(
-            f"store of shard {number_}", lambda s=store, n=number_: node._check_identity(s, n, prepared)  # type: ignore[misc]
+            f"store of shard {number_}", lambda s=store, n=number_: node.check_identity(s, n, prepared)  # type: ignore[misc]
         )  # fmt: skip
     yield from _clock(node, config)
 

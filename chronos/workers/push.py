@@ -146,7 +146,7 @@ class Pusher:
         fine = {
             topic: look.info.bytes_max - RECEIPT_BYTES
             for topic, look in looks.items()
-            if look.info is not None and not look.info.leaderless and self._rules.allows(topic)
+            if look.info is not None and _is_plain(look.info) and self._rules.allows(topic)
         }
         shard, prefix = self._rules.shard, self._source_prefix
         append = plan.messages.append
@@ -194,7 +194,10 @@ class Pusher:
                 again_ms = look.looked_ms + SECOND_LOOK_MS
                 self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
             return
-        if offset == self.convicted:
+        if not look.info.writable:
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write to it")
+            return
+        if offset == self.convicted or (look.info.keyed_only and entry.key is None):
             self._retry(plan, due_ms, offset, entry, now_ms)
             return
         partition = _partition(entry, look.info, offset)
@@ -278,6 +281,10 @@ class Pusher:
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, -1
         return topic, key, value, headers + why, -1
+
+
+def _is_plain(info: TopicInfo) -> bool:
+    return info.writable and not info.keyed_only and not info.leaderless
 
 
 def _pairs(entry: Entry) -> list[tuple[str, bytes | None]]:

@@ -430,7 +430,7 @@ class HttpFlow(Flow):
                     message.id = accepted["id"]
                     self.ends.saw(accepted["shard"], accepted["offset"])
                 return
-            if status is not None and status < 500:
+            if status is not None and 0 < status < 500:
                 raise RuntimeError(f"POST answered {status}: {answer}")
             # Not connected, and 507: nothing was written. Anything else may have been.
             if status not in (NOT_CONNECTED, 507) and not repeat:

@@ -2,8 +2,8 @@
 
 import os
 import random
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,13 +86,13 @@ def test_a_hundred_kills_lose_and_double_nothing_on_the_embedded_log(tmp_path: P
     dice = random.Random(seed + 1)
     with Service(tmp_path / "node") as service:
         flow = HttpFlow(service, seed)
-        writer = threading.Thread(target=_write_and_cancel, args=(flow, random.Random(seed + 2)), daemon=True)
-        writer.start()
-        kills = 0
-        while kills < KILLS or writer.is_alive():
-            live_and_die(service, dice)
-            kills += 1
-        writer.join()
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(_write_and_cancel, flow, random.Random(seed + 2))
+            kills = 0
+            while kills < KILLS or not writing.done():
+                live_and_die(service, dice)
+                kills += 1
+            writing.result()
         unsure = sum(message.accepted is None for message in flow.sent)
         assert unsure < MESSAGES // 10
         judge(flow, service)

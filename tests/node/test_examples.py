@@ -1,6 +1,9 @@
 """The examples, run as their READMEs say, against a real service on the embedded log."""
 
 import importlib.util
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,6 +55,29 @@ def test_reminders_move_along_with_their_customer(service: Service) -> None:
     told = ["set pills:", "set letter:", "moved pills:", "moved letter:", "came pills:", "drop letter:"]
     assert verbs(output) == told
     assert output.endswith("drop   letter: cancelled\n")
+
+
+@pytest.mark.slow
+def test_the_readme_can_be_tried_out_as_it_stands(tmp_path: Path) -> None:
+    """Its first commands, one after the other, on a service that is new."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    first = re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0]
+    commands = [shlex.split(line)[1:] for line in first.splitlines() if line.startswith("chronos ")]
+    assert [verb for verb, *_ in commands] == ["send", "send", "cancel", "tail"]
+    with Service(tmp_path / "data").start() as fresh:
+        for command in commands:
+            done = subprocess.run(
+                [sys.executable, "-m", "chronos", *command],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                env={**os.environ, "CHRONOS_SERVER": fresh.url},
+            )
+            assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("please pay\n")
+        assert "key=order-17" in done.stdout
+        assert fresh.pending() == 0
 
 
 @pytest.fixture(scope="module")

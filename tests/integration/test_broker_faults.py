@@ -1,0 +1,176 @@
+"""Brokers that die, hang and come back, and a service that hangs itself: it waits, says for what, and goes on alone."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from tests.broker import Broker
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.service import Service
+
+TIMEOUT_S = 4
+"""`delivery.transaction_timeout` of the quick tests."""
+
+NOTICE_S = 30.0
+"""A fault is noticed after a transaction's time-out, and the questions that go with a new start."""
+
+
+@pytest.fixture
+def own_broker() -> Iterator[Broker]:
+    """A broker of this test alone, which looks for transactions out of time every second and not every ten."""
+    with Broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000}) as own:
+        yield own
+
+
+def serving(broker: Broker, flow: KafkaFlow, data_dir: Path, timeout_s: float) -> Service:
+    """A node for the flow, not started yet."""
+    settings = {**flow.settings(), "delivery.transaction_timeout": f"{timeout_s:g}s"}
+    return Service(data_dir, bootstrap=broker.bootstrap, settings=settings)
+
+
+def wait_paused(service: Service) -> list[str]:
+    """Wait until every shard says why it does not move; `/readyz` must say the same."""
+
+    def reasons() -> list[str]:
+        return [shard["paused"] for shard in service.shards() if shard["paused"]]
+
+    service.wait_until(lambda: len(reasons()) == SHARDS, "say why it waits", timeout_s=NOTICE_S)
+    status, problem = service.ask("GET", "/readyz")
+    assert status == 503, problem
+    assert len(problem["errors"]) == SHARDS, problem
+    return reasons()
+
+
+def wait_delivered(service: Service, count: int) -> None:
+    """Wait until so many messages were delivered since the beginning."""
+    service.wait_until(
+        lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count, f"deliver {count} messages"
+    )
+
+
+def judge(flow: KafkaFlow, service: Service) -> None:
+    """All is brought to its end, once, by the process that was there from the beginning."""
+    flow.wait_settled(service)
+    service.wait_ready()
+    assert flow.complaints() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_broker_that_is_killed_again_and_again_costs_nothing_but_time(own_broker: Broker, tmp_path: Path) -> None:
+    """Three kills under load: each time the service says what it waits for, and goes on by itself."""
+    flow = KafkaFlow(own_broker, 1)
+    with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
+        service.start()
+        process = service.pid
+        for _ in range(3):
+            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
+            written = flow.write(4_000, now_ms() - 500, now_ms() + 8_000)
+            wait_delivered(service, delivered + 500)
+            own_broker.kill()
+            texts = wait_paused(service)
+            assert not any("Traceback" in text for text in texts)
+            own_broker.start()
+            flow.cancel(written[::50])
+            service.wait_ready()
+        flow.flush()
+        judge(flow, service)
+        assert service.pid == process
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("timeout_s", [TIMEOUT_S, 10])
+def test_a_broker_frozen_for_longer_than_a_transaction_may_take_is_waited_for(
+    own_broker: Broker, tmp_path: Path, timeout_s: int
+) -> None:
+    """What was in flight is aborted or committed, never both and never twice."""
+    flow = KafkaFlow(own_broker, 2)
+    with serving(own_broker, flow, tmp_path / "node", timeout_s) as service:
+        service.start()
+        for _ in range(2 if timeout_s == TIMEOUT_S else 1):
+            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
+            flow.write(4_000, now_ms() - 500, now_ms() + 5_000)
+            wait_delivered(service, delivered + 500)
+            own_broker.freeze()
+            wait_paused(service)
+            own_broker.thaw()
+            service.wait_ready()
+        flow.flush()
+        judge(flow, service)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_service_frozen_for_longer_than_a_transaction_may_take_recovers_alone(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    """Stopped in the middle of a transaction, which the coordinator aborts meanwhile: it is fenced, and starts anew."""
+    flow = KafkaFlow(own_broker, 3)
+    with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
+        service.start()
+        for _ in range(2):
+            delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
+            flow.write(30_000, now_ms() - 500, now_ms() + 4_000)
+            flow.flush()
+            wait_delivered(service, delivered + 500)
+            freeze_in_a_transaction(own_broker, flow, service)
+            wait_until(lambda: not open_transactions(own_broker, flow), "abort what was open")
+            service.thaw()
+            wait_until(lambda: "producer is of no use" in service.log_path.read_text(), "notice that it is fenced")
+            service.wait_ready()
+        judge(flow, service)
+
+
+def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -> None:
+    """Freeze the process at a moment at which it has a transaction open."""
+    for _ in range(1_000):
+        service.freeze()
+        if open_transactions(broker, flow):
+            return
+        service.thaw()
+        service.wait_until(lambda: service.pending() > 0, "have more to deliver", timeout_s=1.0)
+    raise AssertionError("it never was in a transaction")
+
+
+def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
+    """Partitions of the progress topic that end in a transaction which is neither committed nor aborted."""
+    admin = broker.admin()
+    ends = []
+    for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+        asked = {TopicPartition(f"{flow.prefix}.progress", shard): OffsetSpec.latest() for shard in range(SHARDS)}  # type: ignore[no-untyped-call]
+        found = admin.list_offsets(asked, isolation_level=level)
+        ends.append({part.partition: future.result(10).offset for part, future in found.items()})
+    return sum(ends[0][shard] < ends[1][shard] for shard in range(SHARDS))
+
+
+def wait_until(condition: object, what: str, timeout_s: float = 40.0) -> None:
+    """Look until it is so."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_a_stop_is_not_held_up_by_a_broker_that_is_gone(own_broker: Broker, tmp_path: Path) -> None:
+    """SIGTERM while the brokers are away ends the process in order; the next one delivers what is left."""
+    flow = KafkaFlow(own_broker, 4)
+    with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
+        service.start()
+        flow.write(2_000, now_ms(), now_ms() + 6_000)
+        flow.flush()
+        wait_delivered(service, 100)
+        own_broker.kill()
+        wait_paused(service)
+        told_s = time.monotonic()
+        assert service.stop() == 0
+        assert time.monotonic() - told_s < 15.0
+        own_broker.start()
+        service.start()
+        judge(flow, service)

@@ -1,0 +1,115 @@
+"""The store of a real node is old, gone, or damaged: the logs bring it back, or a named error says what to do."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronos.errors import StoreCorrupt
+from tests.broker import Broker
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.service import Service
+
+AHEAD_MS = 6_000
+"""Messages are due from now to so much later: some are delivered before the store is changed, some after."""
+
+
+@pytest.fixture
+def flow(broker: Broker) -> KafkaFlow:
+    """Messages through the shared broker, always the same ones."""
+    return KafkaFlow(broker, seed=11)
+
+
+def served(flow: KafkaFlow, broker: Broker, directory: Path) -> Service:
+    return Service(directory / "node", bootstrap=broker.bootstrap, settings=flow.settings())
+
+
+def settle_partly(flow: KafkaFlow, service: Service) -> None:
+    """Write messages and wait until some of them are delivered and others are not."""
+    service.start()
+    flow.write(3_000, now_ms() - 1_000, now_ms() + AHEAD_MS)
+    flow.flush()
+    service.wait_until(lambda: sum(each["totals"]["delivered"] for each in service.shards()) > 500, "deliver some")
+
+
+def test_a_stale_copy_of_the_store_catches_up_from_the_logs(flow: KafkaFlow, broker: Broker, tmp_path: Path) -> None:
+    with served(flow, broker, tmp_path) as service:
+        settle_partly(flow, service)
+        service.stop()
+        shutil.copytree(service.data_dir, tmp_path / "copy")
+        service.start()
+        flow.write(2_000, now_ms(), now_ms() + AHEAD_MS)
+        flow.wait_settled(service)
+        totals = [each["totals"] for each in service.shards()]
+        service.stop()
+        shutil.rmtree(service.data_dir)
+        shutil.copytree(tmp_path / "copy", service.data_dir)
+        service.start()
+        flow.wait_settled(service)
+        assert [each["totals"] for each in service.shards()] == totals
+        assert flow.complaints() == []
+
+
+def test_a_store_that_was_removed_is_rebuilt_from_the_logs(flow: KafkaFlow, broker: Broker, tmp_path: Path) -> None:
+    with served(flow, broker, tmp_path) as service:
+        settle_partly(flow, service)
+        service.kill()
+        shutil.rmtree(service.data_dir / "shards")
+        service.start()
+        flow.wait_settled(service)
+        keyed = next(message for message in flow.sent if message.id is not None and message.id.startswith("order-"))
+        assert service.get(f"/v1/messages/{keyed.id}")["state"] == "delivered"
+        assert flow.complaints() == []
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_damaged_store_ends_the_node_with_the_remedy_and_removing_it_heals(
+    flow: KafkaFlow, broker: Broker, tmp_path: Path, damage: str
+) -> None:
+    with served(flow, broker, tmp_path) as service:
+        service.settings["store.wheel_horizon"] = "1s"
+        service.start()
+        flow.write(4_000, now_ms() + 3_000, now_ms() + 9_000)
+        flow.flush()
+        service.wait_until(lambda: service.pending() >= 3_000, "hold most of them")
+        assert service.stop() == 0
+        for table in (service.data_dir / "shards").glob("*/*.sst"):
+            spoil(table, damage)
+
+        doctor = run_doctor(service)
+        assert doctor.returncode == StoreCorrupt.exit_code
+        assert "rebuilt from the logs" in doctor.stdout + doctor.stderr
+
+        service.launch()
+        assert service.wait_exit() == StoreCorrupt.exit_code
+        assert "rebuilt from the logs" in service.tail()
+
+        for shard in range(SHARDS):
+            shutil.rmtree(service.data_dir / "shards" / str(shard))
+        service.start()
+        flow.wait_settled(service)
+        assert flow.complaints() == []
+
+
+def spoil(table: Path, damage: str) -> None:
+    """Damage a file the way disks and people do."""
+    if damage == "missing":
+        table.unlink()
+        return
+    data = bytearray(table.read_bytes())
+    if damage == "truncated":
+        del data[len(data) // 2 :]
+    else:
+        for at in range(0, len(data) * 3 // 4, 512):
+            data[at] ^= 0x40
+    table.write_bytes(data)
+
+
+def run_doctor(service: Service) -> subprocess.CompletedProcess[str]:
+    """`chronos doctor` with the settings of the service."""
+    command = [sys.executable, "-m", "chronos", "doctor"]
+    for path, value in service.settings.items():
+        command += ["--set", f"{path}={value}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,297 @@
+"""The library: both clients against a real node, and the headers for a producer of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+import chronos
+from chronos.client import NotFound, Refused, ServiceFailed, Unreachable, message
+from chronos.core.message import Action, Entry, Keyed, Record, Rules, Verb, parse
+from tests.broker import free_port
+from tests.service import Service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One node for all tests."""
+    with Service(tmp_path_factory.mktemp("client") / "data", settings={"shards": 2}) as running:
+        yield running.start()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[chronos.Client]:
+    with chronos.Client(service.url) as made:
+        yield made
+
+
+def later(seconds: float = 3_600) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def test_a_message_is_scheduled_found_moved_and_cancelled(client):
+    """The whole life of one that is never delivered."""
+    due = later()
+    scheduled = client.schedule("library", "value", at=due, id="life", key="k", headers={"a": "1", "raw": b"\xff"})
+    assert scheduled.id == "life"
+    assert timedelta() <= scheduled.due_at - due < timedelta(milliseconds=1)
+    found = client.get("life")
+    assert (found.state, found.due_at, found.value_bytes) == ("pending", scheduled.due_at, 5)
+    assert found.target is not None
+    assert (found.target.topic, found.target.key) == ("library", "k")
+    assert found.target.headers == {"a": "1", "raw": {"base64": "/w=="}}
+    assert client.reschedule("life", delay=timedelta(hours=2))
+    assert client.get("life").due_at > due + timedelta(minutes=59)
+    assert client.cancel("life")
+    assert client.get("life").state == "cancelled"
+    assert not client.fire("life")
+    assert client.fire("life").result == "too_late"
+
+
+def test_a_fired_message_arrives(client, service):
+    """With its bytes."""
+    name = client.schedule("fired", b"\x00\xff", delay="1h").id
+    assert client.fire(name).result == "fired"
+    service.wait_until(lambda: client.get(name).state == "delivered", "deliver it")
+    records = client.records("fired", wait="10s")["records"]
+    assert [record["value_base64"] for record in records] == ["AP8="]
+
+
+def test_many_are_scheduled_at_once_and_listed_in_order(client):
+    """Fetched page by page."""
+    batch = [message("listed", str(at), delay=timedelta(hours=1, seconds=at % 7), id=f"l{at}") for at in range(700)]
+    assert [one.id for one in client.schedule_many(batch)] == [f"l{at}" for at in range(700)]
+    client.get("l699")
+    found = []
+    for _ in range(50):
+        found = list(client.pending(target="listed"))
+        if len(found) == 700:
+            break
+        client.ask("/v1/messages", limit=1)
+    assert len({one.id for one in found}) == 700
+    assert [one.due_at for one in found] == sorted(one.due_at for one in found)
+    assert list(client.pending(target="listed", due_to=later(60))) == []
+
+
+@pytest.mark.parametrize("name", ["a/b?c#d%", "..", b"\xff\x00", "ü", b"base64:x"])
+def test_any_id_can_be_asked_for(client, name):
+    """Text and bytes."""
+    client.schedule("named", "v", delay="1h", id=name, on_conflict="replace")
+    assert client.get(name).state == "pending"
+    assert client.cancel(name).result == "cancelled"
+
+
+def test_what_nobody_knows_is_not_found(client):
+    """NotFound, with the hint of the service."""
+    with pytest.raises(NotFound, match="nothing is known of nobody"):
+        client.get("nobody")
+    assert client.cancel("nobody").result == "unknown"
+
+
+def test_what_is_refused_says_which_field(client):
+    """Refused, with the faults."""
+    with pytest.raises(Refused, match="chronos.delay") as refused:
+        client.schedule_many([message("fine", delay=1), message("chronos.delay", delay=1)])
+    assert refused.value.errors[0]["index"] == 1
+    assert refused.value.errors[0]["field"] == "target.topic"
+
+
+def test_the_answer_of_something_else_is_no_answer():
+    """An address that speaks HTTP and is no Chronos."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", "import http.server as h; s=h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler);"
+         "print(s.server_port, flush=True); s.serve_forever()"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        with chronos.Client(f"http://127.0.0.1:{port}", retries=0) as client, pytest.raises(ServiceFailed, match="is this a Chronos"):
+            client.get("x")
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_nobody_at_the_address_is_unreachable():
+    """Within the deadline, with what to look at."""
+    started = time.monotonic()
+    with chronos.Client(f"http://127.0.0.1:{free_port()}", timeout_s=2) as client, pytest.raises(Unreachable, match="chronos serve"):
+        client.get("x")
+    assert time.monotonic() - started < 5
+
+
+def test_a_service_that_is_silent_is_given_up_at_the_deadline():
+    """One deadline for all attempts."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        with chronos.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=1) as client:
+            with pytest.raises(Unreachable, match="in time"):
+                client.get("x")
+        assert 0.9 < time.monotonic() - started < 4
+
+
+def answering(port: int, answers: list[bytes], seen: list[bytes]) -> threading.Thread:
+    """A server that gives prepared answers, one a connection, and keeps the first lines it was asked."""
+    listening = socket.create_server(("127.0.0.1", port))
+
+    def serve() -> None:
+        with listening:
+            listening.settimeout(10)
+            for answer in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(10)
+                    seen.append(connection.recv(65_536).split(b"\r\n")[0])
+                    connection.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+BUSY = b'HTTP/1.1 503 Busy\r\nContent-Length: 18\r\nConnection: close\r\n\r\n{"detail": "busy"}'
+DONE = b'{"id": "a", "shard": 0, "offset": 1, "due_at": "2030-01-01T00:00:00Z"}'
+OK = b"HTTP/1.1 202 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(DONE), DONE)
+
+
+@pytest.mark.parametrize("first", [BUSY, b""], ids=["asked to come back", "connection closed"])
+def test_a_message_with_an_id_is_sent_again(first):
+    """Its id makes it the same message."""
+    port, seen = free_port(), []
+    thread = answering(port, [first, OK], seen)
+    with chronos.Client(f"http://127.0.0.1:{port}") as client:
+        assert client.schedule("t", delay=1, id="a").id == "a"
+    thread.join(10)
+    assert seen == [b"POST /v1/messages HTTP/1.1"] * 2
+
+
+@pytest.mark.parametrize(("first", "error"), [(BUSY, ServiceFailed), (b"", Unreachable)])
+def test_a_message_without_an_id_is_sent_once(first, error):
+    """It might be scheduled twice otherwise."""
+    port, seen = free_port(), []
+    thread = answering(port, [first], seen)
+    with chronos.Client(f"http://127.0.0.1:{port}") as client, pytest.raises(error):
+        client.schedule("t", delay=1)
+    thread.join(10)
+    assert len(seen) == 1
+
+
+def test_the_other_client_does_the_same_without_blocking(service):
+    """Many at once."""
+
+    async def live() -> None:
+        async with chronos.AsyncClient(service.url) as client:
+            sent = await asyncio.gather(*(client.schedule("async", "v", delay="1h", id=f"s/{at}") for at in range(50)))
+            assert {one.id for one in sent} == {f"s/{at}" for at in range(50)}
+            assert (await client.get("s/7")).state == "pending"
+            assert await client.reschedule("s/7", at=later(7_200))
+            assert (await client.cancel("s/7")).result == "cancelled"
+            assert (await client.fire("s/8")).result == "fired"
+            assert (await client.records("async", wait="10s"))["records"][0]["headers"]["chronos-id"] == "s/8"
+            assert {one.id async for one in client.pending(target="async")} <= {f"s/{at}" for at in range(50)}
+            assert len((await client.ask("/v1/shards"))["shards"]) == 2
+            assert len(await client.schedule_many([message("async", delay=1)])) == 1
+            with pytest.raises(NotFound):
+                await client.get("nobody")
+
+    asyncio.run(live())
+
+
+def test_the_other_client_says_when_nobody_answers():
+    """The same errors."""
+
+    async def live() -> None:
+        async with chronos.AsyncClient(f"http://127.0.0.1:{free_port()}", timeout_s=1) as client:
+            with pytest.raises(Unreachable):
+                await client.get("x")
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("address", ["http://", "ftp://host", "http://host:port", "http://host:99999"])
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(address):
+    """With what to write instead."""
+    with pytest.raises(Refused, match="http://host:port"):
+        chronos.Client(address)
+
+
+# --- Headers for a producer
+
+
+def asked(headers: list[tuple[str, bytes]], key: bytes | None = None, value: bytes | None = b"v") -> object:
+    """What the shard makes of a record with these headers."""
+    return parse(Record(0, 1_000_000, key, value, headers), Rules(shard=0, shards=1, max_delay_ms=10**14))
+
+
+def test_the_headers_are_what_a_shard_understands():
+    """All of them together."""
+    headers = chronos.headers(target="orders", at=2_000_000, key="k", on_conflict="replace", expire_at=3_000_000)
+    found = asked(headers, b"id")
+    assert type(found) is Keyed
+    assert (found.entry.target, found.entry.due_ms, found.entry.key, found.entry.expire_at_ms) == (
+        "orders", 2_000_000, b"k", 3_000_000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("time", "due_ms"),
+    [
+        ({"at": 1_893_456_000_000}, 1_893_456_000_000),
+        ({"at": "2030-01-01T01:00:00+01:00"}, 1_893_456_000_000),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
+        ({"at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
+        ({"at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
+        ({"delay": 250}, 1_000_250),
+        ({"delay": "1.5s"}, 1_001_500),
+        ({"delay": timedelta(seconds=2)}, 1_002_000),
+        ({"delay": timedelta(microseconds=1)}, 1_000_001),
+    ],
+)
+def test_times_are_rounded_up_to_the_millisecond(time, due_ms):
+    """Never early."""
+    found = asked(chronos.headers(target="t", **time))
+    assert type(found) is Entry
+    assert found.due_ms == due_ms
+
+
+def test_actions_need_no_target():
+    """The key of the record names the message."""
+    assert asked(chronos.headers(action="cancel"), b"a") == Action(Verb.CANCEL, b"a")
+    assert asked(chronos.headers(action="reschedule", at=5_000_000), b"a") == Action(Verb.RESCHEDULE, b"a", 5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"target": "t", "at": datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"target": "t"}, "`at` or `delay`"),
+        ({"target": "t", "at": 1, "delay": 1}, "not both"),
+        ({"delay": 1}, "`target`"),
+        ({"target": "t", "delay": timedelta(seconds=-1)}, "past"),
+        ({"target": "t", "delay": "soon"}, "not a duration"),
+        ({"action": "explode"}, "none of"),
+    ],
+)
+def test_what_would_be_refused_is_refused_here(arguments, says):
+    """Before it is in the log."""
+    with pytest.raises(ValueError, match=says):
+        chronos.headers(**arguments)
+
+
+def test_importing_the_library_imports_none_of_the_service():
+    """Who only schedules pays for nothing else."""
+    program = (
+        "import sys, chronos; assert 'msgspec' not in sys.modules; chronos.Client;"
+        "heavy = {'aiohttp', 'rocksdict', 'confluent_kafka', 'pydantic', 'structlog', 'typer'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
