@@ -352,9 +352,7 @@ def _ask_move(id: str | bytes, at: Time | None, delay: Delay | None) -> Ask:
     )
 
 
-def _ask_page(
-    target: str | None, due_from: Time | None, due_to: Time | None, limit: int, after: str | None
-) -> Ask:
+def _ask_page(target: str | None, due_from: Time | None, due_to: Time | None, limit: int, after: str | None) -> Ask:
     query: dict[str, Any] = {"limit": limit}
     if target is not None:
         query["target"] = target
@@ -458,7 +456,8 @@ class Client:
         when the id is pending already says `on_conflict`: `reject`, `replace` or `ignore`.
         """
         found = message(
-            topic, value, at=at, delay=delay, id=id, key=key, headers=headers, on_conflict=on_conflict, expire_at=expire_at
+            topic, value, at=at, delay=delay, id=id, key=key, headers=headers, on_conflict=on_conflict,
+            expire_at=expire_at,
         )  # fmt: skip
         done: Scheduled = self._send(_ask_schedule(found))
         return done
@@ -622,7 +621,8 @@ class AsyncClient:
     ) -> Scheduled:
         """See `Client.schedule`."""
         found = message(
-            topic, value, at=at, delay=delay, id=id, key=key, headers=headers, on_conflict=on_conflict, expire_at=expire_at
+            topic, value, at=at, delay=delay, id=id, key=key, headers=headers, on_conflict=on_conflict,
+            expire_at=expire_at,
         )  # fmt: skip
         done: Scheduled = await self._send(_ask_schedule(found))
         return done

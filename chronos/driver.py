@@ -32,7 +32,7 @@ from chronos.errors import (
 from chronos.ports import Clock, Log, Store
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
-from chronos.workers.master import Identity, Limits, Master, Stepped
+from chronos.workers.master import Identity, Limits, Master, Stepped, Suspicion
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 
@@ -98,6 +98,7 @@ class ShardDriver(threading.Thread):
         self._rules = rules
         self._make_pusher = pusher
         self._limits = limits
+        self._suspicion = Suspicion(messages_max=limits.messages)
         self._delay_topic = delay_topic
         self._progress_topic = progress_topic
         self._node = node
@@ -108,6 +109,7 @@ class ShardDriver(threading.Thread):
         self._failed = failed
         self._stopping = threading.Event()
         self._moved = threading.Condition()
+        self._pulled = 0
         self._refusals: OrderedDict[int, int] = OrderedDict()
         self._reigned_epoch: int | None = None
         self._shard = self._load()
@@ -120,6 +122,11 @@ class ShardDriver(threading.Thread):
         return self._shard.state
 
     @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which everything is executed, transaction markers included."""
+        return self._pulled
+
+    @property
     def shard(self) -> Shard:
         """The shard itself, to look at."""
         return self._shard
@@ -129,9 +136,9 @@ class ShardDriver(threading.Thread):
         self._stopping.set()
 
     def wait_pulled(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the delay record before `offset` was applied; False when the time is over."""
+        """Wait until the delay partition was executed up to `offset`, markers included; False when the time is over."""
         with self._moved:
-            return self._moved.wait_for(lambda: self._shard.state.pull_offset >= offset, timeout_s)
+            return self._moved.wait_for(lambda: self._pulled >= offset, timeout_s)
 
     def refusal(self, offset: int) -> int | None:
         """Why the delay record at the offset was refused, if it was, and that is not too long ago."""
@@ -168,15 +175,15 @@ class ShardDriver(threading.Thread):
             self._log, self.store, shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
         )
         try:
-            # 1. Everything committed so far, and by whom.
-            replayed = self._recover(follower)
+            # 1. Everything that can be read, and by whom; what hangs behind it is for step 2 to resolve.
+            replayed = self._recover(follower, resolved=False)
             if not self._may_reign(follower):
                 return
             # 2. Fence every earlier master, and have its last transaction resolved.
             self.role = "taking over"
             writer = self._log.writer(self.number)
             # 3. What that resolved.
-            replayed += self._recover(follower)
+            replayed += self._recover(follower, resolved=True)
             if replayed >= REPLAYED_FLUSH:
                 self.store.flush()
         finally:
@@ -197,6 +204,7 @@ class ShardDriver(threading.Thread):
                 log_epoch=shard.state.log_epoch + 1,
             ),
             limits=self._limits,
+            suspicion=self._suspicion,
         )
         try:
             # 4. The epoch record.
@@ -242,6 +250,7 @@ class ShardDriver(threading.Thread):
                 if master.last is not None:
                     self._note(master.last, time.perf_counter() - started)
                     abort_pause_s, aborts_in_a_row = ABORT_PAUSE_S, 0
+                self._move_to(master.pulled)
                 self._resume()
                 if deleter is not None and now_ms >= clean_ms:
                     clean_ms = deleter.step(now_ms)
@@ -281,8 +290,13 @@ class ShardDriver(threading.Thread):
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:
             self._refusals.popitem(last=False)
-        with self._moved:
-            self._moved.notify_all()
+
+    def _move_to(self, offset: int) -> None:
+        """Tell those who wait how far the delay partition was executed, after its refusals were noted."""
+        if offset != self._pulled:
+            with self._moved:
+                self._pulled = offset
+                self._moved.notify_all()
 
     # --- before a reign
 
@@ -315,9 +329,9 @@ class ShardDriver(threading.Thread):
                     f" the store of shard {self.number}."
                 )
 
-    def _recover(self, follower: Follower) -> int:
-        """Apply the progress log to its end; how many records. A transaction that hangs there hides what was committed,
-        so wait for it."""
+    def _recover(self, follower: Follower, *, resolved: bool) -> int:
+        """Apply the progress log to its end; how many records. A transaction that hangs there hides what was
+        committed: when all of them should be `resolved`, it is waited for."""
         self.role = "recovering"
         replayed = 0
         told_s = time.monotonic()
@@ -330,7 +344,7 @@ class ShardDriver(threading.Thread):
                     log.info("replaying", shard=self.number, applied=self.state.applied, pull=self.state.pull_offset)
                 continue
             ends = self._log.ends(self._progress_topic, self.number)
-            if follower.position >= ends.high:
+            if follower.position >= (ends.high if resolved else ends.stable):
                 return replayed
             if ends.stable < ends.high and follower.position >= ends.stable:
                 self._pause(LogUnavailable(

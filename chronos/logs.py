@@ -51,7 +51,9 @@ class _Named(structlog.PrintLogger):
         self.name = name
 
 
-def _named(logger: structlog.typing.WrappedLogger, _: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _named(
+    logger: structlog.typing.WrappedLogger, _: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     name = getattr(logger, "name", "")
     if name:
         event["logger"] = name

@@ -147,9 +147,10 @@ class Node:
         headroom = str(topics.message_bytes_max + HEADROOM_BYTES)
         shards = self.config.shards
         return [
-            TopicSpec(name=topics.delay, partitions=shards,
+            TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
                       settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
-            TopicSpec(name=topics.progress, partitions=shards, settings={**kept, "max.message.bytes": "4194304"}),
+            TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
+                      settings={**kept, "max.message.bytes": "4194304"}),
             TopicSpec(name=topics.rejected, partitions=shards, settings={**common, "max.message.bytes": headroom}),
             TopicSpec(name=topics.dead_letter, partitions=shards, settings={**common, "max.message.bytes": headroom}),
         ]  # fmt: skip

@@ -60,6 +60,8 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     partitions: int
     settings: Mapping[str, str]
     """Kafka's topic settings; the embedded log needs none of them."""
+    per_shard: bool = False
+    """A partition is a shard, so there must be exactly so many; else the number is only for creating it."""
 
 
 class Reader(Protocol):

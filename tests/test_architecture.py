@@ -34,8 +34,9 @@ MAY_IMPORT = {
     # The loop that steps the workers of a shard: a half of node, and no more than that.
     "driver": {"workers", "ports", "core", "errors"},
     "node": {"driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
-    "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
-    "cli": {"admin", "client", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
+    "admin": {"node", "driver", "workers", "ports", "core", "config", "errors", "chronos"},
+    "cli": {"admin", "client", "logs", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
+    "logs": {"config"},
     "__main__": {"cli"},
     # The package itself, `chronos/__init__.py`: what a user of the library gets.
     "chronos": {"client", "core", "errors"},

@@ -51,8 +51,8 @@ DISK_RESERVE_BYTES = 256 << 20
 MESSAGE_BYTES_MAX = 1 << 20
 MEMTABLE_BYTES = 32 << 20
 
-COMPACT_RECORDS = 100_000
-"""Records trimmed off a partition before their space is asked back, which rewrites the table they end in."""
+COMPACT_BYTES = 64 << 20
+"""Trimmed off a partition, by estimate, before that space is asked back: it costs a rewrite of a table or two."""
 
 
 class _Partition:
@@ -68,6 +68,9 @@ class _Partition:
         self.next = 0
         """Behind the last record written."""
         self.compacted = 0
+        """Where the space was asked back last."""
+        self.idle_bytes = 0
+        """About how much was trimmed since."""
         self.changed = threading.Condition(lock)
 
     def key(self, offset: int) -> bytes:
@@ -186,7 +189,11 @@ class EmbeddedLog:
             on_synced=self._show,
             on_reopened=self._reload,
         )
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            self._journal.close()
+            raise
 
     @property
     def closed(self) -> bool:
@@ -252,7 +259,7 @@ class EmbeddedLog:
             if not _is_topic_name(spec.name):
                 return f"{spec.name!r} is not a topic name"
             return None if create else f"topics.create is off and this topic is missing: {spec.name}"
-        if topic.row.partitions != spec.partitions:
+        if spec.per_shard and topic.row.partitions != spec.partitions:
             return (
                 f"{spec.name} has {topic.row.partitions} partitions where {spec.partitions} are needed: the"
                 " number of shards is fixed once there are messages; set `shards` to what the topic has"
@@ -351,12 +358,12 @@ class EmbeddedLog:
         ]
 
     def _timestamp_ms(self) -> int:
-        """What records get. The host's clock is the only one here: once it was stepped, nobody knows the time (law 2)."""
+        """What records get: the host's clock. Once that was stepped, nobody here knows the time (law 2)."""
         stepped_ms = self._clock.stepped_ms()
         if abs(stepped_ms) > CLOCK_TOLERANCE_MS:
             raise ClockDisagrees(
-                f"this machine's clock was stepped by {stepped_ms} ms while Chronos ran. Nothing is accepted or delivered"
-                " until it is back; if the new time is the right one, restart Chronos"
+                f"this machine's clock was stepped by {stepped_ms} ms while Chronos ran. Nothing is accepted or"
+                " delivered until it is back; if the new time is the right one, restart Chronos"
             )
         return self._clock.now_ms()
 
@@ -464,12 +471,14 @@ class EmbeddedLog:
             start = min(offset, trimmed.end)
             if start <= trimmed.start:
                 return
+            (sample,) = self._journal.db.get([trimmed.key(trimmed.start)])
+            trimmed.idle_bytes += (start - trimmed.start) * len(sample or b"")
             ticket = self._journal.write(lambda: _trimming(trimmed, start))
             trimmed.start = start
             self._wake([trimmed])
         self._journal.wait_synced(ticket)
-        if start - trimmed.compacted >= COMPACT_RECORDS:
-            since, trimmed.compacted = trimmed.compacted, start
+        if trimmed.idle_bytes >= COMPACT_BYTES or self._journal.is_short_of_space():
+            since, trimmed.compacted, trimmed.idle_bytes = trimmed.compacted, start, 0
             self._journal.db.compact(trimmed.key(since), trimmed.key(start))
 
     def expire(self, now_ms: int) -> None:

@@ -89,13 +89,20 @@ class Journal:
         self._synced = self._written
         self._on_reopened()
 
-    def _check_space(self, reserve_bytes: int) -> None:
+    def is_short_of_space(self) -> bool:
+        """Whether writes are refused, or would be with a memtable more on the disk."""
+        return self._free_bytes() < self._disk_reserve_bytes + self._memtable_bytes
+
+    def _free_bytes(self) -> int:
         disk = os.statvfs(self._path)
-        free_bytes = disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize
+
+    def _check_space(self, reserve_bytes: int) -> None:
+        free_bytes = self._free_bytes()
         if free_bytes < reserve_bytes:
             raise NoSpace(
-                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than"
-                f" {reserve_bytes >> 20} MiB (limits.disk_reserve): make room"
+                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than {reserve_bytes >> 20} MiB"
+                " (limits.disk_reserve): make room"
             )
 
     def write(self, make: Callable[[], WriteBatch]) -> Ticket:

@@ -5,6 +5,7 @@ writer that after any doubt says ProducerLost instead of guessing. Settings that
 carry their reason; most were measured.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +35,22 @@ log = structlog.get_logger("chronos.kafka")
 ASK_TIMEOUT_S = 5.0
 """How long a question to the broker may take: offsets, topics, settings."""
 
-INIT_TIMEOUT_S = 30.0
-"""How long `init_transactions` may take: it waits for the last transaction of an earlier master (measured: 0.6 s)."""
+CREATE_TIMEOUT_S = 30.0
+"""How long new topics may take to be there."""
+
+TAKE_OVER_S = 8.0
+"""How long `init_transactions` may take: it waits for the last transaction of an earlier master (measured: 0.6 s).
+Shorter than what a stop waits for a shard, and tried again after it."""
+
+REPEATED_S = 10.0
+"""How long the client need not say again what it has said: about a broker that is gone, a hundred times a second."""
 
 RECORD_BYTES_MAX = 256 * 1024 * 1024
 """Largest record the clients handle; what a topic takes is the topic's own business and is looked up."""
+
+LINES_REMEMBERED = 1_000
+
+DIGITS = re.compile(r"\d+")
 
 BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`. A topic that takes less is flushed in smaller portions."""
@@ -189,14 +201,17 @@ class KafkaWriter:
         self._written = -1
         """Offset of the last progress record committed."""
         self._reports: list[tuple[KafkaError | None, Message]] = []
-        deadline = time.monotonic() + INIT_TIMEOUT_S
+        deadline = time.monotonic() + TAKE_OVER_S
         while True:
             try:
                 self._producer.init_transactions(max(1.0, deadline - time.monotonic()))
                 return
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() >= deadline:
-                    raise LogUnavailable(f"taking over shard {shard}: {error.args[0].str()}") from error
+                    raise LogUnavailable(
+                        f"taking over shard {shard}: its last transaction was not resolved: {error.args[0].str()};"
+                        " a broker is slow or gone"
+                    ) from error
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         """1. begin, 2. produce everything; librdkafka's threads send while the caller does something else."""
@@ -288,6 +303,11 @@ class KafkaWriter:
         """Abort if that is what the error asks for, and say whether this writer may go on."""
         if error.fatal() or error.code() in (KafkaError._FENCED, KafkaError._TIMED_OUT, KafkaError._STATE):
             return ProducerLost(f"the producer is of no use any more: {error.str()} ({error.name()})")
+        if time.monotonic() >= deadline:
+            # Its coordinator aborts it by now without being asked, and fences who asks.
+            return ProducerLost(
+                f"the brokers did not take a transaction within {self._timeout_s:g} s: {error.str()} ({error.name()})"
+            )
         # _INCONSISTENT says that some message failed, not why: in good time it was the message, later the time-out.
         failed_early = error.code() == KafkaError._INCONSISTENT and time.monotonic() < deadline - 1.0
         culprit_likely = failed_early or error.code() in CULPRIT_CODES
@@ -351,7 +371,7 @@ class KafkaLog:
             names = ", ".join(spec.name for spec in missing)
             raise ConfigurationError([f"topics.create is off and these topics are missing: {names}"])
         self._create(missing)
-        deadline = time.monotonic() + INIT_TIMEOUT_S
+        deadline = time.monotonic() + CREATE_TIMEOUT_S
         while any(info is None for info in seen.values()):
             if time.monotonic() > deadline:
                 raise LogUnavailable("the topics just created do not appear")
@@ -373,7 +393,7 @@ class KafkaLog:
             )
             for spec in specs
         ]
-        for name, future in self._admin.create_topics(asked, operation_timeout=INIT_TIMEOUT_S).items():
+        for name, future in self._admin.create_topics(asked, operation_timeout=CREATE_TIMEOUT_S).items():
             try:
                 future.result()
             except KafkaException as error:
@@ -383,10 +403,11 @@ class KafkaLog:
     def _misfits(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
         assert info is not None
         problems = []
-        if info.partitions != spec.partitions:
+        if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
-                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}: the number of"
-                " shards is fixed once there are messages; set `shards` to what the topic has"
+                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards` to what"
+                " the topic has; if partitions were added to it, also give the delay and the progress topic the same"
+                " number and remove the data directory: the stores are rebuilt from the logs"
             )
         found = self._topic_settings([spec.name])[spec.name]
         for name, value in spec.settings.items():
@@ -566,9 +587,21 @@ class KafkaLog:
 class _ClientLog:
     """Takes librdkafka's own log lines into ours: its word for a line is a level and a text."""
 
+    def __init__(self) -> None:
+        self._said_s: dict[str, float] = {}
+
     def log(self, level: int, text: str, *arguments: Any) -> None:
         """The one method the client calls; level is Python's."""
-        log.log(min(level, 30), "librdkafka", text=text % arguments if arguments else text)
+        line = text % arguments if arguments else text
+        now_s = time.monotonic()
+        # Each client and thread says the same of a broker that is gone: what they say counts, not their numbers.
+        said = DIGITS.sub("", line.rpartition("]: ")[2])
+        if now_s - self._said_s.get(said, -REPEATED_S) < REPEATED_S:
+            return
+        if len(self._said_s) > LINES_REMEMBERED:
+            self._said_s.clear()
+        self._said_s[said] = now_s
+        log.log(min(level, 30), "librdkafka", text=line)
 
 
 def outgoing_bytes(
@@ -580,8 +613,9 @@ def outgoing_bytes(
     return size + sum(10 + 3 * len(name) + len(content or b"") for name, content in pairs)
 
 
-def _translated(doing: str, error: KafkaException) -> LogUnavailable | LogMismatch:
+def _translated(doing: str, error: KafkaException) -> LogUnavailable:
     cause = error.args[0]
     if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
-        return LogMismatch(f"{doing}: it is not there any more ({cause.name()}); was it deleted?")
+        # The client says so too while no broker answers (measured): whether a topic is gone is told by its id.
+        return LogUnavailable(f"{doing}: it is not there ({cause.name()}); is the broker up, or was it deleted?")
     return LogUnavailable(f"{doing}: {cause.str()} ({cause.name()}); is the broker up, and the address right?")

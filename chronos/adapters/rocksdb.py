@@ -24,7 +24,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from chronos.adapters.rocksdb_wal import check_wal
+from chronos.adapters.rocksdb_records import check_records
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, StoreCorrupt, StoreInUse
 
 Row = tuple[bytes, bytes]
@@ -127,9 +127,6 @@ class Database:
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
         self._check_complete()
-        if wal:
-            for file in path.glob("*.log"):
-                check_wal(file, remedy)
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(path), options)
@@ -138,11 +135,14 @@ class Database:
         self._check_blobs()
 
     def _check_complete(self) -> None:
+        if not self.path.is_dir():
+            return
+        logs = [*self.path.glob("MANIFEST-*"), *self.path.glob("*.log")]
         # Without CURRENT RocksDB takes the directory for a new one, and deletes what is in it.
-        if self.path.is_dir() and not (self.path / "CURRENT").exists():
-            held = {file for pattern in HOLDS_ROWS for file in self.path.glob(pattern)}
-            if held - {self.path / FIRST_MANIFEST}:
-                raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
+        if not (self.path / "CURRENT").exists() and (logs or any(self.path.glob("*.sst"))):
+            raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
+        for log in logs:
+            check_records(log, self._remedy)
 
     def _check_blobs(self) -> None:
         # Tables are checked by RocksDB on opening; blob files only when something in them is read.

@@ -26,8 +26,6 @@ FIND_S = 1.0
 ACT_S = 5.0
 """How long an action waits to be applied."""
 
-REFUSAL_S = 0.1
-"""A refusal is remembered a moment after the step that made it is applied: how long that moment may be."""
 
 IN_LOOP_BYTES = 32_768
 """A body up to this size is checked in the event loop; larger ones beside it, so that they hold up nobody."""
@@ -136,7 +134,7 @@ class Messages:
 
         rows, following = merge(await self._context.in_thread(pages), query.limit)
         messages = [known(row.id, shard, row.offset, row.place_ms, row.entry, None) for shard, row in rows]
-        return 200, Page(messages=messages, after=None if following is None else "%d-%d-%d" % following)
+        return 200, Page(messages=messages, after=None if following is None else "-".join(map(str, following)))
 
     # --- act
 
@@ -165,10 +163,9 @@ class Messages:
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         (appended,) = await context.appender.append([record], 1_024)
         done = Done(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
-        deadline_s = loop.time() + ACT_S
         if not await context.watches[shard].pulled(appended.offset + 1, ACT_S):
             return 202, done
-        reason = await self._refusal(context.shards[shard], message_id, verb, appended, deadline_s)
+        reason = await self._refusal(context.shards[shard], message_id, verb, appended)
         if reason is None:
             done.result = success  # type: ignore[assignment]
         elif reason == Reason.TOO_LATE:
@@ -180,27 +177,16 @@ class Messages:
         return 200, done
 
     async def _refusal(
-        self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended, deadline_s: float
+        self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended
     ) -> int | None:
         """Why the applied action was refused; None: it was not. A cancel of what is cancelled already has its way."""
-        loop = asyncio.get_running_loop()
-        give_up_s = min(deadline_s, loop.time() + REFUSAL_S)
-        while True:
-            reason = shard.refusal(appended.offset)
+        reason = shard.refusal(appended.offset)
+        if reason is not None and verb == "cancel":
             found = await self._context.in_thread(self._find, shard, message_id)
-            if verb == "cancel" and found is not None and found.state == "cancelled":
+            if found is not None and found.state == "cancelled":
                 return None
-            if reason is not None or _bears(found, verb, appended) or loop.time() >= give_up_s:
-                return reason
-            await asyncio.sleep(0.005)
+        return reason
 
-
-def _bears(found: Found | None, verb: str, appended: Appended) -> bool:
-    """Whether what is known of the message could only be so if the action was not refused."""
-    if found is None or verb == "cancel":
-        return False
-    # Any action on a pending message finds it pending, unless it was scheduled anew since: nothing to be refused for.
-    return found.state == "pending" or (found.settled_ms or 0) > appended.timestamp_ms
 
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:
@@ -213,9 +199,7 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
     )
 
 
-def known(
-    message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None, found: Found | None
-) -> Known:
+def known(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None, found: Found | None) -> Known:
     """A message as the API shows it."""
     answer = Known(
         id=id_text(message_id),
@@ -242,9 +226,7 @@ def known(
     return answer
 
 
-def merge(
-    pages: list[tuple[list[Row], Position | None]], limit: int
-) -> tuple[list[tuple[int, Row]], Place | None]:
+def merge(pages: list[tuple[list[Row], Position | None]], limit: int) -> tuple[list[tuple[int, Row]], Place | None]:
     """One page of many: in the order of `Place`, only as far as every shard's answer is complete.
 
     The second value is where the next page begins; None when there is no more.

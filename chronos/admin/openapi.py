@@ -1,6 +1,5 @@
 """`/openapi.json` and `docs/reference/http.md`, both made from the route table and the types on the wire."""
 
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -117,8 +116,7 @@ def reference() -> str:
             for status, response in operation["responses"].items():
                 ((media, content),) = response["content"].items()
                 shape = "problem" if media == PROBLEM_JSON else _shape(content["schema"]) if "json" in media else media
-                phrase = HTTPStatus(int(status)).phrase
-                parts.append(f"| {status} {phrase} | {shape} | {response['description']} |\n")
+                parts.append(f"| {status} | {shape} | {response['description']} |\n")
     parts.append("\n# Types\n")
     for name, schema in sorted(described["components"]["schemas"].items()):
         parts.append(f"\n## {name}\n\n{schema.get('description', '')}\n")
@@ -170,7 +168,8 @@ _HEAD = """\
 
 <!-- Made by `python -m chronos.admin http`; change `chronos/admin/routes.py` and `wire.py` instead. -->
 
-Bodies are JSON in UTF-8. A running node describes itself at `/openapi.json` (OpenAPI 3.1), from which this page is made.
+Bodies are JSON in UTF-8. A running node describes itself at `/openapi.json` (OpenAPI 3.1), from which this
+page is made.
 
 ```
 curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
@@ -178,21 +177,23 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 {"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z"}
 ```
 
-- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or one number and a unit:
-  `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Answers give times in RFC 3339, in UTC.
-- **Ids** in a path are percent-encoded UTF-8, a `/` in them included; an id of other bytes is written `base64:` and its
-  bytes in base64, as is one that begins with `base64:` itself, and one that is only dots.
-- **A message without an id** gets one that is its address, `<shard>-<due in ms>-<offset>`, and can be found, cancelled and
-  moved by it like any other.
-- **Errors** are `application/problem+json` (RFC 9457): `type` says which in a word, `detail` what happened, `hint` what to do,
-  `errors` which field, and in a batch which element. A batch with one wrong element writes nothing.
-- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer says what became of them once they
-  are applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is pending no more; `unknown` when no message
-  has the id. When that takes longer than 5 s, status 202 and `accepted`: it will be done, ask for the message to see.
-  A cancel of what is cancelled already answers `cancelled`, so it may be repeated.
-- **Retrying**: with an id of your own a message is scheduled once however often it is sent (within the deduplication window).
-  Without one, a request that timed out may have been written.
-- **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and what a browser marks
-  as cross-site is refused. On a loopback address only `localhost` and literal addresses are served.
-  There is no password: whoever reaches the port may do everything.
+- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or one number
+  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Answers give times in RFC 3339, in UTC.
+- **Ids** in a path are percent-encoded UTF-8, a `/` in them included; an id of other bytes is written
+  `base64:` and its bytes in base64, as is one that begins with `base64:` itself, and one that is only dots.
+- **A message without an id** gets one that is its address, `<shard>-<due in ms>-<offset>`, and can be found,
+  cancelled and moved by it like any other.
+- **Errors** are `application/problem+json` (RFC 9457): `type` says which in a word, `detail` what happened,
+  `hint` what to do, `errors` which field, and in a batch which element. A batch with one wrong element writes
+  nothing.
+- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer says what became of
+  them once they are applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is pending no
+  more; `unknown` when no message has the id. When that takes longer than 5 s, status 202 and `accepted`: it
+  will be done, ask for the message to see. A cancel of what is cancelled already answers `cancelled`, so it
+  may be repeated.
+- **Retrying**: with an id of your own a message is scheduled once however often it is sent (within the
+  deduplication window). Without one, a request that timed out may have been written.
+- **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and what
+  a browser marks as cross-site is refused. On a loopback address only `localhost` and literal addresses are
+  served. There is no password: whoever reaches the port may do everything.
 """

@@ -78,9 +78,7 @@ def from_error(error: ChronosError) -> ProblemError:
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """The response."""
-    response = web.Response(
-        status=problem.status, body=_encode(problem), content_type=PROBLEM_JSON, headers=headers
-    )
+    response = web.Response(status=problem.status, body=_encode(problem), content_type=PROBLEM_JSON, headers=headers)
     if problem.status in (429, 503):
         response.headers["Retry-After"] = "1"
     return response

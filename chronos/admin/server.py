@@ -1,6 +1,6 @@
 """The HTTP server over a running node: guards the door, runs the routes, answers every failure as a problem.
 
-    start: last, when the node runs        stop: first; long polls end at once, other requests are finished
+start: last, when the node runs        stop: first; long polls end at once, other requests are finished
 """
 
 import asyncio
@@ -84,8 +84,8 @@ class Server:
         except OSError as error:
             await self.stop()
             raise Stop(
-                f"admin: cannot listen on {config.admin.host}:{config.admin.port}: {error.strerror or error}. Is another"
-                " Chronos running? Choose another with --set admin.port=0 (any free one)"
+                f"admin: cannot listen on {config.admin.host}:{config.admin.port}: {error.strerror or error}. Is"
+                " another Chronos running? Choose another with --set admin.port=0 (any free one)"
             ) from None
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

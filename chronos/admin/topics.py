@@ -74,9 +74,7 @@ class TopicReads:
             records = await self._read(reader, query.limit, deadline_s, call)
         except LogMismatch as error:
             ends = self._context.node.log.ends(topic, query.partition)
-            raise ProblemError(
-                410, "trimmed", str(error), hint=f"read on from offset {ends.start}"
-            ) from None
+            raise ProblemError(410, "trimmed", str(error), hint=f"read on from offset {ends.start}") from None
         finally:
             reader.close()
         return 200, Records(

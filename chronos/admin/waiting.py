@@ -20,7 +20,7 @@ class Watch:
 
     async def pulled(self, offset: int, timeout_s: float) -> bool:
         """Wait until the delay record before `offset` was applied; False when the time is over."""
-        if self._shard.state.pull_offset >= offset:
+        if self._shard.pulled >= offset:
             return True
         if timeout_s <= 0:
             return False
@@ -41,7 +41,7 @@ class Watch:
         try:
             while True:
                 # Read before the waiters are looked at: a step after this moment ends the wait at once.
-                reached = self._shard.state.pull_offset
+                reached = self._shard.pulled
                 still = []
                 for offset, future in self._waiters:
                     if future.done():

@@ -67,9 +67,7 @@ HeaderValues = dict[
 class Target(Struct, forbid_unknown_fields=True, kw_only=True):
     """Where a message is delivered, and as what."""
 
-    topic: Annotated[
-        str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$", description="The topic.", examples=["orders"])
-    ]
+    topic: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$", description="The topic.", examples=["orders"])]
     key: Annotated[str | None, Meta(description="The Kafka key of the delivered message, as text.")] = None
     key_base64: Annotated[Base64 | UnsetType, Meta(description="The key, if it is not text.")] = UNSET
     headers: Annotated[
@@ -311,9 +309,9 @@ class LogRecord(Struct, kw_only=True, omit_defaults=True):
     partition: Count
     offset: Count
     timestamp: Instant
-    key: str | None | UnsetType = UNSET
+    key: str | UnsetType | None = UNSET
     key_base64: str | UnsetType = UNSET
-    value: str | None | UnsetType = UNSET
+    value: str | UnsetType | None = UNSET
     value_base64: str | UnsetType = UNSET
     headers: Annotated[HeaderValues, Meta(description="Values by name; a list where a name is repeated.")]
 
@@ -385,8 +383,9 @@ class RecordsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Where to read, and how long to wait."""
 
     partition: Annotated[int, Meta(ge=0, le=1023)] = 0
-    offset: Annotated[Annotated[int, Meta(ge=0, le=2**62)] | UnsetType, Meta(description="First record wanted; the first kept, if absent.")] = UNSET
+    offset: Annotated[
+        Annotated[int, Meta(ge=0, le=2**62)] | UnsetType,
+        Meta(description="First record wanted; the first kept, if absent."),
+    ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000, description="Most records of one answer.")] = 100
-    wait: Annotated[
-        Duration, Meta(description="How long to wait for a record when there is none, at most 60s.")
-    ] = "0s"
+    wait: Annotated[Duration, Meta(description="How long to wait for a record when there is none, at most 60s.")] = "0s"

@@ -27,7 +27,10 @@ app = typer.Typer(
 )
 
 Output = Annotated[
-    Format, typer.Option("-o", "--output", metavar="text|json", help="For people (text) or for programs (json).", show_default=True)
+    Format,
+    typer.Option(
+        "-o", "--output", metavar="text|json", help="For people (text) or for programs (json).", show_default=True
+    ),
 ]
 Server = Annotated[
     str,
@@ -154,7 +157,9 @@ def cancel(id: MessageId, output: Output = Format.text, server: Server = HERE) -
 
 
 @app.command()
-def reschedule(id: MessageId, in_: In = None, at: At = None, output: Output = Format.text, server: Server = HERE) -> None:
+def reschedule(
+    id: MessageId, in_: In = None, at: At = None, output: Output = Format.text, server: Server = HERE
+) -> None:
     """Give a pending message a new time. Exit code 1 when it is too late, 4 when no message has the id.
 
     \b
@@ -180,7 +185,9 @@ def tail(
     start: Annotated[
         str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
     ] = "end",
-    count: Annotated[int | None, typer.Option("-n", "--count", min=1, metavar="N", help="Stop after so many records.")] = None,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", min=1, metavar="N", help="Stop after so many records.")
+    ] = None,
     partition: Annotated[
         int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition; all, if absent.")
     ] = None,
@@ -280,8 +287,9 @@ def config(
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
     """Look for what is wrong, and say what to do about it.
 
-    Looks at settings, data directory, disk, stores, log, topics and clocks. With the service stopped every store is read and its checksums are checked; while it runs, it is asked. Takes the
-    settings that `serve` takes. Exit code 5 when a store is damaged, 3 when the log does not answer, 1 for the rest.
+    Looks at settings, data directory, disk, stores, log, topics and clocks. With the service stopped every store is
+    read and its checksums are checked; while it runs, it is asked. Takes the settings that `serve` takes. Exit code 5
+    when a store is damaged, 3 when the log does not answer, 1 for the rest.
 
     \b
     Examples:

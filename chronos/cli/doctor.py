@@ -1,6 +1,6 @@
 """`chronos doctor`: looks at everything a node needs, in the order in which it would fail, and says what to do.
 
-    settings -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> clocks
+settings -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> clocks
 """
 
 import os
@@ -89,7 +89,9 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
     try:
         node.claim_data_dir()
     except StoreInUse:
-        yield Finding(what="data directory", verdict="ok", text=f"{config.node.data_dir} is in use by a running service")
+        yield Finding(
+            what="data directory", verdict="ok", text=f"{config.node.data_dir} is in use by a running service"
+        )
         yield from _running(config)
         yield _disk(node, config)
         return
@@ -215,8 +217,8 @@ def _clock(node: "Node", config: "Config") -> Iterator[Finding]:
     if apart_ms > CLOCK_TOLERANCE_MS:
         yield Finding(
             what="clock", verdict="problem", exit_code=1,
-            text=f"the broker's and this machine's differ by {number(apart_ms)} ms; nothing is delivered while they differ"
-            f" by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
+            text=f"the broker's and this machine's differ by {number(apart_ms)} ms; nothing is delivered while they"
+            f" differ by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
         )  # fmt: skip
         return
     yield Finding(what="clock", verdict="ok", text=f"within {number(apart_ms)} ms of the broker's")

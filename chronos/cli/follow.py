@@ -113,5 +113,3 @@ def _print_value(record: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data + b"\n")
         sys.stdout.buffer.flush()
-
-

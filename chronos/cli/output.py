@@ -59,9 +59,7 @@ def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=columns is not None
-    )
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=columns is not None)
     for heading, justify in columns or [("", "left"), ("", "left")]:
         made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:

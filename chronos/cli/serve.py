@@ -1,7 +1,7 @@
 """`chronos serve`: settings, node, HTTP; and the same backwards when told to stop.
 
-    1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
-    5. HTTP, first          6. the node
+1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
+5. HTTP, first          6. the node
 """
 
 import asyncio
@@ -9,12 +9,15 @@ import gc
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 import structlog
 
 from chronos.cli.output import complain
-from chronos.errors import ChronosError
+from chronos.client import SERVER
+
+if TYPE_CHECKING:
+    from chronos.node import Node
 
 log = structlog.get_logger("chronos.serve")
 
@@ -28,6 +31,31 @@ FAILURE_LOOK_S = 0.2
 """How often to look whether the node has failed."""
 
 
+class _Signals:
+    """SIGINT and SIGTERM, from the start to the very end: the first one stops in order, a second one at once."""
+
+    def __init__(self) -> None:
+        self._told = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heed)
+
+    def ring(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """From now on the first one sets the event; before, it interrupts what is under way."""
+        self._loop, self._stop = loop, stop
+
+    def _heed(self, number: int, _: object) -> None:
+        if self._told:
+            complain("stopped at once: what was under way is finished at the next start")
+            os._exit(1)
+        self._told = True
+        if self._loop is None or self._stop is None:
+            raise KeyboardInterrupt
+        log.info("stopping", signal=signal.Signals(number).name)
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+
 def run(path: str | None, overrides: list[str]) -> None:
     """Serve until a signal; a failure of the node is raised."""
     from chronos.config import load
@@ -38,48 +66,31 @@ def run(path: str | None, overrides: list[str]) -> None:
     from chronos.node import Node
 
     sys.setswitchinterval(SWITCH_S)
+    signals = _Signals()
     node = Node(config)
-    # SIGTERM before the event loop runs: leave through the same door.
-    signal.signal(signal.SIGTERM, _leave)
     try:
         node.start()
-    except ChronosError:
-        raise
     except KeyboardInterrupt:
-        node.stop()
+        # Whatever was up is down again.
         return
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        asyncio.run(_serve(node))
+        asyncio.run(_serve(node, signals))
+    except KeyboardInterrupt:
+        log.info("stopping", why="told so before it listened")
     finally:
         node.stop()
     if node.failure is not None:
         raise node.failure
 
 
-def _leave(number: int, _: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-async def _serve(node: "object") -> None:
+async def _serve(node: "Node", signals: _Signals) -> None:
     from chronos.admin import Server
-    from chronos.node import Node
 
-    assert isinstance(node, Node)
     server = Server(node)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def told(name: str) -> None:
-        if stop.is_set():
-            complain("stopped at once: what was under way is finished at the next start")
-            os._exit(1)
-        log.info("stopping", signal=name)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told, number.name)
+    signals.ring(asyncio.get_running_loop(), stop)
     try:
         await server.start()
         if sys.stdout.isatty():
@@ -94,20 +105,20 @@ async def _serve(node: "object") -> None:
         await server.stop()
 
 
-def _welcome(node: "object", url: str) -> None:
+def _welcome(node: "Node", url: str) -> None:
     """Where it listens, and three lines to try."""
-    from chronos.node import Node
-
-    assert isinstance(node, Node)
     config = node.config
-    print(f"\nChronos listens on {url}  (the page of the service, the API, metrics)")
-    print(f"  {config.log.kind} log, {config.shards} shards, data in {config.node.data_dir}")
-    option = "" if url == "http://127.0.0.1:7700" else f" --server {url}"
-    print("\nTry in another terminal:")
-    print(f"  chronos send{option} --to hello --in 5s 'hello, later'")
-    print(f"  chronos tail{option} hello --from beginning" if config.log.kind == "embedded"
-          else f"  chronos list{option}")  # fmt: skip
-    print(f"  chronos status{option} --watch")
-    print("\nCtrl-C stops it in order.\n", flush=True)
+    kind, data_dir = config.log.kind, config.node.data_dir
+    option = "" if url == SERVER else f" --server {url}"
+    watch = f"chronos tail{option} hello --from beginning" if kind == "embedded" else f"chronos list{option}"
+    print(f"""
+Chronos listens on {url}  (the page of the service, the API, metrics)
+  {kind} log, {config.shards} shards, data in {data_dir}
 
+Try in another terminal:
+  chronos send{option} --to hello --in 5s 'hello, later'
+  {watch}
+  chronos status{option} --watch
 
+Ctrl-C stops it in order.
+""", flush=True)  # fmt: skip

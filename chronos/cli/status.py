@@ -59,7 +59,8 @@ def _screen(found: dict[str, Any]) -> Any:
         state = ("ready", "green") if node["ready"] else ("not ready", "red")
         parts.append(
             Text.assemble(
-                (node["node"], "bold"), f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
+                (node["node"], "bold"), f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}",
+                ", up ",
                 relative(node["started_at"]).removesuffix(" ago"), f", {size(node['disk_free_bytes'])} free  ", state,
             )
         )  # fmt: skip

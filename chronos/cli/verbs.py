@@ -118,7 +118,9 @@ def _progress(stack: Any) -> Any:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} messages"), TextColumn("{task.speed:,.0f}/s"))
-    progress = stack.enter_context(Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True))
+    progress = stack.enter_context(
+        Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    )
     task = progress.add_task("", total=None)
     return lambda count: progress.advance(task, count)
 
@@ -187,9 +189,7 @@ def list_(
         note(f"there are more; show them with -n {limit * 10}")
 
 
-def act(
-    server: str, output: Format, verb: str, id: str, *, delay: str | None = None, at: str | None = None
-) -> None:
+def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = None, at: str | None = None) -> None:
     """cancel, reschedule or fire: exit code 0 when it was done, 1 too late, 4 unknown."""
     if verb == "reschedule" and (delay is None) == (at is None):
         raise Usage("say when: --in 90s, or --at 2030-01-31T09:00:00+01:00")

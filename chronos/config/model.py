@@ -182,12 +182,6 @@ class LimitsConfig(_Section):
         "yearly fits and a time in the wrong unit is found out.",
         least="1s", most="36500d",
     )  # fmt: skip
-    headers_max: int = key(
-        1_000,
-        "Headers a message may carry, its control headers among them; one with more is rejected. Real "
-        "messages have fewer than 20; each one costs time and memory in every client that reads it.",
-        least=16, most=10_000,
-    )  # fmt: skip
     disk_reserve: Size = key(
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "

@@ -158,7 +158,7 @@ def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
 
 
 def timeline(view: View, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
-    """Pending messages in each interval of `step_ms` from the minute of `from_ms` on; ValueError: see `check_timeline`."""
+    """Pending messages in each interval of `step_ms` from the minute of `from_ms` on; ValueError: `check_timeline`."""
     check_timeline(from_ms, to_ms, step_ms)
     first = from_ms // MINUTE_MS
     beyond = -(-to_ms // MINUTE_MS)

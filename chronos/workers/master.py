@@ -13,7 +13,7 @@ from msgspec import Struct
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Selection, Shard, Staged
-from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, TransactionAborted
+from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, ProducerLost, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -55,6 +55,19 @@ class Identity(Struct, frozen=True, kw_only=True):
     log_epoch: int
 
 
+class Suspicion(Struct, kw_only=True):
+    """What failed transactions say about messages; it outlives a mastership, because a refusal may cost the producer."""
+
+    messages_max: int
+    """How many messages the next step selects: halved by a failure, doubled by a success."""
+    offset: int | None = None
+    """Source offset of the message that stood alone in the last one that failed."""
+    failures: int = 0
+    """How often in a row it did."""
+    convicted: int | None = None
+    """Source offset of a message that did so often enough: the next plan retries or buries it."""
+
+
 class Stepped(Struct, frozen=True, kw_only=True):
     """What a step did, for those who watch."""
 
@@ -80,6 +93,7 @@ class Master:
         clock: Clock,
         identity: Identity,
         limits: Limits,
+        suspicion: Suspicion,
     ) -> None:
         self._shard = shard
         self._store = store
@@ -89,9 +103,7 @@ class Master:
         self._clock = clock
         self._identity = identity
         self._limits = limits
-        self._messages_max = limits.messages
-        self._suspect: int | None = None
-        self._suspect_failures = 0
+        self._suspicion = suspicion
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -136,6 +148,11 @@ class Master:
         return all(due_ms > now_ms + PULL_LINGER_MS for due_ms, _ in staged.placed.values())
 
     @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which everything is executed, transaction markers included."""
+        return self._puller.position if self._puller.waiting == 0 else self._shard.state.pull_offset
+
+    @property
     def lingering(self) -> bool:
         """Records were pulled and wait for company, or none are wanted: sleep, rather than wait for records."""
         return self._puller.waiting > 0 or not self._limits.pull
@@ -176,10 +193,17 @@ class Master:
         limits = self._limits
         if not limits.push:
             return Selection(items=[], entries=[], cursor=self._shard.state.cursor, complete=True)
-        return self._shard.select(staged, until_ms, self._messages_max, limits.bytes)
+        selection = self._shard.select(staged, until_ms, self._suspicion.messages_max, limits.bytes)
+        # One that was refused before stands alone, so that a second refusal costs the others nothing.
+        tried = next((at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None)
+        if tried is None or len(selection.entries) == 1:
+            return selection
+        return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
 
     def _commit(self, staged: Staged, selection: Selection, now_ms: int, until_ms: int) -> list[Decision]:
         """Push, commit, apply; what was decided beside plain deliveries."""
+        suspicion = self._suspicion
+        self._pusher.convicted = suspicion.convicted
         plan = self._pusher.plan(selection, staged.refusals, now_ms)
         progress = self._progress(staged, selection, plan.decisions)
         try:
@@ -189,11 +213,11 @@ class Master:
                 # There is a backlog: while the brokers take this step's messages, read the next one's.
                 self._shard.read_ahead(until_ms, len(selection.items) + self._limits.messages)
             appended = self._finish(produced_ms)
-        except TransactionAborted as error:
+        except (TransactionAborted, ProducerLost) as error:
             self._suspect_of(error, staged, selection)
             raise
-        self._suspect, self._pusher.convicted = None, None
-        self._messages_max = min(self._limits.messages, self._messages_max * 2)
+        suspicion.offset, suspicion.convicted = None, None
+        suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
         self._apply(staged, selection, progress, appended)
         return plan.decisions
 
@@ -251,24 +275,30 @@ class Master:
             probes=staged.probes,
         )
 
-    def _suspect_of(self, error: TransactionAborted, staged: Staged, selection: Selection) -> None:
-        """Halve what the next step selects until the culprit stands alone, then convict it."""
+    def _suspect_of(
+        self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection
+    ) -> None:
+        """Halve what the next step selects until the culprit stands alone, then convict it.
+
+        A failure that makes nobody a culprit halves too: what is smaller may fit the time that was too short.
+        """
+        suspicion = self._suspicion
+        if selection.items:
+            suspicion.messages_max = max(1, len(selection.items) // 2)
         if not error.culprit_likely:
             return
         self._pusher.targets.forget_all()
         if len(selection.items) > 1:
-            self._messages_max = max(1, len(selection.items) // 2)
             return
         if staged.refusals or not selection.items:
             # Nobody is convicted in the company of refused records: it may be their topic that takes nothing.
             raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
-        self._messages_max = 1
-        self._suspect_failures = self._suspect_failures + 1 if self._suspect == offset else 1
-        self._suspect = offset
-        if self._suspect_failures >= SUSPECT_FAILURES:
+        suspicion.failures = suspicion.failures + 1 if suspicion.offset == offset else 1
+        suspicion.offset = offset
+        if suspicion.failures >= SUSPECT_FAILURES:
             log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
-            self._pusher.convicted = offset
+            suspicion.convicted = offset
 
     def _idle(self, now_ms: int) -> int:
         """Use the pause to read ahead; then wake for the next message due, or the heartbeat."""

@@ -30,6 +30,11 @@ class Puller:
         """Records read and not yet applied."""
         return len(self._waiting)
 
+    @property
+    def position(self) -> int:
+        """Offset behind the last record read, or behind the transaction markers that follow it."""
+        return self._reader.position
+
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
         """The next records, at least one if there is one; the same again until `release`."""
         fitting = _fitting(self._waiting[:records_max], bytes_max)

@@ -87,12 +87,19 @@ def bits(file: Path, count: int = FLIPS) -> list[int]:
     return spread + [dice.randrange(max(0, size - 200) * 8, size * 8) for _ in range(count // 2)]
 
 
+def check_text(damage: StoreCorrupt, path: Path, remedy: str) -> None:
+    """It says where and what to do."""
+    assert str(path) in str(damage)
+    assert remedy in str(damage)
+    assert "chronos doctor" in str(damage)
+
+
 def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
     """How many of the ways were refused; what is not refused must be right."""
     try:
         store = open_store(path)
     except StoreCorrupt as damage:
-        assert str(path) in str(damage)
+        check_text(damage, path, "rebuilt from the logs")
         return 1
     keys = [key for key, _ in rows]
     middle = len(rows) // 2
@@ -110,9 +117,7 @@ def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
             found = way()
         except StoreCorrupt as damage:
             refused += 1
-            assert str(path) in str(damage)
-            assert "rebuilt from the logs" in str(damage)
-            assert "chronos doctor" in str(damage)
+            check_text(damage, path, "rebuilt from the logs")
         else:
             if expected is None:
                 assert isinstance(found, list)
@@ -188,8 +193,7 @@ def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, st
                 assert [record.value for record in read_log(path)] == VALUES
             except StoreCorrupt as damage:
                 found += 1
-                assert str(path) in str(damage)
-                assert "backup" in str(damage)
+                check_text(damage, path, "backup")
     assert tried >= 2 * FLIPS
     assert found > 0.5 * tried
 

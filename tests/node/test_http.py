@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -16,10 +17,14 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from chronos.admin import metrics, openapi
+from chronos.admin import Server, metrics, openapi
 from chronos.admin.messages import merge
+from chronos.client import AsyncClient, headers
+from chronos.config import load
+from chronos.core.keys import partition_of
 from chronos.core.message import Entry
 from chronos.core.query import Row
+from chronos.node import Node
 from tests.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +38,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running.start()
 
 
-def ask(service: Service, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    service: Service, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     """A request exactly as written."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
     try:
@@ -187,7 +194,9 @@ def test_what_cannot_be_scheduled_is_refused_at_once_with_field_and_reason(servi
         assert fault["field"] == field
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"nope", b'{"target": {"topic": "\xff"}}', b'{"repeat": ' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"nope", b'{"target": {"topic": "\xff"}}', b'{"repeat": ' + b"[" * 100_000]
+)
 def test_a_body_that_is_not_json_is_malformed(service, body):
     """Status 400, whatever the bytes."""
     status, headers, answer = ask(service, "POST", "/v1/messages", body, Content_Type="application/json")
@@ -327,7 +336,8 @@ def test_a_cancelled_message_is_not_delivered(service):
 def test_an_action_on_nobody_is_unknown(service):
     """All three."""
     requests = [("DELETE", "/v1/messages/no-one", None), ("POST", "/v1/messages/no-one/fire", None),
-                ("PATCH", "/v1/messages/no-one", {"delay": "1h"}), ("DELETE", "/v1/messages/0-1900000000000-1", None)]  # fmt: skip
+                ("PATCH", "/v1/messages/no-one", {"delay": "1h"}),
+                ("DELETE", "/v1/messages/0-1900000000000-1", None)]  # fmt: skip
     for method, path, body in requests:
         status, done = service.ask(method, path, body)
         assert (status, done["result"]) == (200, "unknown")
@@ -370,14 +380,34 @@ def test_a_new_time_must_be_a_time(service, body):
     assert service.ask("PATCH", "/v1/messages/whatever", body)[0] == 422
 
 
-def test_an_id_is_found_in_whatever_shard_it_lives(service):
-    """A producer with another partitioner put it elsewhere; actions follow it there."""
-    # No topic of Chronos can be written to over HTTP, so the message is brought by one that moved house: the id
-    # "stray" belongs to one shard by murmur2, and an action for it is sent to that shard while it is unknown.
-    done = service.ask("DELETE", "/v1/messages/stray")[1]
-    accepted = service.post("/v1/messages", message(id="stray"))
-    assert accepted["shard"] == done["shard"]
-    assert service.ask("DELETE", "/v1/messages/stray")[1]["result"] == "cancelled"
+def test_an_id_is_found_in_whatever_shard_it_lives(tmp_path):
+    """A producer with another partitioner put it where murmur2 would not: look-ups and actions follow it there."""
+    config = load(None, {}, [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0"])
+    node = Node(config)
+    node.start()
+
+    async def follow() -> None:
+        server = Server(node)
+        await server.start()
+        try:
+            async with AsyncClient(server.url) as client:
+                for at in range(6):
+                    name = f"stray-{at}"
+                    shard = (partition_of(name.encode(), 3) + 1 + at % 2) % 3
+                    due = dict(headers(target="t", delay="1h"))
+                    node.log.append([(config.topics.delay, name.encode(), b"v", due, shard)], 10)
+                    assert (await client.get(name)).shard == shard
+                    for act in (client.reschedule(name, delay="2h"), client.cancel(name)):
+                        done = await act
+                        assert (bool(done), done.shard) == (True, shard)
+                    assert (await client.get(name)).state == "cancelled"
+        finally:
+            await server.stop()
+
+    try:
+        asyncio.run(follow())
+    finally:
+        node.stop()
 
 
 # --- Topics
@@ -425,7 +455,8 @@ def test_what_is_not_there_is_not_found(service):
 
 def test_an_unknown_parameter_is_refused(service):
     """A filter that is mistyped must not list everything."""
-    for path in ("/v1/messages?targte=x", "/v1/messages?limit=0", "/v1/messages?after=x", "/v1/messages?limit=5&limit=6",
+    for path in ("/v1/messages?targte=x", "/v1/messages?limit=0", "/v1/messages?after=x",
+                 "/v1/messages?limit=5&limit=6",
                  "/v1/shards?x=1", "/v1/topics/a/records?wait=2m", "/v1/messages?due_from=yesterday"):  # fmt: skip
         status, problem = service.ask("GET", path)
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), path
@@ -459,7 +490,10 @@ def test_the_metrics_are_those_of_the_table(service):
         assert re.search(rf'^{name}{{shard="2"}} ', text, re.MULTILINE), series.name
     for name, _, _ in metrics.NODE_METRICS:
         assert f"\n{name}" in text
-    buckets = [float(value) for value in re.findall(r'^chronos_lateness_seconds_bucket{le="[^"]+",shard="0"} (.+)$', text, re.M)]
+    buckets = [
+        float(value)
+        for value in re.findall(r'^chronos_lateness_seconds_bucket{le="[^"]+",shard="0"} (.+)$', text, re.M)
+    ]
     assert buckets == sorted(buckets)
     assert len(buckets) == 17
 
@@ -480,7 +514,12 @@ def test_the_page_brings_everything_with_it_and_lets_nothing_else_in(service):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v1/messages"), ("DELETE", "/v1/messages/x"), ("POST", "/v1/messages/x/fire"), ("PATCH", "/v1/messages/x")],
+    [
+        ("POST", "/v1/messages"),
+        ("DELETE", "/v1/messages/x"),
+        ("POST", "/v1/messages/x/fire"),
+        ("PATCH", "/v1/messages/x"),
+    ],
 )
 @pytest.mark.parametrize(
     "headers",
@@ -506,7 +545,9 @@ def test_a_form_of_another_site_is_not_taken_for_json(service, kind):
     assert ask(service, "POST", "/v1/messages", json.dumps(message()).encode(), Content_Type=kind)[0] == 415
 
 
-@pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)])
+@pytest.mark.parametrize(
+    ("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)]
+)
 def test_a_name_that_was_bound_to_this_machine_is_not_served(service, host, status):
     """DNS rebinding would make another site's page look like ours."""
     assert ask(service, "GET", "/v1/shards", Host=host)[0] == status

@@ -8,8 +8,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.config import SchemathesisConfig
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 
 from chronos.admin.openapi import document
 from chronos.admin.routes import table

@@ -1,6 +1,6 @@
-"""What must be true of a RocksDB write-ahead log before RocksDB is given it to replay.
+"""What must be true of a RocksDB log file, WAL or MANIFEST, before RocksDB is given it to read.
 
-A WAL is cut into blocks of 32 KiB; a record in it is crc u32, length u16, type u8 (all little-endian), payload.
+Both are cut into blocks of 32 KiB; a record in them is crc u32, length u16, type u8 (little-endian), payload.
 RocksDB checks the crc itself, but of single flipped bits two kinds escape it (measured): a type it does not
 expect makes it loop for ever, and a length that points behind the end of the file makes everything from there
 on look like a write torn by a power cut, which is dropped in silence. Both are found here.
@@ -16,11 +16,11 @@ TYPES = range(1, 5)
 """Full, first, middle, last. The others belong to features that are not in use."""
 
 
-def check_wal(file: Path, remedy: str) -> None:
+def check_records(file: Path, remedy: str) -> None:
     """StoreCorrupt when the file holds a record that RocksDB would take wrongly."""
-    with file.open("rb") as wal:
+    with file.open("rb") as log:
         block_at = 0
-        while block := wal.read(BLOCK_BYTES):
+        while block := log.read(BLOCK_BYTES):
             at = _first_bad(block)
             if at is not None:
                 raise StoreCorrupt(f"{file} is damaged at byte {block_at + at}. {remedy}")

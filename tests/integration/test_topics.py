@@ -1,0 +1,317 @@
+"""Chronos's own topics in the hands of others: deleted, made again, trimmed, widened, set wrong, filled beforehand.
+
+The law is the same everywhere: a named end or a pause that says what to do; nothing doubled, nothing lost in silence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
+
+from tests.broker import Broker
+from tests.integration.foreign import (
+    Sent,
+    Tail,
+    Topics,
+    alter_topic,
+    delete_topic,
+    produce,
+    progress_of,
+    read_all,
+    schedule,
+)
+from tests.service import Service
+
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+CONFIGURATION_EXIT, MISMATCH_EXIT = 2, 1
+
+
+class Place:
+    """One service, its topics and a target of its own, on the broker that all share."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        self.broker = broker
+        self.topics = Topics.of(f"o{uuid.uuid4().hex[:8]}")
+        self.target = broker.create_topic(f"{self.topics.delay}.target")
+        self.folder = folder
+        self.service = self.make()
+
+    def make(self, **settings: object) -> Service:
+        """A service over the same topics and data."""
+        return Service(
+            self.folder / "node", bootstrap=self.broker.bootstrap, settings=self.topics.settings(**settings)
+        )
+
+    def send(self, *values: bytes, delay: str = "0ms", partition: int = 0) -> None:
+        """Messages for the target."""
+        headers = schedule(self.target, delay=delay)
+        produce(
+            self.broker.bootstrap,
+            self.topics.delay,
+            [Sent(value, headers, partition=partition) for value in values],
+        )
+
+    def begin(self) -> None:
+        """Deliver two messages, and hold one that is not due."""
+        self.service.start()
+        self.send(b"a", b"b")
+        self.send(b"later", delay="1h")
+        self.arrived(b"a", b"b")
+        self.service.wait_until(lambda: self.service.pending() == 1, "hold one message")
+
+    def arrived(self, *values: bytes) -> None:
+        """Exactly these are in the target, after a while in which more could have come."""
+        with Tail(self.broker.bootstrap, self.target) as tail:
+            tail.take(self.target, len(values))
+            assert sorted(got.value or b"" for got in tail.settle().records[self.target]) == sorted(values)
+
+    def remake(self, topic: str, **config: object) -> None:
+        """Delete a topic and create it again."""
+        delete_topic(self.broker, topic)
+        self.broker.create_topic(topic, config={**STAMPED, **config})
+
+    def trim(self, topic: str, offset: int) -> None:
+        """Delete the records before an offset."""
+        admin = self.broker.admin()
+        for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+            future.result(30)
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> Iterator[Place]:
+    place = Place(broker, tmp_path)
+    yield place
+    place.service.close()
+
+
+def says(service: Service, *words: str) -> None:
+    """The last line of its log says what happened and what to do."""
+    last = service.tail(3)
+    assert all(word in last for word in words), last
+
+
+@pytest.mark.parametrize("which", ["delay", "progress"])
+def test_a_topic_deleted_while_it_runs_ends_the_service_with_its_name(place: Place, which: str) -> None:
+    place.begin()
+    topic = getattr(place.topics, which)
+    delete_topic(place.broker, topic)
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, topic, "deleted")
+
+
+@pytest.mark.parametrize("which", ["delay", "progress"])
+def test_a_topic_made_again_while_it_runs_is_not_mistaken_for_the_old_one(place: Place, which: str) -> None:
+    """The client would read on at its old offset: the first records of the new topic would be lost in silence."""
+    place.begin()
+    topic = getattr(place.topics, which)
+    place.remake(topic)
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, topic, "deleted and created again")
+    place.arrived(b"a", b"b")
+
+
+@pytest.mark.parametrize("which", ["delay", "progress"])
+def test_a_topic_made_again_while_it_was_stopped_is_found_at_the_start(place: Place, which: str) -> None:
+    place.begin()
+    assert place.service.stop() == 0
+    place.remake(getattr(place.topics, which))
+    place.service.launch()
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, f"{which}_topic_id", "to start anew, remove the data directory")
+    place.arrived(b"a", b"b")
+
+
+def test_starting_anew_after_that_works_as_it_says(place: Place) -> None:
+    """Data directory and both topics removed: the new messages are delivered, the old ones not again."""
+    place.begin()
+    place.service.stop()
+    delete_topic(place.broker, place.topics.delay, place.topics.progress)
+    shutil.rmtree(place.service.data_dir)
+    place.service.start()
+    place.send(b"new")
+
+    place.arrived(b"a", b"b", b"new")
+
+
+@pytest.mark.parametrize("which", ["delay", "progress"])
+@pytest.mark.parametrize("keeps_store", [True, False], ids=["store-kept", "store-lost"])
+def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(place: Place, which: str, keeps_store: bool) -> None:
+    """With a store that is ahead of the gap all is well; without one the gap is named."""
+    place.begin()
+    place.service.stop()
+    place.trim(getattr(place.topics, which), 1)
+    if keeps_store:
+        place.service.start()
+        place.send(b"c")
+        place.arrived(b"a", b"b", b"c")
+        return
+    shutil.rmtree(place.service.data_dir)
+    place.service.launch()
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, f"{getattr(place.topics, which)}/0 begins at 1", "trimmed ahead of the store")
+    place.arrived(b"a", b"b")
+
+
+def test_records_trimmed_before_they_were_pulled_end_the_service(place: Place) -> None:
+    """Accepted by the log, seen by nobody, gone: that is said, whether it runs or starts."""
+    place.begin()
+    place.service.stop()
+    place.send(b"lost-1", b"lost-2")
+    place.trim(place.topics.delay, 5)
+    place.service.launch()
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, "begins at 5", "needs it from 3 on")
+
+    shutil.rmtree(place.service.data_dir)
+    place.service.launch()
+    assert place.service.wait_exit() == MISMATCH_EXIT, "replay does not step over the gap either"
+    place.arrived(b"a", b"b")
+
+
+def test_a_partition_added_while_it_runs_is_found_and_can_be_taken_in(place: Place) -> None:
+    """Nobody would read it. What to do instead works: more shards, rebuilt from the logs, nothing doubled."""
+    place.begin()
+    admin = place.broker.admin()
+    admin.create_partitions([NewPartitions(place.topics.delay, 2)])[place.topics.delay].result(30)
+
+    assert place.service.wait_exit() == CONFIGURATION_EXIT
+    says(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1")
+
+    admin.create_partitions([NewPartitions(place.topics.progress, 2)])[place.topics.progress].result(30)
+    shutil.rmtree(place.service.data_dir)
+    place.service = place.make(shards=2)
+    place.service.start()
+    place.send(b"second", partition=1)
+    place.send(b"first", partition=0)
+    place.arrived(b"a", b"b", b"first", b"second")
+    assert place.service.pending() == 1
+
+
+@pytest.mark.parametrize("which", ["delay", "progress"])
+def test_producers_clocks_on_its_own_topics_are_refused(place: Place, which: str) -> None:
+    """`CreateTime`, found at once while it runs and at every start; the text is the command that mends it."""
+    place.begin()
+    topic = getattr(place.topics, which)
+    alter_topic(place.broker, topic, message_timestamp_type="CreateTime")
+    assert place.service.wait_exit() == CONFIGURATION_EXIT
+    place.service.launch()
+
+    assert place.service.wait_exit() == CONFIGURATION_EXIT
+    says(place.service, f"--topic {topic} --add-config message.timestamp.type=LogAppendTime")
+
+    alter_topic(place.broker, topic, message_timestamp_type="LogAppendTime")
+    place.service.start()
+    place.send(b"c")
+    place.arrived(b"a", b"b", b"c")
+
+
+def test_a_topic_filled_before_the_first_start_is_delivered_from_its_beginning(place: Place) -> None:
+    place.broker.create_topic(place.topics.delay, config=STAMPED)
+    place.send(b"early-1", b"early-2")
+    place.send(b"later", delay="1h")
+    place.service.start()
+    place.send(b"new")
+
+    place.arrived(b"early-1", b"early-2", b"new")
+    assert place.service.pending() == 1
+
+
+def test_a_topic_trimmed_before_the_first_start_begins_where_it_begins(place: Place) -> None:
+    """What is gone before Chronos came was never Chronos's to deliver."""
+    place.broker.create_topic(place.topics.delay, config=STAMPED)
+    place.send(b"gone-1", b"gone-2", b"kept")
+    place.trim(place.topics.delay, 2)
+    place.service.start()
+    place.send(b"new")
+
+    place.arrived(b"kept", b"new")
+
+
+@pytest.mark.parametrize(
+    ("topic", "config", "code"),
+    [("delay", {}, CONFIGURATION_EXIT), ("delay", {**STAMPED, "cleanup.policy": "compact"}, CONFIGURATION_EXIT)],
+    ids=["create-time", "compacted"],
+)
+def test_a_topic_made_by_others_must_be_as_chronos_needs_it(
+    place: Place, topic: str, config: dict[str, object], code: int
+) -> None:
+    place.broker.create_topic(getattr(place.topics, topic), config=config)
+    place.service.launch()
+
+    assert place.service.wait_exit() == code
+    says(place.service, "Chronos needs", "kafka-configs --alter")
+
+
+def test_a_progress_topic_with_other_peoples_records_is_refused(place: Place) -> None:
+    """Nobody's progress records are guessed at."""
+    place.broker.create_topic(place.topics.progress, config=STAMPED)
+    produce(place.broker.bootstrap, place.topics.progress, [Sent(b"hello")])
+    place.service.launch()
+
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    says(place.service, "progress record", "topics.progress")
+
+
+def test_topics_are_not_made_where_others_make_them(place: Place) -> None:
+    """`topics.create=off` names all that are missing."""
+    service = place.make(topics__create="off")
+    service.launch()
+
+    assert service.wait_exit() == CONFIGURATION_EXIT
+    says(service, *place.topics)
+
+
+@pytest.mark.parametrize("which", ["rejected", "dead_letter"])
+def test_without_a_place_for_what_fails_the_shard_waits_and_says_so(place: Place, which: str) -> None:
+    """Neither lost nor skipped: it goes on when the topic is there again."""
+    place.begin()
+    topic = getattr(place.topics, which)
+    delete_topic(place.broker, topic)
+    bad: Callable[[], object] = lambda: produce(  # noqa: E731
+        place.broker.bootstrap,
+        place.topics.delay,
+        [Sent(b"bad", schedule("no name!" if which == "rejected" else "missing"))],
+    )
+    bad()
+    service = place.service
+    service.wait_until(lambda: topic in str(service.shards()[0]["paused"]), "pause")
+    assert "create it again" in service.shards()[0]["paused"]
+    assert service.running
+    place.send(b"c")
+    time.sleep(0.3)
+    place.broker.create_topic(topic)
+
+    place.arrived(b"a", b"b", b"c")
+    with Tail(place.broker.bootstrap, topic) as tail:
+        assert [got.value for got in tail.take(topic, 1)] == [b"bad"]
+        assert len(tail.settle().records[topic]) == 1
+    service.wait_ready()
+
+
+def test_progress_is_written_for_every_step_and_never_twice(place: Place) -> None:
+    """What the tests of this file rest on: positions only move forward, whatever happened between."""
+    place.begin()
+    place.service.kill()
+    place.service.start()
+    place.send(b"c")
+    place.arrived(b"a", b"b", b"c")
+
+    records = [progress for _, progress in progress_of(place.broker.bootstrap, place.topics.progress)]
+    cursors = [(progress.cursor_due_ms, progress.cursor_offset) for progress in records]
+    pulls = [progress.pull_offset for progress in records]
+    assert cursors == sorted(cursors)
+    assert pulls == sorted(pulls)
+    assert read_all(place.broker.bootstrap, place.topics.rejected) == []
