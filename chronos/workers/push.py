@@ -89,7 +89,7 @@ class Targets:
         look = self._looks.get(topic)
         if look is None:
             return True
-        good_for_ms = LOOK_EVERY_MS if look.info is not None and not look.info.leaderless else SECOND_LOOK_MS
+        good_for_ms = LOOK_EVERY_MS if look.info is not None and _is_plain(look.info) else SECOND_LOOK_MS
         return not 0 <= now_ms - look.looked_ms < good_for_ms
 
     def _note(self, topic: str, info: TopicInfo | None, now_ms: int) -> None:

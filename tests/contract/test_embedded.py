@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -254,7 +255,10 @@ def test_trimmed_space_is_given_back(bench):
     bench.again()
     full_bytes = bench.log.size_bytes()
     bench.log.trim("own", 0, count)
-    assert bench.log.size_bytes() < full_bytes / 2
+    # RocksDB removes the files a moment after the compaction.
+    deadline = time.monotonic() + TIMEOUT_S
+    while bench.log.size_bytes() >= full_bytes / 2:
+        assert time.monotonic() < deadline
     assert bench.values("own") == [b"last"]
     assert bench.log.verify() < 10
 

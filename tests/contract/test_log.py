@@ -465,7 +465,8 @@ def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case
     """Named with both numbers; the topic is left as it is."""
     name = case.topic(partitions=2)
     with pytest.raises(ConfigurationError, match=rf"{name} has 2 partitions.* 3"):
-        case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)
+        case.log.prepare([TopicSpec(name=name, partitions=3, settings={}, per_shard=True)], create=True)
+    assert case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)[name].partitions == 2
     info = case.log.look([name])[name]
     assert info is not None
     assert info.partitions == 2

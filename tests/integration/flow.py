@@ -1,27 +1,32 @@
-"""A flow of messages whose end is known beforehand, and the checker that compares it with what the targets hold.
+"""A flow of messages whose end is known beforehand, and the checker that compares it with the targets.
 
-Two ways in and out: `KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the HTTP
-interface of a node on the embedded log. Both remember what they asked for and what was acknowledged; `complaints`
-names every message that was lost, doubled, early, delivered although cancelled in time, or ended without a word.
+Ways in and out: `KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the
+HTTP interface of a node on the embedded log, `LogFlow` writes to that log while no node runs. They remember
+what they asked for and what was acknowledged; `complaints` names every message that was lost, doubled, early,
+delivered although cancelled in time, or ended without a word.
 
-Knows nothing of pytest, and nothing of Chronos but its headers, its topics and its HTTP interface.
+Knows nothing of pytest, and little of Chronos: its headers, its topics, its HTTP interface.
 """
 
 import datetime
 import http.client
 import json
 import random
-import threading
 import time
 import urllib.error
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from chronos.adapters.clock import SystemClock
+from chronos.adapters.embedded import EmbeddedLog
+from chronos.core.keys import partition_of
+from chronos.ports import Outgoing
 from tests.broker import Clients
 from tests.service import Service
 
@@ -40,6 +45,9 @@ READ_S = 60.0
 
 HTTP_MESSAGES = 50
 """Messages of one POST."""
+
+LOG_MESSAGES = 2_000
+"""Messages written to the log at once."""
 
 
 def now_ms() -> int:
@@ -146,7 +154,7 @@ class Flow:
         raise NotImplementedError
 
     def complaints(self) -> list[str]:
-        """What is wrong with the outcome, one line each, at most a few of a kind; empty when all is well."""
+        """What is wrong with the outcome, a line for each kind with a few examples; empty when all is well."""
         delivered, rejected, dead = self.delivered(), self.rejected(), self.dead_letters()
         times = Counter(found.number for found in delivered)
         too_late = Counter(found.number for found in rejected if found.headers.get("chronos-reason") == "too-late")
@@ -168,7 +176,7 @@ class Flow:
 
 
 def _fault(message: Sent, times: int, too_late: int) -> str | None:
-    """What is wrong with a message that was delivered so many times and whose cancel was so often refused."""
+    """What is wrong with a message that was delivered, and whose cancel was refused, so many times."""
     if times > 1:
         return "doubled"
     if message.accepted is False and times:
@@ -194,7 +202,7 @@ def _fault(message: Sent, times: int, too_late: int) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------------------ Kafka
+# ----------------------------------------------------------------------------------------------------- Kafka
 
 
 class KafkaFlow(Flow):
@@ -230,8 +238,10 @@ class KafkaFlow(Flow):
             **{f"topics.{name}": topic for name, topic in topics.items()},
         }
 
-    def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4, delays: float = 0.1) -> list[Sent]:
-        """Write so many messages, due between the two times; some with ids, some with a delay instead of a time."""
+    def write(
+        self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4, delays: float = 0.1
+    ) -> list[Sent]:
+        """Write so many messages, due between the two times; some with ids, some with a delay for a time."""
         written = []
         for _ in range(count):
             message = self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed)
@@ -244,7 +254,8 @@ class KafkaFlow(Flow):
                 delay_ms = 0
                 headers["chronos-deliver-at"] = b"%d" % message.due_ms
             partition = -1 if message.id is not None else message.number % SHARDS
-            self._produce(message.id, f"{message.number} {PADDING}", headers, partition, self._accept(message, delay_ms))
+            done = self._accept(message, delay_ms)
+            self._produce(message.id, f"{message.number} {PADDING}", headers, partition, done)
             written.append(message)
         self._producer.poll(0)
         return written
@@ -257,7 +268,8 @@ class KafkaFlow(Flow):
             if message.id.startswith("order-"):
                 self._produce(message.id, None, {}, -1, self._cancelled(message))
             else:
-                headers: dict[str, str | bytes | None] = {"chronos-action": b"cancel", "chronos-id": message.id.encode()}
+                headers: dict[str, str | bytes | None] = {"chronos-action": b"cancel"}
+                headers["chronos-id"] = message.id.encode()
                 shard = int(message.id.split("-")[0])
                 self._produce(None, str(message.number), headers, shard, self._cancelled(message))
         self._producer.poll(0)
@@ -339,11 +351,13 @@ class KafkaFlow(Flow):
 
     def _read(self, topic: str) -> Iterator[Found]:
         for message in read_committed(self._kafka.bootstrap, topic):
-            headers = {name: (value or b"").decode() for name, value in message.headers() or ()}  # type: ignore[union-attr]
+            headers = {name: value.decode() for name, value in message.headers() or ()}  # type: ignore[union-attr]
             value, key = message.value(), message.key()
-            text = key.decode().removeprefix("order-") if value is None and key is not None else (value or b"").decode()
+            if value is None:
+                assert key is not None
+                value = key.removeprefix(b"order-")
             yield Found(
-                number=int(text.split(" ")[0]),
+                number=int(value.split(b" ")[0]),
                 timestamp_ms=message.timestamp()[1],
                 headers=headers,
                 place=f"{topic}/{message.partition()}/{message.offset()}",
@@ -371,7 +385,7 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
         deadline = time.monotonic() + READ_S
         while unread:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{topic} could not be read to its end in {READ_S:g} s: {sorted(unread)} are left")
+                raise RuntimeError(f"{topic} could not be read to its end in {READ_S:g} s: {unread} are left")
             for message in consumer.consume(5_000, 0.1):
                 error = message.error()
                 if error is None:
@@ -384,7 +398,7 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
         consumer.close()
 
 
-# ------------------------------------------------------------------------------------------------------------- HTTP
+# ------------------------------------------------------------------------------------------------------ HTTP
 
 
 class HttpFlow(Flow):
@@ -396,20 +410,15 @@ class HttpFlow(Flow):
         self.refused: Counter[int] = Counter()
         """Answers that were neither done nor lost, by status."""
 
-    def write(
-        self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4, gone: threading.Event | None = None
-    ) -> list[Sent]:
-        """Write so many messages in requests of some each; one whose answer got lost is repeated only if that is safe."""
+    def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
+        """Write so many messages, some in a request; one whose answer got lost is repeated if that is safe."""
         written: list[Sent] = []
         while len(written) < count:
             ours = self.random.random() < keyed
-            batch = [
-                self.plan(soonest_ms, latest_ms, keyed=ours) for _ in range(min(HTTP_MESSAGES, count - len(written)))
-            ]
+            size = min(HTTP_MESSAGES, count - len(written))
+            batch = [self.plan(soonest_ms, latest_ms, keyed=ours) for _ in range(size)]
             written += batch
             self._post(batch, repeat=ours)
-            if gone is not None and gone.is_set():
-                break
         return written
 
     def _post(self, batch: list[Sent], *, repeat: bool) -> None:
@@ -482,7 +491,8 @@ class HttpFlow(Flow):
         for partition in known.get(topic, ()):
             number, offset = partition["partition"], partition["start"]
             while offset < partition["end"]:
-                answer = self._service.get(f"/v1/topics/{topic}/records", partition=number, offset=offset, limit=1_000)
+                path = f"/v1/topics/{topic}/records"
+                answer = self._service.get(path, partition=number, offset=offset, limit=1_000)
                 for record in answer["records"]:
                     found.append(self._found(topic, record, numbers))
                 assert answer["next_offset"] > offset
@@ -493,9 +503,9 @@ class HttpFlow(Flow):
     def _found(topic: str, record: dict[str, Any], numbers: dict[str | None, int]) -> Found:
         headers = record["headers"]
         value = record.get("value")
-        number = int(value.split(" ")[0]) if value else numbers[record.get("key") or headers.get("chronos-id")]
+        named = record.get("key") or headers.get("chronos-id")
         return Found(
-            number=number,
+            number=int(value.split(" ")[0]) if value else numbers[named],
             timestamp_ms=_epoch_ms(record["timestamp"]),
             headers=headers,
             place=f"{topic}/{record['partition']}/{record['offset']}",
@@ -504,6 +514,63 @@ class HttpFlow(Flow):
 
 NOT_CONNECTED = -1
 """Stands for a status where nothing was sent."""
+
+
+class LogFlow(HttpFlow):
+    """Into the embedded log of a service that does not run; out through its HTTP interface once it does."""
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        """The log is ours within."""
+        self._log = EmbeddedLog(
+            self._service.data_dir / "log", clock=SystemClock(), disk_reserve_bytes=0, partitions_default=1
+        )
+        try:
+            yield self
+        finally:
+            self._log.close()
+
+    def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
+        """Write so many messages."""
+        written: list[Sent] = []
+        while len(written) < count:
+            size = min(LOG_MESSAGES, count - len(written))
+            batch = [
+                self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed) for _ in range(size)
+            ]
+            written += batch
+            self._append(batch)
+        return written
+
+    def end_of_target(self) -> int:
+        """Records in the target topic, which has one partition."""
+        return self._log.ends(self.target, 0).stable
+
+    def _append(self, batch: list[Sent]) -> None:
+        records: list[Outgoing] = []
+        for message in batch:
+            headers = {"chronos-target-topic": self.target.encode(), "chronos-deliver-at": b"%d" % (message.due_ms or 0)}
+            key = None if message.id is None else message.id.encode()
+            shard = message.number % SHARDS if key is None else partition_of(key, SHARDS)
+            records.append(("chronos.delay", key, f"{message.number} {PADDING}".encode(), headers, shard))
+        for message, appended in zip(batch, self._log.append(records, READ_S), strict=True):
+            message.accepted = True
+            message.id = message.id or f"{appended.partition}-{message.due_ms}-{appended.offset}"
+            self.ends.saw(appended.partition, appended.offset)
+
+    def cancel(self, messages: Iterable[Sent]) -> None:
+        """Cancel messages, by key or by address."""
+        for message in messages:
+            assert message.id is not None
+            name = message.id.encode()
+            if message.id.startswith("order-"):
+                record: Outgoing = ("chronos.delay", name, None, {}, partition_of(name, SHARDS))
+            else:
+                headers = {"chronos-action": b"cancel", "chronos-id": name}
+                record = ("chronos.delay", None, None, headers, int(message.id.split("-")[0]))
+            (appended,) = self._log.append([record], READ_S)
+            message.cancel_ms = appended.timestamp_ms
+            self.ends.saw(appended.partition, appended.offset)
 
 
 def _epoch_ms(text: str) -> int:

@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from chronos.adapters.clock import ShiftedClock
+from chronos.adapters.embedded import EmbeddedLog
 from chronos.config import load
 from chronos.node import Node
 from tests.broker import Broker, free_port
@@ -176,7 +177,8 @@ def append(node: Node, due_ms: int, number: int) -> None:
 
 def delivered(node: Node) -> list[int]:
     """Numbers in the target topic, none of which came before its time by the log's clock."""
-    if "target" not in getattr(node.log, "topics")():
+    assert isinstance(node.log, EmbeddedLog)
+    if "target" not in node.log.topics():
         return []
     reader = node.log.reader("target", 0, 0)
     records = reader.read(10_000, 1 << 24)

@@ -1,5 +1,6 @@
-"""The node is killed again and again, at any moment, and every message is still delivered exactly once."""
+"""The node is killed, stopped, or away for hours, and every message is still delivered exactly once."""
 
+import json
 import os
 import random
 import time
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.broker import Broker
-from tests.integration.flow import Flow, HttpFlow, KafkaFlow, now_ms
+from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, HttpFlow, KafkaFlow, LogFlow, now_ms
 from tests.service import Service
 
+HOUR_MS = 3_600_000
 KILLS = 100
 MESSAGES = 50_000
 CANCELLED = 0.03
@@ -49,21 +51,20 @@ def live_and_die(service: Service, dice: random.Random) -> None:
 
 
 def judge(flow: Flow, service: Service) -> None:
-    """Once more started, the service brings everything to its end; then the targets are compared with the plan."""
+    """Started once more, the service brings everything to its end; then the targets are compared with the plan."""
     service.start()
     flow.wait_settled(service)
     totals = [shard["totals"] for shard in service.shards()]
     assert flow.complaints() == []
     assert sum(each["delivered"] for each in totals) == len(flow.delivered())
     assert sum(each["dead"] + each["expired"] for each in totals) == 0
-    # An instance that says 0 for the exit proves that it was stopped in order, and not ended by a fault.
     assert service.stop() == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_hundred_kills_lose_and_double_nothing_on_kafka(broker: Broker, tmp_path: Path) -> None:
-    """kill -9 at 100 moments under 50,000 messages: each is found once, none early, none of those cancelled in time."""
+    """kill -9 at 100 moments: 50,000 messages are found once, none early, and none of those cancelled in time."""
     seed = seeded()
     flow = KafkaFlow(broker, seed)
     dice = random.Random(seed + 1)
@@ -102,3 +103,130 @@ def _write_and_cancel(flow: HttpFlow, dice: random.Random) -> None:
     while len(flow.sent) < MESSAGES:
         written = flow.write(MESSAGES // KILLS, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
         flow.cancel(message for message in written if dice.random() < CANCELLED)
+
+
+# ------------------------------------------------------------------------------------------- stops and downtime
+
+BACKLOG = 200_000
+STOP_S = 5.0
+
+
+def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
+    """SIGTERM somewhere within the backlog; what follows begins where it ended, with nothing to replay."""
+    service.start()
+    service.wait_until(lambda: BACKLOG * 0.1 < delivered(service), "begin to drain", timeout_s=60.0)
+    told_s = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - told_s < STOP_S
+    assert BACKLOG * 0.1 < count_delivered(flow) < BACKLOG
+    service.start()
+    masters = [entry for entry in log_of(service) if entry["event"] == "master"][-SHARDS:]
+    assert sorted(str(entry["shard"]) for entry in masters) == [str(shard) for shard in range(SHARDS)]
+    assert [entry["replayed"] for entry in masters] == [0] * SHARDS
+    flow.wait_settled(service)
+    assert flow.complaints() == []
+
+
+def count_delivered(flow: KafkaFlow | LogFlow) -> int:
+    """Records in the target topic, while the service does not run."""
+    if isinstance(flow, KafkaFlow):
+        return len(flow.delivered())
+    with flow.open():
+        return flow.end_of_target()
+
+
+def delivered(service: Service) -> int:
+    """Messages delivered since the beginning."""
+    return sum(shard["totals"]["delivered"] for shard in service.shards())
+
+
+def log_of(service: Service) -> list[dict[str, object]]:
+    """What the service logged, line by line."""
+    return [json.loads(line) for line in service.log_path.read_text().splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafka(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """200,000 messages overdue, and a SIGTERM while they are delivered."""
+    flow = KafkaFlow(broker, 5)
+    flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1, delays=0)
+    flow.flush()
+    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+        stop_while_draining(flow, service)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
+    tmp_path: Path,
+) -> None:
+    """The same without Kafka."""
+    with Service(tmp_path / "node") as service:
+        flow = LogFlow(service, 5)
+        service.start()
+        service.stop()
+        with flow.open():
+            flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1)
+        stop_while_draining(flow, service)
+
+
+AFTERWARDS = 100_000
+"""Messages between those of the downtime and the cancels that reach them."""
+
+CANCELS = 2_000
+DOWNTIME_MS = 15_000
+
+
+def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
+    """Messages due while nobody is there, many more, and then cancels of some of the first, all before the time."""
+    due_ms = now_ms() + DOWNTIME_MS
+    first = flow.write(CANCELS * 2, due_ms, due_ms + 2_000, keyed=0.5)
+    flow.write(AFTERWARDS, due_ms, due_ms + 2_000, keyed=0.1)
+    if isinstance(flow, KafkaFlow):
+        flow.flush()
+    flow.cancel(first[::2])
+    if isinstance(flow, KafkaFlow):
+        flow.flush()
+    assert max(message.cancel_ms or 0 for message in first) < due_ms - IN_TIME_MS, "the machine is too slow for this"
+
+
+def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
+    """By now all of them are overdue."""
+    last_ms = max(message.due_ms or 0 for message in flow.sent)
+    time.sleep(max(0, last_ms + 1_000 - now_ms()) / 1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_kafka(broker: Broker, tmp_path: Path) -> None:
+    """Every cancel that was in the log before its message was due wins, 100,000 records behind it, hours later."""
+    flow = KafkaFlow(broker, 6)
+    write_for_the_downtime(flow)
+    wait_for_the_end_of_the_downtime(flow)
+    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
+        service.start()
+        flow.wait_settled(service)
+        assert flow.complaints() == []
+        assert len(flow.delivered()) == len(flow.sent) - CANCELS
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(180)
+def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_the_embedded_log(tmp_path: Path) -> None:
+    """The same without Kafka."""
+    with Service(tmp_path / "node") as service:
+        flow = LogFlow(service, 6)
+        service.start()
+        service.stop()
+        with flow.open():
+            write_for_the_downtime(flow)
+        wait_for_the_end_of_the_downtime(flow)
+        service.start()
+        flow.wait_settled(service)
+        assert flow.complaints() == []
+        assert len(flow.delivered()) == len(flow.sent) - CANCELS

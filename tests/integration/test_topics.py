@@ -191,7 +191,7 @@ def test_a_partition_added_while_it_runs_is_found_and_can_be_taken_in(place: Pla
     says(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1")
 
     admin.create_partitions([NewPartitions(place.topics.progress, 2)])[place.topics.progress].result(30)
-    shutil.rmtree(place.service.data_dir)
+    shutil.rmtree(place.service.data_dir / "shards")
     place.service = place.make(shards=2)
     place.service.start()
     place.send(b"second", partition=1)

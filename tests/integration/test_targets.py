@@ -1,0 +1,375 @@
+"""Target topics that are missing, deleted, too narrow, compacted, forbidden or without a leader never hold up the others."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+
+from chronos.core.keys import partition_of
+from chronos.core.size import batch_bytes
+from tests.broker import Broker, Clients, cluster, wait_until
+from tests.integration.foreign import (
+    Got,
+    Sent,
+    Tail,
+    Topics,
+    alter_topic,
+    delete_topic,
+    produce,
+    schedule,
+    topic_names_of,
+)
+from tests.service import Service
+
+OTHERS_MS = 3_000
+"""How long the others may be held up by a topic that fails in the middle of a step."""
+
+
+class Place:
+    """A service with one shard, and a healthy topic beside the one that is tested."""
+
+    def __init__(self, kafka: Clients, folder: Path, **settings: object) -> None:
+        self.kafka = kafka
+        self.topics = Topics.of(f"g{uuid.uuid4().hex[:8]}")
+        self.healthy = kafka.create_topic(f"{self.topics.delay}.healthy")
+        self.settings: dict[str, object] = {"delivery__retry_base": "100ms", "delivery__attempts_max": 3, **settings}
+        self.folder = folder
+        self.service = self.make()
+
+    def make(self, **more: object) -> Service:
+        """A service over the same topics and data."""
+        return Service(
+            self.folder / "node",
+            bootstrap=self.kafka.bootstrap,
+            settings=self.topics.settings(**{**self.settings, **more}),
+        )
+
+    def target(self, name: str = "target", **config: object) -> str:
+        """A new topic."""
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        return self.kafka.create_topic(f"{self.topics.delay}.{name}", config=settings)
+
+    def send(self, *records: Sent) -> None:
+        """Write to the delay topic."""
+        produce(self.kafka.bootstrap, self.topics.delay, records)
+
+    def check_others(self, count: int, *, within_ms: int = OTHERS_MS) -> None:
+        """So many messages are in the healthy topic, in order, each once, and none was held up for long."""
+        with Tail(self.kafka.bootstrap, self.healthy) as tail:
+            tail.take(self.healthy, count)
+            found = tail.settle().records[self.healthy]
+        numbers = [int(got.value or b"") for got in found]
+        assert numbers == list(range(count))
+        late_ms = max(got.timestamp_ms - int(got.header("chronos-due-at") or b"") for got in found)
+        assert late_ms < within_ms, f"{late_ms} ms late"
+
+    def dead(self, count: int, *, timeout_s: float = 60.0) -> list[Got]:
+        """The dead letters, once they are so many; never more."""
+        with Tail(self.kafka.bootstrap, self.topics.dead_letter) as tail:
+            tail.take(self.topics.dead_letter, count, timeout_s=timeout_s)
+            found = tail.settle().records[self.topics.dead_letter]
+        assert len(found) == count
+        return found
+
+    def arrived(self, topic: str, count: int) -> list[bytes]:
+        """The payloads in a topic, once they are so many; never more."""
+        with Tail(self.kafka.bootstrap, topic) as tail:
+            tail.take(topic, count)
+            found = tail.settle().records[topic]
+        assert len(found) == count
+        return [got.value or b"" for got in found]
+
+    def others(self, start: int, count: int) -> list[Sent]:
+        """Messages for the healthy topic."""
+        headers = schedule(self.healthy)
+        return [Sent(b"%d" % number, headers) for number in range(start, start + count)]
+
+
+def mixed(one: list[Sent], other: list[Sent]) -> list[Sent]:
+    """Both, one after the other in turn."""
+    longest = max(len(one), len(other))
+    return [records[at] for at in range(longest) for records in (one, other) if at < len(records)]
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> Iterator[Place]:
+    place = Place(broker, tmp_path)
+    with place.service:
+        place.service.start()
+        yield place
+        assert place.service.running, place.service.tail()
+
+
+def again(letter: Got) -> Sent:
+    """A dead letter as an operator sends it round again: as it is, with a time."""
+    return Sent(letter.value, [*letter.headers, ("chronos-delay", b"0")], letter.key)
+
+
+@pytest.fixture
+def creating_broker() -> Iterator[Broker]:
+    """A broker that creates a topic whenever somebody asks for one."""
+    with Broker({"auto.create.topics.enable": True}) as broker:
+        yield broker
+
+
+@pytest.mark.integration
+def test_a_missing_topic_is_looked_for_twice_and_never_created(tmp_path: Path, creating_broker: Broker) -> None:
+    """Even on a broker that creates topics by itself; and the letters are delivered once the topic is there."""
+    place = Place(creating_broker, tmp_path)
+    missing = f"{place.topics.delay}.typo"
+    with place.service:
+        place.service.start()
+        started = time.monotonic()
+        place.send(*mixed([Sent(b"m%d" % n, schedule(missing, target_key=b"k")) for n in range(20)], place.others(0, 200)))
+
+        place.check_others(200, within_ms=1_500)
+        letters = place.dead(20)
+        assert time.monotonic() - started >= 2
+        assert {letter.reason for letter in letters} == {"target-missing"}
+        assert missing not in topic_names_of(creating_broker)
+
+        creating_broker.create_topic(missing)
+        place.send(*(again(letter) for letter in letters))
+        assert sorted(place.arrived(missing, 20)) == sorted(b"m%d" % n for n in range(20))
+        place.dead(20)
+
+
+def test_a_topic_deleted_in_mid_flow_costs_the_others_a_moment(place: Place) -> None:
+    """The last look is ten seconds young and wrong: the transaction fails, the next look is fresh."""
+    gone = place.target("gone")
+    place.send(Sent(b"before", schedule(gone)), *place.others(0, 1))
+    assert place.arrived(gone, 1) == [b"before"]
+    later = [Sent(b"later", schedule(gone, delay="5s"))]
+    place.send(*later)
+    delete_topic(place.kafka, gone)
+    place.send(*mixed([Sent(b"g%d" % n, schedule(gone)) for n in range(10)], place.others(1, 100)))
+    place.check_others(101)
+    assert {letter.reason for letter in place.dead(10)} == {"target-missing"}
+
+    # Made again before `later` is due: a look from before then proves nothing against it.
+    place.kafka.create_topic(gone)
+    place.send(Sent(b"anew", schedule(gone)))
+    assert sorted(place.arrived(gone, 2)) == [b"anew", b"later"]
+    place.dead(10)
+
+
+def test_what_is_too_large_for_its_topic_is_known_to_the_byte(place: Place) -> None:
+    """A record at the limit is delivered, one byte more is a dead letter, and no transaction fails for it."""
+    limit = 5_000
+    small = place.target("small", max_message_bytes=limit)
+    at_ms = time.time_ns() // 1_000_000 + 1_000
+    pads = range(4_400, 4_960)
+    headers = [
+        ("chronos-target-topic", small.encode()),
+        ("chronos-deliver-at", b"%d" % at_ms),
+        ("chronos-target-key", b"key"),
+        ("own", None),
+        ("ü" * 40, b"x" * 64),
+        ("own", b""),
+    ]
+    place.send(*mixed([Sent(b"p" * pad, headers) for pad in pads], place.others(0, 100)))
+    place.check_others(100)
+
+    with Tail(place.kafka.bootstrap, small, place.topics.dead_letter) as tail:
+        fitting, letters = tail.records[small], tail.records[place.topics.dead_letter]
+        tail.until(lambda: len(fitting) + len(letters) == len(pads), "every message, here or there")
+        tail.settle()
+    sizes = [batch_bytes(got.key, got.value, got.headers) for got in fitting]
+    assert len(fitting) + len(letters) == len(pads)
+    assert {letter.reason for letter in letters} == {"too-large"}
+    assert max(sizes) == limit, "the largest that fits was delivered"
+    assert min(len(letter.value or b"") for letter in letters) == max(len(got.value or b"") for got in fitting) + 1
+    assert place.service.shards()[0]["aborts"] == 0
+
+
+@pytest.mark.parametrize("limit", [300, 4_000])
+def test_a_narrow_topic_takes_many_small_messages(place: Place, limit: int) -> None:
+    """The client would put them in batches a thousand times larger than the topic takes."""
+    narrow = place.target("narrow", max_message_bytes=limit)
+    place.send(*mixed([Sent(b"n%05d" % n, schedule(narrow)) for n in range(6_000)], place.others(0, 2_000)))
+
+    assert place.arrived(narrow, 6_000) == [b"n%05d" % n for n in range(6_000)]
+    place.check_others(2_000, within_ms=10_000)
+    assert place.service.shards()[0]["aborts"] == 0
+
+
+def test_a_topic_narrowed_after_the_last_look_is_found_out(place: Place) -> None:
+    """The first transaction fails, the next look is fresh; nobody is doubled."""
+    target = place.target("target")
+    place.send(Sent(b"look", schedule(target)))
+    place.arrived(target, 1)
+    alter_topic(place.kafka, target, max_message_bytes="1000")
+    place.send(*mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100)))
+
+    assert place.arrived(target, 2) == [b"look", b"fits"]
+    assert [letter.reason for letter in place.dead(1)] == ["too-large"]
+    place.check_others(100)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["compacted-before", "compacted-after-the-last-look"])
+def test_a_compacted_topic_refuses_what_has_no_key_and_nothing_else(place: Place, known: bool) -> None:
+    """It is tried again with growing pauses, and given up in the end; everybody else once and in order."""
+    target = place.target("compacted", **({"cleanup_policy": "compact"} if known else {}))
+    place.send(Sent(b"look", schedule(target, target_key=b"k")))
+    place.arrived(target, 1)
+    alter_topic(place.kafka, target, cleanup_policy="compact")
+    keyed = [Sent(b"c%d" % n, schedule(target, target_key=b"k%d" % (n % 7))) for n in range(300)]
+    bare = [Sent(b"bare%d" % n, schedule(target)) for n in range(40)]
+    place.send(*mixed(bare, mixed(keyed, place.others(0, 300))))
+
+    place.check_others(300, within_ms=1_500)
+    assert place.arrived(target, 301) == [b"look"] + [b"c%d" % n for n in range(300)]
+    letters = place.dead(40)
+    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("refused-by-broker", b"3")}
+    assert place.service.shards()[0]["aborts"] <= 3
+
+    alter_topic(place.kafka, target, cleanup_policy="delete")
+    letter = letters[0]
+    place.send(Sent(letter.value, [*letter.headers, ("chronos-delay", b"2500ms")], letter.key))
+    with Tail(place.kafka.bootstrap, target) as tail:
+        tail.until(lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15)
+
+
+@pytest.mark.integration
+def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(tmp_path: Path) -> None:
+    """Neither a topic it may see and not write to, nor one it may not even see, holds up the others."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with Broker(settings) as secured:
+        place = Place(secured, tmp_path)
+        seen, unseen = place.target("seen"), place.target("unseen")
+        rules = [
+            (seen, AclOperation.DESCRIBE, AclPermissionType.ALLOW),
+            (seen, AclOperation.DESCRIBE_CONFIGS, AclPermissionType.ALLOW),
+            (unseen, AclOperation.ALL, AclPermissionType.DENY),
+        ]
+        admin = secured.admin()
+        for future in admin.create_acls(
+            [
+                AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, verdict)
+                for topic, operation, verdict in rules
+            ]
+        ).values():
+            future.result(30)
+        with place.service:
+            place.service.start()
+            bad = [Sent(b"x", schedule(topic)) for topic in (seen, unseen) for _ in range(20)]
+            place.send(*mixed(bad, place.others(0, 200)))
+            place.check_others(200)
+            letters = place.dead(40)
+            assert place.service.shards()[0]["aborts"] == 0
+        by_reason = {letter.header("chronos-target-topic"): letter.reason for letter in letters}
+        assert by_reason == {seen.encode(): "forbidden-target", unseen.encode(): "target-missing"}
+
+
+def test_allow_and_deny_hold_when_sending_and_when_delivering(broker: Broker, tmp_path: Path) -> None:
+    """A topic forbidden between the two is a dead letter; one forbidden from the start is refused."""
+    place = Place(broker, tmp_path)
+    target, other = place.target("target"), place.target("secret")
+    place.service = place.make(targets__deny="['*.secret']")
+    with place.service as service:
+        service.start()
+        place.send(Sent(b"no", schedule(other)), Sent(b"later", schedule(target, delay="4s")))
+        place.send(Sent(b"now", schedule(target)))
+        assert place.arrived(target, 1) == [b"now"]
+        service.wait_until(lambda: service.shards()[0]["totals"]["rejected"] == 1, "refuse one")
+        service.stop()
+    place.service = place.make(targets__allow="['*.secret', '*.healthy']")
+    with place.service as service:
+        service.start()
+        (letter,) = place.dead(1)
+        assert (letter.reason, letter.value) == ("forbidden-target", b"later")
+        service.stop()
+    place.service = place.make()
+    with place.service as service:
+        service.start()
+        place.send(again(letter))
+        assert place.arrived(target, 2) == [b"now", b"later"]
+    assert place.arrived(other, 0) == []
+
+
+def test_what_is_too_large_to_be_passed_on_is_named_by_its_source(place: Place) -> None:
+    """The largest record the delay topic takes, refused or given up, where the other topic takes less than that."""
+    for topic in (place.topics.rejected, place.topics.dead_letter):
+        alter_topic(place.kafka, topic, max_message_bytes="1048588")
+    limit = 1 << 20
+    target = place.target("target", max_message_bytes=1_000_000)
+    cases = {"refused": [("chronos-target-topic", b"t"), ("own", b"o")], "dead": [*schedule(target), ("own", b"o")]}
+    largest = {name: limit - batch_bytes(b"", b"", headers) - 4 for name, headers in cases.items()}
+    for name, headers in cases.items():
+        record = Sent(b"x" * largest[name], headers)
+        assert limit - 8 <= batch_bytes(None, record.value, headers) <= limit
+        place.send(record)
+        with pytest.raises(AssertionError):
+            place.send(Sent(b"x" * (largest[name] + 16), headers))
+    place.send(*place.others(0, 10))
+
+    (letter,) = place.dead(1)
+    with Tail(place.kafka.bootstrap, place.topics.rejected) as tail:
+        (refused,) = tail.take(place.topics.rejected, 1)
+    for got, reason, offset in ((refused, "no-time", 0), (letter, "too-large", 1)):
+        assert (got.reason, got.value, got.key) == (reason, None, None)
+        assert got.source == f"{place.topics.delay}/0/{offset}".encode()
+        assert b"too large to be passed on" in (got.header("chronos-detail") or b"")
+    place.check_others(10)
+
+
+def test_with_the_topics_it_made_itself_the_largest_record_goes_out_whole(place: Place) -> None:
+    """The rejected and dead-letter topics take more than the delay topic, by what the reasons weigh."""
+    headers = [("chronos-target-topic", b"t"), ("own", b"o")]
+    value = b"x" * ((1 << 20) - batch_bytes(b"", b"", headers) - 4)
+    place.send(Sent(value, headers))
+
+    with Tail(place.kafka.bootstrap, place.topics.rejected) as tail:
+        (refused,) = tail.take(place.topics.rejected, 1)
+    assert refused.value == value
+    assert refused.headers[:2] == headers
+
+
+@pytest.mark.integration
+def test_a_message_for_a_partition_without_a_leader_waits_and_the_others_do_not(tmp_path: Path) -> None:
+    """A broker's fault is not a message's fault: deferred as often as it takes, delivered when the broker is back."""
+    with cluster(3, heap_mb=320) as kafka:
+        place = Place(kafka, tmp_path)
+        lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)
+        admin = kafka.admin()
+
+        def leader_of(partition: int) -> int:
+            return int(admin.list_topics(lonely, timeout=10).topics[lonely].partitions[partition].leader)
+
+        keys = [b"k%d" % number for number in range(60)]
+        stuck = [key for key in keys if partition_of(key, 3) == 0]
+        with place.service as service:
+            service.start()
+            down = kafka.node(leader_of(0))
+            down.kill()
+            assert wait_until(lambda: leader_of(0) < 0, deadline=time.monotonic() + 30)
+            service.wait_ready()
+            keyed = [Sent(key, schedule(lonely, target_key=key)) for key in keys]
+            bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]
+            place.send(*mixed(mixed(keyed, bare), place.others(0, 200)))
+
+            try:
+                place.check_others(200)
+            except AssertionError:
+                print(service.tail(), service.shards())
+                raise
+            with Tail(kafka.bootstrap, place.topics.dead_letter) as letters:
+                service.wait_until(lambda: service.pending() == len(stuck), "deliver what has a leader")
+                letters.settle(2.5)
+                assert letters.records[place.topics.dead_letter] == []
+            assert service.pending() == len(stuck) > 5
+            assert service.shards()[0]["paused"] is None
+
+            down.start()
+            found = place.arrived(lonely, len(keys) + len(bare))
+            assert sorted(found) == sorted([sent.value or b"" for sent in keyed + bare])
+            assert place.dead(0) == []
+            assert service.pending() == 0
