@@ -37,7 +37,13 @@ EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops what is older than its retention."""
 
 STOP_S = 10.0
-"""How long a shard may take to end its step; a transaction's time-out is the longest of them."""
+"""How long all shards together may take to end their steps; a transaction's time-out is the longest of them."""
+
+EMBEDDED_REMEDY = (
+    "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that what was pending"
+    " is in this store alone. `chronos doctor` tells more."
+)
+"""What to do about a damaged store whose log is on the same disk."""
 
 HEADROOM_BYTES = 256 * 1024
 """What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
@@ -163,6 +169,7 @@ class Node:
             block_cache=self._cache,
             memtable_bytes=settings.memtable,
             blob_bytes_min=settings.blob_bytes_min,
+            remedy=EMBEDDED_REMEDY if self.config.log.kind == "embedded" else None,
         )
         self._stores.append(store)
         return store
@@ -189,9 +196,9 @@ class Node:
             if was != now:
                 raise LogMismatch(
                     f"the store in {self._data_dir / 'shards' / str(number)} was built with {name}={was}, now it is {now}."
-                    " A topic id changes when a topic is deleted and created again: its pending messages are gone from"
-                    " the log. Point Chronos to the right cluster and topics; or, to start anew, remove the data directory"
-                    " and both the delay and the progress topic."
+                    " A topic id changes when a topic is deleted and created again: its pending messages are gone"
+                    " from the log. Point Chronos to the right cluster and topics; or, to start anew, remove the data"
+                    " directory and both the delay and the progress topic."
                 )
 
     def _driver(self, number: int, store: Store) -> ShardDriver:
@@ -318,14 +325,13 @@ class Node:
 
     def stop(self) -> None:
         """Stop in the reverse order; what is in the store is flushed, so that the next start replays nothing."""
+        deadline = time.monotonic() + STOP_S
         self._stopping.set()
-        if self._keeper.is_alive():
-            self._keeper.join(STOP_S)
         for shard in self.shards:
             shard.stop()
-        for shard in self.shards:
-            if shard.is_alive():
-                shard.join(STOP_S)
+        for thread in (self._keeper, *self.shards):
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
         stuck = [shard.number for shard in self.shards if shard.is_alive()]
         if stuck:
             # Closing a store under a running step would lose nothing, but crash: leave both to the end of the process.

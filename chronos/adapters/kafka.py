@@ -35,6 +35,9 @@ log = structlog.get_logger("chronos.kafka")
 ASK_TIMEOUT_S = 5.0
 """How long a question to the broker may take: offsets, topics, settings."""
 
+LEADER_MOVES_S, LEADER_POLL_S = 1.0, 0.02
+"""How long a partition that was just made, or whose leader just changed, may not know it; and how often to ask."""
+
 CREATE_TIMEOUT_S = 30.0
 """How long new topics may take to be there."""
 
@@ -87,6 +90,15 @@ PRODUCER: Mapping[str, Any] = {
     "queue.buffering.max.kbytes": 1_048_576,
 }
 
+LEADER_MOVED_CODES = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+
 FORBIDDEN_CODES = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 CULPRIT_CODES = frozenset(
@@ -114,8 +126,8 @@ NOT_THERE_CODES = frozenset(
 """Answers to a look that mean: for us there is no such topic."""
 
 _headers = methodcaller("headers")
-"""`message.headers()`, and SystemError when a name is not UTF-8. Written out, the call is specialised by the interpreter
-after some rounds and no more checked: the error then surfaces anywhere, or crashes the process."""
+"""`message.headers()`, and SystemError when a name is not UTF-8. Written out, the call is specialised by the
+interpreter after some rounds and no more checked: the error then surfaces anywhere, or crashes the process."""
 
 
 class KafkaReader:
@@ -250,8 +262,8 @@ class KafkaWriter:
         if offset <= self._written:
             self._abort()
             raise LogMismatch(
-                f"{self._progress_topic}/{self._shard} took a record at offset {offset} after one at {self._written}: the"
-                " topic was deleted and created again. Nothing of this step was committed."
+                f"{self._progress_topic}/{self._shard} took a record at offset {offset} after one at {self._written}:"
+                " the topic was deleted and created again. Nothing of this step was committed."
             )
         try:
             verify(timestamp_ms)
@@ -412,8 +424,8 @@ class KafkaLog:
         problems = []
         if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
-                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards` to what"
-                " the topic has; if partitions were added to it, also give the delay and the progress topic the same"
+                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards`"
+                " to what the topic has; if partitions were added to it, also give the delay and the progress topic the same"
                 " number and remove `shards` in the data directory: the stores are rebuilt from the logs"
             )
         found = self._topic_settings([spec.name])[spec.name]
@@ -496,11 +508,16 @@ class KafkaLog:
 
     def _offset(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> int:
         part = TopicPartition(topic, partition)
-        asked = self._admin.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
-        try:
-            offset = int(asked[part].result().offset)
-        except KafkaException as error:
-            raise _translated(f"asking for the ends of {topic}/{partition}", error) from error
+        deadline = time.monotonic() + LEADER_MOVES_S
+        while True:
+            asked = self._admin.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
+            try:
+                offset = int(asked[part].result().offset)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in LEADER_MOVED_CODES or time.monotonic() > deadline:
+                    raise _translated(f"asking for the ends of {topic}/{partition}", error) from error
+            self._closing.wait(LEADER_POLL_S)
         if offset < 0:
             # The client answers so, instead of raising, when the broker did not answer in time (measured).
             raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")

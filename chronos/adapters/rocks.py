@@ -36,10 +36,12 @@ class RocksStore:
         block_cache: Cache | int = BLOCK_CACHE_BYTES,
         memtable_bytes: int = MEMTABLE_BYTES,
         blob_bytes_min: int = BLOB_BYTES_MIN,
+        remedy: str | None = None,
     ) -> None:
+        """`remedy` is what an error about damage advises; by default to have the store rebuilt from the logs."""
         cache = Cache(block_cache) if isinstance(block_cache, int) else block_cache
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
-        remedy = f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
+        remedy = remedy or f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
         self._db = Database(path, options, wal=False, remedy=remedy)
         self.get = self._db.get
         self.scan = self._db.scan

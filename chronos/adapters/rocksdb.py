@@ -179,8 +179,6 @@ class Database:
         bounds = ReadOptions()
         bounds.fill_cache(fill_cache)  # type: ignore[call-arg]
         if stop is not None:
-            if stop <= start:
-                return []
             bounds.set_iterate_upper_bound(stop)
         try:
             with self._lock:

@@ -166,12 +166,12 @@ def _unknown(what: str, data: bytes) -> StoreCorrupt:
     version = data[0] if data else "none"
     return StoreCorrupt(
         f"{what} in the store has format version {version}, which this version of Chronos does not know:"
-        " was the data directory written by a newer one? Start that version, or remove the shard's store:"
-        " it is rebuilt from the logs."
+        " was the data directory written by a newer one? Start that version."
     )
 
 
 def _damaged(what: str, error: Exception) -> StoreCorrupt:
     return StoreCorrupt(
-        f"{what} in the store cannot be decoded ({error}). Remove the shard's store: it is rebuilt from the logs."
+        f"{what} in the store cannot be decoded ({error}): the store is damaged. On Kafka, remove it: it is rebuilt from"
+        " the logs; on the embedded log, restore a copy of the data directory."
     )

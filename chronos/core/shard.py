@@ -174,13 +174,17 @@ class Shard:
                     placed[offset] = (due_ms, pack_entry(ask))
                 staged.accepted += 1
                 continue
-            if type(ask) is Keyed and ask.entry.id not in words and ask.entry.id not in known:
-                if ask.verb is Verb.SCHEDULE or told is not None:
-                    # A new id, as most are: nothing to judge, nothing to replace.
-                    due_ms = self._place(staged, ask.entry, offset, record.timestamp_ms)
-                    words[ask.entry.id] = Word(PENDING, due_ms, offset)  # type: ignore[index]
-                    staged.accepted += 1
-                    continue
+            if (
+                type(ask) is Keyed
+                and ask.entry.id not in words
+                and ask.entry.id not in known
+                and (ask.verb is Verb.SCHEDULE or told is not None)
+            ):
+                # A new id, as most are: nothing to judge, nothing to replace.
+                due_ms = self._place(staged, ask.entry, offset, record.timestamp_ms)
+                words[ask.entry.id] = Word(PENDING, due_ms, offset)  # type: ignore[index]
+                staged.accepted += 1
+                continue
             refusal = ask if type(ask) is Refusal else self._act(staged, known, record, ask, deciding=told is None)
             if refusal is not None:
                 if told is not None:
@@ -416,7 +420,7 @@ class Shard:
         decisions = {decision.offset: decision for decision in progress.decisions}
         carried = self._settle(selection, decisions, cursor, words, timestamp_ms)
         placed = staged.placed
-        for source, (due_ms, _) in carried.items():
+        for due_ms, _ in carried.values():
             delta[due_ms // MINUTE_MS] += 1
         if carried:
             deletes += [entry_key(decisions[source].due_ms, source) for source in carried if source not in placed]

@@ -114,7 +114,7 @@ class Wheel:
         if self.messages <= messages_max:
             return
         kept = 0
-        for at, due_ms in enumerate(self._order):
+        for at, due_ms in enumerate(self._order):  # noqa: B007 -- where the loop stopped is where to cut
             slot = self._slots[due_ms]
             if kept + len(slot) > messages_max:
                 break

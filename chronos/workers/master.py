@@ -56,7 +56,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(Struct, kw_only=True):
-    """What failed transactions say about messages; it outlives a mastership, because a refusal may cost the producer."""
+    """What failed transactions say about messages; outlives a mastership, because a refusal may cost the producer."""
 
     messages_max: int
     """How many messages the next step selects: halved by a failure, doubled by a success."""
@@ -138,6 +138,7 @@ class Master:
             refused=staged.refused,
         )
         if not selection.complete or self._puller.waiting:
+            self._bound_wheel()
             return now_ms
         return self._idle(self._clock.now_ms())
 
@@ -300,16 +301,23 @@ class Master:
             log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
             suspicion.convicted = offset
 
+    def _bound_wheel(self) -> bool:
+        """Give up what is more than memory may hold, if it is; the store has it all."""
+        limits, wheel = self._limits, self._shard.wheel
+        if wheel.messages <= limits.wheel_messages and wheel.bytes <= limits.wheel_bytes:
+            return False
+        share = min(limits.wheel_messages, wheel.messages * limits.wheel_bytes // max(1, wheel.bytes))
+        wheel.shrink(max(1, share // 2))
+        return True
+
     def _idle(self, now_ms: int) -> int:
         """Use the pause to read ahead; then wake for the next message due, or the heartbeat."""
         limits = self._limits
         horizon_ms = now_ms + limits.wheel_horizon_ms
         wheel = self._shard.wheel
-        if wheel.messages > limits.wheel_messages or wheel.bytes > limits.wheel_bytes:
-            share = min(limits.wheel_messages, wheel.messages * limits.wheel_bytes // max(1, wheel.bytes))
-            wheel.shrink(max(1, share // 2))
-        elif (
-            wheel.through[0] < now_ms + limits.wheel_horizon_ms // 2
+        if (
+            not self._bound_wheel()
+            and wheel.through[0] < now_ms + limits.wheel_horizon_ms // 2
             and wheel.bytes < limits.wheel_bytes // 2
             and self._shard.read_ahead(horizon_ms, limits.wheel_messages // 2)
             and wheel.through[0] < horizon_ms

@@ -195,7 +195,7 @@ class Pusher:
                 self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
             return
         if not look.info.writable:
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write to it")
+            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write")
             return
         if offset == self.convicted or (look.info.keyed_only and entry.key is None):
             self._retry(plan, due_ms, offset, entry, now_ms)

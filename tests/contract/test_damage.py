@@ -52,7 +52,8 @@ def sound_store(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes
     return path
 
 
-VALUES = [b"%03d" % n * 20 for n in range(120)]
+# Incompressible, so that a table has several blocks and the last one is read by itself.
+VALUES = [random.Random(n).randbytes(900) for n in range(120)]
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ class Flow:
         raise NotImplementedError
 
     def complaints(self) -> list[str]:
-        """What is wrong with the outcome, a line for each kind with a few examples; empty when all is well."""
+        """What is wrong with the outcome: a line for each kind, with examples; empty when all is well."""
         delivered, rejected, dead = self.delivered(), self.rejected(), self.dead_letters()
         times = Counter(found.number for found in delivered)
         too_late = Counter(found.number for found in rejected if found.headers.get("chronos-reason") == "too-late")
@@ -296,7 +296,12 @@ class KafkaFlow(Flow):
         while True:
             try:
                 self._producer.produce(
-                    self.delay, value, key, partition, on_delivery=report, headers=headers  # type: ignore[arg-type]
+                    self.delay,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=report,
+                    headers=headers,
                 )
                 return
             except BufferError:
@@ -351,7 +356,8 @@ class KafkaFlow(Flow):
 
     def _read(self, topic: str) -> Iterator[Found]:
         for message in read_committed(self._kafka.bootstrap, topic):
-            headers = {name: value.decode() for name, value in message.headers() or ()}  # type: ignore[union-attr]
+            pairs: Any = message.headers() or ()
+            headers = {name: (value or b"").decode() for name, value in pairs}
             value, key = message.value(), message.key()
             if value is None:
                 assert key is not None
@@ -411,7 +417,7 @@ class HttpFlow(Flow):
         """Answers that were neither done nor lost, by status."""
 
     def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
-        """Write so many messages, some in a request; one whose answer got lost is repeated if that is safe."""
+        """Write so many messages; a request whose answer got lost is repeated only if that is safe."""
         written: list[Sent] = []
         while len(written) < count:
             ours = self.random.random() < keyed
@@ -535,9 +541,7 @@ class LogFlow(HttpFlow):
         written: list[Sent] = []
         while len(written) < count:
             size = min(LOG_MESSAGES, count - len(written))
-            batch = [
-                self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed) for _ in range(size)
-            ]
+            batch = [self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed) for _ in range(size)]
             written += batch
             self._append(batch)
         return written
@@ -549,7 +553,10 @@ class LogFlow(HttpFlow):
     def _append(self, batch: list[Sent]) -> None:
         records: list[Outgoing] = []
         for message in batch:
-            headers = {"chronos-target-topic": self.target.encode(), "chronos-deliver-at": b"%d" % (message.due_ms or 0)}
+            headers = {
+                "chronos-target-topic": self.target.encode(),
+                "chronos-deliver-at": b"%d" % (message.due_ms or 0),
+            }
             key = None if message.id is None else message.id.encode()
             shard = message.number % SHARDS if key is None else partition_of(key, SHARDS)
             records.append(("chronos.delay", key, f"{message.number} {PADDING}".encode(), headers, shard))

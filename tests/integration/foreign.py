@@ -1,7 +1,7 @@
 """What clients that know nothing of Chronos do with Kafka: write any bytes, read everything, change topics.
 
-Not a client of Chronos and not a fixture. Header names that are not UTF-8 can only be written past the Python client,
-so `RawProducer` calls the librdkafka that comes with it.
+Not a client of Chronos and not a fixture. Header names that are not UTF-8 can only be written past the Python
+client, so `RawProducer` calls the librdkafka that comes with it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class Tail:
 
     def take(self, topic: str, count: int, *, timeout_s: float = READ_TIMEOUT_S) -> list[Got]:
         """Everything in the topic, once it is at least so much."""
-        self.until(lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s)
+        self.until(
+            lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s
+        )
         return self.records[topic]
 
     def settle(self, quiet_s: float = 0.7) -> Self:
@@ -357,14 +359,18 @@ class RawProducer:
         library = _librdkafka()
         listed = library.rd_kafka_headers_new(8)
         for name, content in headers:
-            library.rd_kafka_header_add(listed, name, len(name), content, -1 if content is None else len(content))
+            library.rd_kafka_header_add(
+                listed, name, len(name), content, -1 if content is None else len(content)
+            )
         arguments = [_argument(_TOPIC, cstr=topic.encode()), _argument(_PARTITION, i32=partition)]
         arguments += [_argument(_MSGFLAGS, i=_COPY), _argument(_HEADERS, ptr=listed)]
         for kind, data in ((_VALUE, value), (_KEY, key)):
             if data is not None:
                 held = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
                 arguments.append(_argument(kind, mem=_Memory(held, len(data))))
-        error = library.rd_kafka_produceva(self._handle, (_Argument * len(arguments))(*arguments), len(arguments))
+        error = library.rd_kafka_produceva(
+            self._handle, (_Argument * len(arguments))(*arguments), len(arguments)
+        )
         assert not error, library.rd_kafka_error_string(error)
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Brokers that die, hang and come back, and a service that hangs itself: it waits, says for what, and goes on alone."""
+"""Brokers that die, hang and come back, and a service that hangs: it waits, says for what, and goes on alone."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NOTICE_S = 30.0
 
 @pytest.fixture
 def own_broker() -> Iterator[Broker]:
-    """A broker of this test alone, which looks for transactions out of time every second and not every ten."""
+    """A broker of this test alone, which looks for transactions out of time every second, not every ten."""
     with Broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000}) as own:
         yield own
 
@@ -48,7 +48,8 @@ def wait_paused(service: Service) -> list[str]:
 def wait_delivered(service: Service, count: int) -> None:
     """Wait until so many messages were delivered since the beginning."""
     service.wait_until(
-        lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count, f"deliver {count} messages"
+        lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count,
+        f"deliver {count} messages",
     )
 
 
@@ -109,7 +110,7 @@ def test_a_broker_frozen_for_longer_than_a_transaction_may_take_is_waited_for(
 def test_a_service_frozen_for_longer_than_a_transaction_may_take_recovers_alone(
     own_broker: Broker, tmp_path: Path
 ) -> None:
-    """Stopped in the middle of a transaction, which the coordinator aborts meanwhile: it is fenced, and starts anew."""
+    """Stopped amid a transaction, which the coordinator aborts meanwhile: it is fenced, and starts anew."""
     flow = KafkaFlow(own_broker, 3)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()

@@ -1,4 +1,4 @@
-"""A clock that is wrong, from the start or suddenly: nothing comes early, the service says why it waits, and goes on."""
+"""A clock that is wrong, from the start or suddenly: nothing comes early, and the service says why it waits."""
 
 import re
 import time
@@ -132,12 +132,12 @@ def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
 
 
 def test_records_from_the_future_pause_the_shard_until_their_time_has_come(broker: Broker, tmp_path: Path) -> None:
-    """A broker whose clock was ahead for a moment: nothing it stamped is pulled, or delivered, before that moment."""
+    """A broker whose clock was ahead for a moment: nothing it stamped moves before that moment has come."""
     flow = KafkaFlow(broker, 3)
     ahead_ms = 4_000
     with running(tmp_path / "node", ShiftedClock(), kafka(broker, flow)) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
-        # Kafka lets nobody set its clock; a topic that takes the producer's timestamps does the same to its readers.
+        # Kafka lets nobody set its clock; a topic with the producer's timestamps looks the same to its readers.
         alter(broker, flow.delay, "message.timestamp.type", "CreateTime")
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         stamp_ms = now_ms() + ahead_ms
@@ -192,7 +192,7 @@ def delivered(node: Node) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
 def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_path: Path, wrong_ms: int) -> None:
-    """Its only clock is the host's: once that was set, nothing is taken in or delivered, and it says what to do."""
+    """Its only clock is the host's: once that was set, nothing is accepted or delivered, and it says so."""
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))

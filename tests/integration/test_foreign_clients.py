@@ -1,4 +1,4 @@
-"""Anybody who can write to Kafka can use Chronos: Java's console programs and librdkafka, without a line of ours."""
+"""Whoever can write to Kafka can use Chronos: Java's console programs, librdkafka, not a line of ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Chronos:
         with Tail(self.broker.bootstrap, self.topics.rejected) as tail:
             records = tail.records[self.topics.rejected]
             tail.until(lambda: set(wanted) <= {got.source for got in records}, f"rejections of {wanted}")
-            return sorted((got for got in records if got.source in wanted), key=lambda got: wanted.index(got.source or b""))
+            return sorted(
+                (got for got in records if got.source in wanted),
+                key=lambda got: wanted.index(got.source or b""),
+            )
 
 
 def running(broker: Broker, folder: Path, **settings: object) -> Iterator[Chronos]:
@@ -83,8 +86,17 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
     """No library, no client of ours: a shell is enough."""
     target = chronos.target()
     started_ms = time.time_ns() // 1_000_000
-    own = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("a", "1"), ("a", None), ("a", "2")]
-    control = [("chronos-target-topic", target), ("chronos-delay", "1s"), ("chronos-target-key", "customer-7")]
+    own = [
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("a", "1"),
+        ("a", None),
+        ("a", "2"),
+    ]
+    control = [
+        ("chronos-target-topic", target),
+        ("chronos-delay", "1s"),
+        ("chronos-target-key", "customer-7"),
+    ]
     chronos.broker.console_producer(
         chronos.topics.delay,
         [
@@ -102,7 +114,7 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
     assert headers["chronos-id"] == f"id-{target}"
     assert hello.timestamp_ms is not None
     assert started_ms + 1_000 <= int(headers["chronos-due-at"] or "") <= hello.timestamp_ms
-    topic, partition, offset = (headers["chronos-source"] or "").split("/")
+    topic, partition, _ = (headers["chronos-source"] or "").split("/")
     assert topic == chronos.topics.delay
     # Java places the id where Chronos looks for it.
     assert int(partition) == partition_of(f"id-{target}".encode(), 2)
@@ -116,7 +128,16 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
 def test_every_way_to_say_when_is_understood(chronos: Chronos, settings: dict[str, object]) -> None:
     """Delays count from the broker's timestamp, times are absolute; nothing comes early."""
     target = chronos.target()
-    delays = {"0": 0, "0ms": 0, "700": 700, "250ms": 250, "0.9s": 900, "1s": 1_000, "0.0000001s": 1, "0.01m": 600}
+    delays = {
+        "0": 0,
+        "0ms": 0,
+        "700": 700,
+        "250ms": 250,
+        "0.9s": 900,
+        "1s": 1_000,
+        "0.0000001s": 1,
+        "0.01m": 600,
+    }
     now = datetime.now(UTC)
     times = {
         str(int(now.timestamp() * 1_000) + 800): 800,
@@ -146,7 +167,15 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
     """Null, empty and binary are three different things, in a payload, a key and a header."""
     target = chronos.target()
     every = bytes(range(256))
-    odd = [("", b"x"), ("Chronos-Delay", b"not ours"), ("é", None), ("a", b""), ("a", every), ("z", b"1"), ("a", b"2")]
+    odd = [
+        ("", b"x"),
+        ("Chronos-Delay", b"not ours"),
+        ("é", None),
+        ("a", b""),
+        ("a", every),
+        ("z", b"1"),
+        ("a", b"2"),
+    ]
     made = [
         Sent(value, [*odd, *schedule(target, target_key=key), ("last", b"l")])
         for value in (None, b"", every, b"v")
@@ -167,9 +196,12 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
 def test_what_is_asked_later_about_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
-    """Cancel, reschedule, fire, replace: the same producer reaches its message, whatever its partitioner is."""
+    """Cancel, reschedule, fire, replace: the same producer reaches its message, however it places keys."""
     target = chronos.target()
-    ids = {name: f"{name}-{target}".encode() for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")}
+    ids = {
+        name: f"{name}-{target}".encode()
+        for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")
+    }
     chronos.send(*(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings)
     act = [
         Sent(None, [], ids["cancel"]),
@@ -223,14 +255,24 @@ def test_what_cannot_be_done_comes_back_with_its_reason(chronos: Chronos) -> Non
         ("no-id", Sent(b"x", [("chronos-action", b"cancel")])),
     ]
     places = chronos.send(*(sent for _, sent in wrong))
-    chronos.send(Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target)))
+    chronos.send(
+        Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target))
+    )
 
     found = chronos.rejected(*places)
 
     for (reason, sent), got in zip(wrong, found, strict=True):
         assert got.reason == reason, (sent, got)
-        assert (got.key, got.value, got.headers[: len(sent.headers)]) == (sent.key, sent.value, list(sent.headers))
-        assert [name for name, _ in got.headers[-3:]] == ["chronos-source", "chronos-reason", "chronos-detail"]
+        assert (got.key, got.value, got.headers[: len(sent.headers)]) == (
+            sent.key,
+            sent.value,
+            list(sent.headers),
+        )
+        assert [name for name, _ in got.headers[-3:]] == [
+            "chronos-source",
+            "chronos-reason",
+            "chronos-detail",
+        ]
     assert [got.value for got in chronos.read(target, 1)] == [b"fine"], "ignored, and in nobody's way"
     assert first
 
@@ -264,7 +306,13 @@ def test_a_delivered_message_may_be_sent_round_again_as_it_is(chronos: Chronos) 
     again = chronos.read(target, 2)[1]
 
     assert (again.value, again.key, own_headers(again)) == (b"round", b"k", own)
-    assert [name for name, _ in again.headers] == ["n", "traceparent", "chronos-id", "chronos-due-at", "chronos-source"]
+    assert [name for name, _ in again.headers] == [
+        "n",
+        "traceparent",
+        "chronos-id",
+        "chronos-due-at",
+        "chronos-source",
+    ]
     assert again.source != once.source
     assert again.header("chronos-id") != once.header("chronos-id")
 
@@ -315,14 +363,16 @@ def test_keyed_deliveries_keep_their_order(chronos: Chronos) -> None:
 
 
 def test_ids_can_be_bound_to_javas_partitions(broker: Broker, tmp_path: Path) -> None:
-    """`topics.partitioner=murmur2`: a librdkafka client that places keys otherwise is told so, by id and by shard."""
+    """`topics.partitioner=murmur2`: a client that places keys otherwise is told so."""
     for chronos in running(broker, tmp_path, topics__partitioner="murmur2"):
         target = chronos.target()
         keys = [b"order-%d" % number for number in range(40)]
         chronos.send(*(Sent(b"right", schedule(target), key) for key in keys), **MURMUR2)
         assert len(chronos.read(target, len(keys))) == len(keys)
 
-        misplaced = [Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2)) for key in keys[:5]]
+        misplaced = [
+            Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2)) for key in keys[:5]
+        ]
         places = chronos.send(*misplaced)
         found = chronos.rejected(*places)
         assert {got.reason for got in found} == {"wrong-shard"}

@@ -1,4 +1,4 @@
-"""One directory, one process; one shard, one master: who comes second waits or is sent away, and says who was first."""
+"""One directory, one process; one shard, one master: who comes second waits or is sent away, and is told why."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ SILENCE_S = 90.0
 
 @pytest.mark.integration
 def test_a_second_process_on_the_same_directory_is_sent_away(tmp_path: Path) -> None:
-    """Exit code 1, and a text with the directory, the process and the node that hold it; the first one stays."""
+    """Exit code 1, and a text with the directory, the process and the node that hold it; the first stays."""
     with (
         Service(tmp_path / "node", settings={"node.id": "first"}) as first,
         Service(tmp_path / "node", settings={"node.id": "second"}, output=tmp_path / "second.log") as second,
@@ -37,7 +37,7 @@ def test_a_second_process_on_the_same_directory_is_sent_away(tmp_path: Path) -> 
 def test_a_second_node_waits_for_the_silence_of_the_first_and_the_first_gives_way(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """Another directory on the same topics: it says for whom it waits, takes over a frozen master, which then exits."""
+    """Another directory, the same topics: it says for whom it waits, and takes over a master that is frozen."""
     flow = KafkaFlow(broker, 1)
     settings = {**flow.settings(), "delivery.transaction_timeout": "5s"}
     with (

@@ -1,4 +1,4 @@
-"""Target topics that are missing, deleted, too narrow, compacted, forbidden or without a leader never hold up the others."""
+"""Targets that are missing, deleted, too narrow, compacted, forbidden or leaderless hold nobody else up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from chronos.core.keys import partition_of
 from chronos.core.size import batch_bytes
@@ -37,7 +43,11 @@ class Place:
         self.kafka = kafka
         self.topics = Topics.of(f"g{uuid.uuid4().hex[:8]}")
         self.healthy = kafka.create_topic(f"{self.topics.delay}.healthy")
-        self.settings: dict[str, object] = {"delivery__retry_base": "100ms", "delivery__attempts_max": 3, **settings}
+        self.settings: dict[str, object] = {
+            "delivery__retry_base": "100ms",
+            "delivery__attempts_max": 3,
+            **settings,
+        }
         self.folder = folder
         self.service = self.make()
 
@@ -118,14 +128,21 @@ def creating_broker() -> Iterator[Broker]:
 
 
 @pytest.mark.integration
-def test_a_missing_topic_is_looked_for_twice_and_never_created(tmp_path: Path, creating_broker: Broker) -> None:
-    """Even on a broker that creates topics by itself; and the letters are delivered once the topic is there."""
+def test_a_missing_topic_is_looked_for_twice_and_never_created(
+    tmp_path: Path, creating_broker: Broker
+) -> None:
+    """Even on a broker that creates topics by itself; and the letters are delivered once there is a topic."""
     place = Place(creating_broker, tmp_path)
     missing = f"{place.topics.delay}.typo"
     with place.service:
         place.service.start()
         started = time.monotonic()
-        place.send(*mixed([Sent(b"m%d" % n, schedule(missing, target_key=b"k")) for n in range(20)], place.others(0, 200)))
+        place.send(
+            *mixed(
+                [Sent(b"m%d" % n, schedule(missing, target_key=b"k")) for n in range(20)],
+                place.others(0, 200),
+            )
+        )
 
         place.check_others(200, within_ms=1_500)
         letters = place.dead(20)
@@ -183,7 +200,10 @@ def test_what_is_too_large_for_its_topic_is_known_to_the_byte(place: Place) -> N
     assert len(fitting) + len(letters) == len(pads)
     assert {letter.reason for letter in letters} == {"too-large"}
     assert max(sizes) == limit, "the largest that fits was delivered"
-    assert min(len(letter.value or b"") for letter in letters) == max(len(got.value or b"") for got in fitting) + 1
+    assert (
+        min(len(letter.value or b"") for letter in letters)
+        == max(len(got.value or b"") for got in fitting) + 1
+    )
     assert place.service.shards()[0]["aborts"] == 0
 
 
@@ -204,7 +224,9 @@ def test_a_topic_narrowed_after_the_last_look_is_found_out(place: Place) -> None
     place.send(Sent(b"look", schedule(target)))
     place.arrived(target, 1)
     alter_topic(place.kafka, target, max_message_bytes="1000")
-    place.send(*mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100)))
+    place.send(
+        *mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100))
+    )
 
     assert place.arrived(target, 2) == [b"look", b"fits"]
     assert [letter.reason for letter in place.dead(1)] == ["too-large"]
@@ -225,14 +247,18 @@ def test_a_compacted_topic_refuses_what_has_no_key_and_nothing_else(place: Place
     place.check_others(300, within_ms=1_500)
     assert place.arrived(target, 301) == [b"look"] + [b"c%d" % n for n in range(300)]
     letters = place.dead(40)
-    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("refused-by-broker", b"3")}
+    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
+        ("refused-by-broker", b"3")
+    }
     assert place.service.shards()[0]["aborts"] <= 3
 
     alter_topic(place.kafka, target, cleanup_policy="delete")
     letter = letters[0]
     place.send(Sent(letter.value, [*letter.headers, ("chronos-delay", b"2500ms")], letter.key))
     with Tail(place.kafka.bootstrap, target) as tail:
-        tail.until(lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15)
+        tail.until(
+            lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15
+        )
 
 
 @pytest.mark.integration
@@ -253,7 +279,15 @@ def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(tmp_path: Path) -> 
         admin = secured.admin()
         for future in admin.create_acls(
             [
-                AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, verdict)
+                AclBinding(
+                    ResourceType.TOPIC,
+                    topic,
+                    ResourcePatternType.LITERAL,
+                    "User:ANONYMOUS",
+                    "*",
+                    operation,
+                    verdict,
+                )
                 for topic, operation, verdict in rules
             ]
         ).values():
@@ -296,12 +330,15 @@ def test_allow_and_deny_hold_when_sending_and_when_delivering(broker: Broker, tm
 
 
 def test_what_is_too_large_to_be_passed_on_is_named_by_its_source(place: Place) -> None:
-    """The largest record the delay topic takes, refused or given up, where the other topic takes less than that."""
+    """The largest record the delay topic takes, refused or given up, where the next topic takes less."""
     for topic in (place.topics.rejected, place.topics.dead_letter):
         alter_topic(place.kafka, topic, max_message_bytes="1048588")
     limit = 1 << 20
     target = place.target("target", max_message_bytes=1_000_000)
-    cases = {"refused": [("chronos-target-topic", b"t"), ("own", b"o")], "dead": [*schedule(target), ("own", b"o")]}
+    cases = {
+        "refused": [("chronos-target-topic", b"t"), ("own", b"o")],
+        "dead": [*schedule(target), ("own", b"o")],
+    }
     largest = {name: limit - batch_bytes(b"", b"", headers) - 4 for name, headers in cases.items()}
     for name, headers in cases.items():
         record = Sent(b"x" * largest[name], headers)
@@ -335,7 +372,7 @@ def test_with_the_topics_it_made_itself_the_largest_record_goes_out_whole(place:
 
 @pytest.mark.integration
 def test_a_message_for_a_partition_without_a_leader_waits_and_the_others_do_not(tmp_path: Path) -> None:
-    """A broker's fault is not a message's fault: deferred as often as it takes, delivered when the broker is back."""
+    """A broker's fault is not a message's fault: deferred as long as it takes, then delivered."""
     with cluster(3, heap_mb=320) as kafka:
         place = Place(kafka, tmp_path)
         lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)

@@ -1,6 +1,7 @@
-"""Chronos's own topics in the hands of others: deleted, made again, trimmed, widened, set wrong, filled beforehand.
+"""Chronos's own topics in the hands of others: deleted, made again, trimmed, widened, filled before.
 
-The law is the same everywhere: a named end or a pause that says what to do; nothing doubled, nothing lost in silence.
+The law is the same everywhere: a named end or a pause that says what to do; nothing doubled, nothing lost in
+silence.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def test_starting_anew_after_that_works_as_it_says(place: Place) -> None:
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
 @pytest.mark.parametrize("keeps_store", [True, False], ids=["store-kept", "store-lost"])
-def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(place: Place, which: str, keeps_store: bool) -> None:
+def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(
+    place: Place, which: str, keeps_store: bool
+) -> None:
     """With a store that is ahead of the gap all is well; without one the gap is named."""
     place.begin()
     place.service.stop()
@@ -242,7 +245,10 @@ def test_a_topic_trimmed_before_the_first_start_begins_where_it_begins(place: Pl
 
 @pytest.mark.parametrize(
     ("topic", "config", "code"),
-    [("delay", {}, CONFIGURATION_EXIT), ("delay", {**STAMPED, "cleanup.policy": "compact"}, CONFIGURATION_EXIT)],
+    [
+        ("delay", {}, CONFIGURATION_EXIT),
+        ("delay", {**STAMPED, "cleanup.policy": "compact"}, CONFIGURATION_EXIT),
+    ],
     ids=["create-time", "compacted"],
 )
 def test_a_topic_made_by_others_must_be_as_chronos_needs_it(
