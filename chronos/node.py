@@ -150,15 +150,16 @@ class Node:
         # The log is the only other copy of what is pending: it is kept for ever.
         kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
                 "message.timestamp.type": "LogAppendTime"}  # fmt: skip
-        headroom = str(topics.message_bytes_max + HEADROOM_BYTES)
+        # What came in can go out, and waits there until somebody has looked at it.
+        letters = {**common, "retention.ms": "-1", "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES)}
         shards = self.config.shards
         return [
             TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
                       settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
             TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
                       settings={**kept, "max.message.bytes": "4194304"}),
-            TopicSpec(name=topics.rejected, partitions=shards, settings={**common, "max.message.bytes": headroom}),
-            TopicSpec(name=topics.dead_letter, partitions=shards, settings={**common, "max.message.bytes": headroom}),
+            TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
+            TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
         ]  # fmt: skip
 
     def open_store(self, number: int) -> Store:

@@ -99,6 +99,9 @@ LEADER_MOVED_CODES = frozenset(
     }
 )
 
+VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
+"""Settings of Chronos's own topics without which its laws do not hold; the others are the operator's to weigh."""
+
 FORBIDDEN_CODES = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 CULPRIT_CODES = frozenset(
@@ -430,13 +433,13 @@ class KafkaLog:
             )
         found = self._topic_settings([spec.name])[spec.name]
         for name, value in spec.settings.items():
-            if name not in ("message.timestamp.type", "cleanup.policy"):
+            if found.get(name, value) == value:
                 continue
-            if found.get(name, value) != value:
-                problems.append(
-                    f"{spec.name} has {name}={found[name]}, Chronos needs {value}:"
-                    f" kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
-                )
+            change = f"kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
+            if name in VITAL_SETTINGS:
+                problems.append(f"{spec.name} has {name}={found[name]}, Chronos needs {value}: {change}")
+            else:
+                log.warning("topic setting", topic=spec.name, has=f"{name}={found[name]}", advised=change)
         return problems
 
     def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
