@@ -428,7 +428,7 @@ class KafkaLog:
         if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
                 f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards`"
-                " to what the topic has; if partitions were added to it, also give the delay and the progress topic the same"
+                " to what the topic has; if partitions were added, give the delay and the progress topic the same"
                 " number and remove `shards` in the data directory: the stores are rebuilt from the logs"
             )
         found = self._topic_settings([spec.name])[spec.name]

@@ -1,7 +1,7 @@
 """Whatever anybody writes to the delay topic: every record ends somewhere, and the process goes on.
 
 Ten thousand records made by Hypothesis, accounted for one by one, also after a restart and after a replay from
-the logs; and floods, each of which must stay within the bounds of a step, of memory, of others' patience.
+the logs; and floods, each of which must stay within the bounds of a step, of memory, of patience.
 """
 
 from __future__ import annotations

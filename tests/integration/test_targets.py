@@ -261,46 +261,64 @@ def test_a_compacted_topic_refuses_what_has_no_key_and_nothing_else(place: Place
         )
 
 
-@pytest.mark.integration
-def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(tmp_path: Path) -> None:
-    """Neither a topic it may see and not write to, nor one it may not even see, holds up the others."""
+@pytest.fixture(scope="module")
+def secured_broker() -> Iterator[Broker]:
+    """A broker that asks who may do what; everybody may do everything to a topic without rules."""
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": True,
     }
-    with Broker(settings) as secured:
-        place = Place(secured, tmp_path)
-        seen, unseen = place.target("seen"), place.target("unseen")
-        rules = [
-            (seen, AclOperation.DESCRIBE, AclPermissionType.ALLOW),
-            (seen, AclOperation.DESCRIBE_CONFIGS, AclPermissionType.ALLOW),
-            (unseen, AclOperation.ALL, AclPermissionType.DENY),
-        ]
-        admin = secured.admin()
-        for future in admin.create_acls(
-            [
-                AclBinding(
-                    ResourceType.TOPIC,
-                    topic,
-                    ResourcePatternType.LITERAL,
-                    "User:ANONYMOUS",
-                    "*",
-                    operation,
-                    verdict,
-                )
-                for topic, operation, verdict in rules
-            ]
-        ).values():
-            future.result(30)
-        with place.service:
-            place.service.start()
-            bad = [Sent(b"x", schedule(topic)) for topic in (seen, unseen) for _ in range(20)]
-            place.send(*mixed(bad, place.others(0, 200)))
-            place.check_others(200)
-            letters = place.dead(40)
-            assert place.service.shards()[0]["aborts"] == 0
-        by_reason = {letter.header("chronos-target-topic"): letter.reason for letter in letters}
-        assert by_reason == {seen.encode(): "forbidden-target", unseen.encode(): "target-missing"}
+    with Broker(settings) as broker:
+        yield broker
+
+
+def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermissionType) -> None:
+    """What anybody may do, or not, to a topic."""
+    admin = kafka.admin()
+    binding = AclBinding(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, verdict
+    )
+    admin.create_acls([binding])[binding].result(30)
+
+
+@pytest.mark.integration
+def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(tmp_path: Path, secured_broker: Broker) -> None:
+    """Neither a topic it may see and not write to, nor one it may not even see, holds up the others."""
+    place = Place(secured_broker, tmp_path)
+    seen, unseen = place.target("seen"), place.target("unseen")
+    rule(secured_broker, seen, AclOperation.DESCRIBE, AclPermissionType.ALLOW)
+    rule(secured_broker, unseen, AclOperation.ALL, AclPermissionType.DENY)
+    with place.service:
+        place.service.start()
+        bad = [Sent(b"x", schedule(topic)) for topic in (seen, unseen) for _ in range(20)]
+        place.send(*mixed(bad, place.others(0, 200)))
+        place.check_others(200)
+        letters = place.dead(40)
+        assert place.service.shards()[0]["aborts"] == 0
+    by_reason = {letter.header("chronos-target-topic"): letter.reason for letter in letters}
+    assert by_reason == {seen.encode(): "forbidden-target", unseen.encode(): "target-missing"}
+
+
+@pytest.mark.integration
+def test_a_refusal_nobody_could_foresee_is_found_by_halving(tmp_path: Path, secured_broker: Broker) -> None:
+    """The limit of a topic whose settings are not to be read: the culprits go, all others are delivered once."""
+    place = Place(secured_broker, tmp_path)
+    blind = place.target("blind", max_message_bytes=100_000)
+    for operation in (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE):
+        rule(secured_broker, blind, operation, AclPermissionType.ALLOW)
+    with place.service:
+        place.service.start()
+        fine = [Sent(b"f%d" % number, schedule(blind)) for number in range(200)]
+        bad = [Sent(b"x" * 150_000, schedule(blind)) for _ in range(2)]
+        place.send(*mixed(bad, mixed(fine, place.others(0, 200))))
+
+        letters = place.dead(2)
+        assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
+            ("refused-by-broker", b"3")
+        }
+        assert place.arrived(blind, 200) == [b"f%d" % number for number in range(200)]
+        place.check_others(200, within_ms=5_000)
+        assert place.service.shards()[0]["paused"] is None
 
 
 def test_allow_and_deny_hold_when_sending_and_when_delivering(broker: Broker, tmp_path: Path) -> None:
