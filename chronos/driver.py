@@ -169,6 +169,8 @@ class ShardDriver(threading.Thread):
 
     def _reign(self) -> None:
         """One mastership, from the store to its end (DESIGN section 2, "A new master")."""
+        if self.store.background_error() is not None:
+            self.store.reopen()
         self._shard = shard = self._load()
         self._check_positions(shard.state)
         follower = Follower(
@@ -385,6 +387,11 @@ class ShardDriver(threading.Thread):
         why = self._guard()
         if why is not None:
             raise NoSpace(why)
+        trouble = self.store.background_error()
+        if trouble is not None:
+            raise ApplyFailed(
+                f"the store takes no writes: {trouble}. Make room on its disk, or look at the disk itself"
+            )
 
     def _pause(self, error: Retry) -> None:
         text = str(error)

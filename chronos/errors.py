@@ -13,7 +13,7 @@
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
         ├── TransactionAborted   1: the transaction was aborted, cleanly; `culprit_likely` says whose fault
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
-        └── ApplyFailed          1: committed, but not written to the store: replay it from the log
+        └── ApplyFailed          1: the store failed to write what is committed: replay it from the log
 
 A message that must be refused is no exception: it is a value, `core.message.Refusal`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
@@ -102,4 +102,4 @@ class ProducerLost(Retry):
 
 
 class ApplyFailed(Retry):
-    """A step was committed and could not be written to the store: start again from the store and replay."""
+    """The store failed to write, perhaps what was committed: start again from what it holds, and replay."""

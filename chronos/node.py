@@ -1,7 +1,7 @@
 """The node: everything is constructed here, started in order, and stopped in the reverse order.
 
-    start: data directory, log, topics, stores, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
-    stop:  (HTTP first) keeper, shards, stores, log, data directory
+start: data directory, log, topics, stores, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
+stop:  (HTTP first) keeper, shards, stores, log, data directory
 """
 
 import fcntl
@@ -9,7 +9,6 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -250,25 +249,19 @@ class Node:
             instance=self.instance,
             delivered_ms=config.retention.delivered if config.workers.delete else None,
             deduplication_ms=config.retention.deduplication,
-            guard=self._guard(store),
+            guard=self._guard,
             failed=self._fail,
         )
 
-    def _guard(self, store: Store) -> Callable[[], str | None]:
+    def _guard(self) -> str | None:
         """Why no step may start now; None when all is well."""
-        reserve = self.config.limits.disk_reserve
-
-        def why() -> str | None:
-            free = self.disk_free_bytes()
-            if free < reserve:
-                return (
-                    f"{self._data_dir} has {free // 2**20} MiB free, less than limits.disk_reserve"
-                    f" ({reserve // 2**20} MiB): nothing is pulled or delivered until there is more"
-                )
-            trouble = store.background_error()
-            return None if trouble is None else f"the store of {self._data_dir} reports: {trouble}"
-
-        return why
+        reserve, free = self.config.limits.disk_reserve, self.disk_free_bytes()
+        if free >= reserve:
+            return None
+        return (
+            f"{self._data_dir} has {free // 2**20} MiB free, less than limits.disk_reserve"
+            f" ({reserve // 2**20} MiB): nothing is pulled or delivered until there is more"
+        )
 
     def disk_free_bytes(self) -> int:
         """Bytes an unprivileged process may still write where the data directory is."""
@@ -349,5 +342,3 @@ class Node:
             os.close(self._lock_file)
             self._lock_file = None
         log.info("stopped")
-
-

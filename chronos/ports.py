@@ -12,9 +12,7 @@ from msgspec import Struct
 from chronos.core.message import Record
 from chronos.core.shard import View
 
-Outgoing = tuple[
-    str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int
-]
+Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
 """A record to be written: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
 
 
@@ -155,6 +153,9 @@ class Store(View, Protocol):
 
     def background_error(self) -> str | None:
         """Why the store takes no writes at the moment; None when it does."""
+
+    def reopen(self) -> None:
+        """After a background error: as after a crash, what was flushed. NoSpace while there is no room for it."""
 
     def close(self) -> None:
         """Flush and close."""

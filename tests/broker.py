@@ -607,9 +607,7 @@ def new_cluster_id() -> str:
 class Cluster(Clients):
     """Several brokers as one Kafka; each is a controller too, so a majority of them must run."""
 
-    def __init__(
-        self, count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384
-    ) -> None:
+    def __init__(self, count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> None:
         quorum = {node_id: free_port() for node_id in range(1, count + 1)}
         cluster_id = new_cluster_id()
         self.brokers = [

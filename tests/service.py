@@ -86,15 +86,19 @@ class Service:
         except OSError:
             return False
 
-    def wait_until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0, every_s: float = 0.02
+    ) -> None:
         """Ask again and again until it is so; ServiceError with the log's tail when it never is."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process is not None and self._process.poll() is not None:
-                raise ServiceError(f"chronos ended with {self._process.returncode} before it could {what}\n{self.tail()}")
+                raise ServiceError(
+                    f"chronos ended with {self._process.returncode} before it could {what}\n{self.tail()}"
+                )
             if time.monotonic() > deadline:
                 raise ServiceError(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
-            time.sleep(0.02)
+            time.sleep(every_s)
 
     @property
     def running(self) -> bool:
@@ -132,7 +136,9 @@ class Service:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise ServiceError(f"chronos did not end within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}") from None
+            raise ServiceError(
+                f"chronos did not end within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}"
+            ) from None
 
     def freeze(self) -> None:
         """SIGSTOP."""

@@ -287,9 +287,7 @@ def test_locks_pin_everything_with_hashes_and_name_no_address(name):
     """Every line of a lock is a version, its hash or a comment."""
     text = (ROOT / name).read_text()
     assert "://" not in text
-    requirements = re.findall(
-        r"^(?![#\s]).*(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+", text, re.MULTILINE
-    )
+    requirements = re.findall(r"^(?![#\s]).*(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+", text, re.MULTILINE)
     assert len(requirements) == len(re.findall(r"^(?![#\s]).", text, re.MULTILINE))
     assert all(re.match(r"[a-z0-9-]+==\S+ \\\n", each) for each in requirements)
 

@@ -374,6 +374,8 @@ class KafkaLog:
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
         self._narrow_topics: dict[str, int] = {}
+        self._advised: set[str] = set()
+        """Changes of settings that were advised already."""
         self._admin = AdminClient(self._settings(ADMIN))
         self._appender: Producer | None = None
         self._appender_lock = threading.Lock()
@@ -438,7 +440,8 @@ class KafkaLog:
             change = f"kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
             if name in VITAL_SETTINGS:
                 problems.append(f"{spec.name} has {name}={found[name]}, Chronos needs {value}: {change}")
-            else:
+            elif change not in self._advised:
+                self._advised.add(change)
                 log.warning("topic setting", topic=spec.name, has=f"{name}={found[name]}", advised=change)
         return problems
 

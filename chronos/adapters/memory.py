@@ -83,6 +83,9 @@ class MemoryStore:
         """Never one: memory does not fill up here."""
         return None
 
+    def reopen(self) -> None:
+        """Nothing to mend."""
+
     def unflushed_bytes(self) -> int:
         """0 when a crash would lose nothing."""
         changed = self._rows.items() ^ self._flushed.items()

@@ -6,12 +6,14 @@ itself, and the positions in that state say from where to replay. How rows are r
 `rocksdb`.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rocksdict import Cache, WriteBatch
 
 from chronos.adapters.rocksdb import Database, tuned
+from chronos.errors import NoSpace
 
 MEMTABLE_BYTES = 32 << 20
 BLOCK_CACHE_BYTES = 64 << 20
@@ -43,6 +45,7 @@ class RocksStore:
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
         remedy = remedy or f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
         self._db = Database(path, options, wal=False, remedy=remedy)
+        self._reopen_bytes = 2 * memtable_bytes
         self.get = self._db.get
         self.scan = self._db.scan
         self.verify = self._db.verify
@@ -51,6 +54,17 @@ class RocksStore:
         self.unflushed_bytes = self._db.unflushed_bytes
         self.background_error = self._db.background_error
         self.close = self._db.close
+
+    def reopen(self) -> None:
+        """A store that failed to write, opened anew. RocksDB mends itself after a full disk, but not always: measured,
+        one of several stores was still refusing all writes when there had been room for minutes."""
+        disk = os.statvfs(self._db.path)
+        if disk.f_bavail * disk.f_frsize < self._reopen_bytes:
+            raise NoSpace(
+                f"{self._db.path} could not be written ({self.background_error()}). Make room on that disk: with"
+                f" {self._reopen_bytes >> 20} MiB it goes on by itself, and nothing is lost."
+            )
+        self._db.reopen()
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """First the deletes, then the puts, all or nothing."""

@@ -8,6 +8,7 @@ no call waits inside RocksDB with Python's lock held.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,6 @@ OPEN_FILES_MAX = 256
 
 L0_FILES_MAX = 40
 """Tables not compacted yet, each of which every read asks, at which writes wait. Compaction begins at 4."""
-
-HOLDS_ROWS = ("*.sst", "*.blob", "*.log", "MANIFEST-*")
-"""Files that only a database which was in use has, but for one."""
 
 FIRST_MANIFEST = "MANIFEST-000001"
 """Written before the first CURRENT and gone soon after it: alone, it is what a kill left of making a new database."""
@@ -126,20 +124,32 @@ class Database:
         self._compact_lock = threading.Lock()
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
+        self._options = options
+        self._open()
+
+    def _open(self) -> None:
         self._check_complete()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._db = Rdict(str(path), options)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._db = Rdict(str(self.path), self._options)
         except Exception as error:
             raise self._translated(error, "opening") from error
         self._check_blobs()
+
+    def reopen(self) -> None:
+        """Close and open anew, as after a crash: without a WAL, what was not flushed is gone."""
+        with suppress(ChronosError):  # that it cannot flush was known
+            self.close()
+        self._open()
 
     def _check_complete(self) -> None:
         if not self.path.is_dir():
             return
         logs = [*self.path.glob("MANIFEST-*"), *self.path.glob("*.log")]
         # Without CURRENT RocksDB takes the directory for a new one, and deletes what is in it.
-        if not (self.path / "CURRENT").exists() and (logs or any(self.path.glob("*.sst"))):
+        if not (self.path / "CURRENT").exists():
+            if all(log.name == FIRST_MANIFEST for log in logs) and not any(self.path.glob("*.sst")):
+                return
             raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
         for log in logs:
             check_records(log, self._remedy)

@@ -176,9 +176,7 @@ class Messages:
             done.result, done.detail = "refused", Reason(reason).word
         return 200, done
 
-    async def _refusal(
-        self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended
-    ) -> int | None:
+    async def _refusal(self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended) -> int | None:
         """Why the applied action was refused; None: it was not. A cancel of what is cancelled already has its way."""
         reason = shard.refusal(appended.offset)
         if reason is not None and verb == "cancel":
@@ -186,7 +184,6 @@ class Messages:
             if found is not None and found.state == "cancelled":
                 return None
         return reason
-
 
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:

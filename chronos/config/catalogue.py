@@ -22,9 +22,7 @@ PROPERTIES: Final = "log.kafka.properties"
 MASK: Final = "********"
 
 # Properties whose values are passwords, private keys or tokens.
-_SECRET: Final = re.compile(
-    r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint)|oauthbearer\.config"
-)
+_SECRET: Final = re.compile(r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint)|oauthbearer\.config")
 
 _KIND_BY_MARK: Final = {BeforeValidator(duration_ms): "duration", BeforeValidator(size_bytes): "size"}
 _KIND_BY_TYPE: Final = {Mapping: "map", tuple: "list", bool: "switch", int: "number", str: "text"}

@@ -166,9 +166,7 @@ class CoordinatorConfig(_Section):
 class WorkersConfig(_Section):
     """What this node does: everything, unless a part is stopped on purpose."""
 
-    pull: bool = key(
-        True, "Read the delay topic. Off: nothing new is taken in, what is pending is delivered."
-    )
+    pull: bool = key(True, "Read the delay topic. Off: nothing new is taken in, what is pending is delivered.")
     push: bool = key(True, "Deliver what is due. Off: messages are accepted and wait.")
     delete: bool = key(True, "Drop from the store what is settled and older than its retention.")
 

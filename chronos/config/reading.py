@@ -57,9 +57,7 @@ class _Reading:
     def give(self, path: str, value: str | list[str] | None, origin: _Origin) -> None:
         texts = value if isinstance(value, list) else [value or ""]
         if any(MASK in text for text in texts):
-            self.complain(
-                origin, path, "is the mask that `chronos config show` prints; give the value itself"
-            )
+            self.complain(origin, path, "is the mask that `chronos config show` prints; give the value itself")
         self.values[split(path)], self.origins[split(path)] = value, origin
 
     def complain(self, origin: _Origin, path: str, text: str) -> None:
@@ -238,9 +236,7 @@ class _Tree:
         if isinstance(node, yaml.ScalarNode):
             parts = None if node.tag == _NULL_TAG else [part.strip() for part in node.value.split(",")]
             self.reading.give(found.path, parts, origin)
-        elif isinstance(node, yaml.SequenceNode) and all(
-            isinstance(item, yaml.ScalarNode) for item in node.value
-        ):
+        elif isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
             self.reading.give(found.path, [str(item.value) for item in node.value], origin)
         else:
             self.reading.complain(origin, found.path, 'must be a flat list, such as ["orders-*", audit]')

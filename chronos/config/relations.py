@@ -168,6 +168,4 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
         text = properties.get(name, "")
         if re.fullmatch(r"\d{1,15}", text, re.ASCII) and not least <= int(text) <= (most or int(text)):
             bound = f"at least {least}" if int(text) < least else f"at most {most}"
-            yield Conflict(
-                paths=(f"{PROPERTIES}.{name}", path), text=f"{text} does not go with {path}; use {bound}"
-            )
+            yield Conflict(paths=(f"{PROPERTIES}.{name}", path), text=f"{text} does not go with {path}; use {bound}")

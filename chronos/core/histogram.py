@@ -48,4 +48,3 @@ class Histogram:
             if running >= share * total:
                 return bound_s
         return None
-

@@ -39,8 +39,7 @@ SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_
 """Control headers a `schedule` or `replace` may carry."""
 
 LATER = frozenset(
-    "chronos-" + name
-    for name in ("repeat", "repeat-times", "repeat-until", "time-zone", "late-policy", "spread")
+    "chronos-" + name for name in ("repeat", "repeat-times", "repeat-until", "time-zone", "late-policy", "spread")
 )
 """Control headers of the contract that this version refuses as not supported yet."""
 
@@ -406,7 +405,9 @@ def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Ref
         if name in LATER:
             return Refusal(Reason.NOT_SUPPORTED_YET, f"{name} is not supported yet")
         if name in SCHEDULING:
-            return Refusal(Reason.CONTRADICTORY_HEADERS, f"{name} does not go with {_shown(control.get(ACTION, b'cancel'))}")
+            return Refusal(
+                Reason.CONTRADICTORY_HEADERS, f"{name} does not go with {_shown(control.get(ACTION, b'cancel'))}"
+            )
         return Refusal(Reason.UNKNOWN_HEADER, f"{name[:80]} is no header of Chronos")
     return None
 

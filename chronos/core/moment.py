@@ -64,7 +64,9 @@ def parse_time_ms(text: str) -> int:
     time_ms = (moment - _EPOCH_START) // _MS + leap_second * 1_000
     if sign:
         if int(offset_hours) > 23 or int(offset_minutes) > 59:
-            raise ValueError(f"{text[:80]!r} is not a time: no zone has the offset {sign}{offset_hours}:{offset_minutes}")
+            raise ValueError(
+                f"{text[:80]!r} is not a time: no zone has the offset {sign}{offset_hours}:{offset_minutes}"
+            )
         offset_ms = (int(offset_hours) * 60 + int(offset_minutes)) * 60_000
         time_ms += offset_ms if sign == "-" else -offset_ms
     if fraction:

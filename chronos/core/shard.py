@@ -208,9 +208,7 @@ class Shard:
         if not ids:
             return {}
         found = self._view.get([WORD + message_id for message_id in ids])
-        known = {
-            message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None
-        }
+        known = {message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None}
         # A key is never an address: only an action can name one, and then the entry that stands there speaks.
         unspoken = [
             (message_id, parsed)
@@ -313,9 +311,7 @@ class Shard:
         message_id = entry_id(entry, self.rules.shard, word.offset)
         due_ms = record.timestamp_ms if ask.due_ms is None else ask.due_ms
         self._remove(staged, word)
-        place_ms = self._place(
-            staged, replace(entry, id=message_id, due_ms=due_ms), word.offset, record.timestamp_ms
-        )
+        place_ms = self._place(staged, replace(entry, id=message_id, due_ms=due_ms), word.offset, record.timestamp_ms)
         staged.words[message_id] = Word(PENDING, place_ms, word.offset)
 
     def _place(self, staged: Staged, entry: Entry, offset: int, timestamp_ms: int) -> int:

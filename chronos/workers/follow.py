@@ -58,9 +58,7 @@ class Follower:
         staged = shard.stage_as_told(self._delay_to(progress.pull_offset), progress.refusals())
         assert staged.pull_offset == progress.pull_offset
         selection = shard.select_through(staged, (progress.cursor_due_ms, progress.cursor_offset))
-        changes = shard.apply(
-            staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms
-        )
+        changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
         self._store.write(changes.puts, changes.deletes)
         shard.adopt(changes)
         self.last = progress

@@ -276,9 +276,7 @@ class Master:
             probes=staged.probes,
         )
 
-    def _suspect_of(
-        self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection
-    ) -> None:
+    def _suspect_of(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
         """Halve what the next step selects until the culprit stands alone, then convict it.
 
         A failure that makes nobody a culprit halves too: what is smaller may fit the time that was too short.

@@ -189,7 +189,9 @@ class Pusher:
             assert look.missing_since_ms is not None
             # A look from before the message was due proves nothing: the topic may have been created since.
             if look.looked_ms >= due_ms and look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS:
-                self._bury(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, "two looks did not find the topic")
+                self._bury(
+                    plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, "two looks did not find the topic"
+                )
             else:
                 again_ms = look.looked_ms + SECOND_LOOK_MS
                 self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
@@ -220,7 +222,9 @@ class Pusher:
     def _retry(self, plan: Plan, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
         """Exponential backoff with jitter drawn from position and attempt; after the last attempt a dead letter."""
         if entry.attempt >= self._attempts_max:
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, "refused by the broker every time")
+            self._bury(
+                plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, "refused by the broker every time"
+            )
             return
         backoff_ms = min(self._retry_cap_ms, self._retry_base_ms << min(entry.attempt - 1, 32))
         jitter = murmur2(b"%d-%d-%d" % (due_ms, offset, entry.attempt)) % 1_000

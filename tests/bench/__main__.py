@@ -24,7 +24,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"some of {', '.join(FIGURES)}; default: all")
     parser.add_argument("--messages", type=int, default=500_000, help="messages of a throughput run (default 500,000)")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go (default bench.json)")
+    parser.add_argument(
+        "--json", type=Path, default=Path("bench.json"), help="where the figures go (default bench.json)"
+    )
     parser.add_argument("--keep", action="store_true", help="write the table into docs/benchmarks.md")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.figures if name not in FIGURES]
@@ -58,7 +60,10 @@ def _print(bench: Bench) -> None:
 def _keep(bench: Bench, where: str) -> None:
     measured = [f"Measured on {datetime.date.today()} by `./scripts/bench --keep`: {where}."]
     if bench.rows:
-        rows = [f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |" for row in bench.rows]
+        rows = [
+            f"| {row.figure} | {row.measured} | {row.bar} | {'ok' if row.passed else '**missed**'} |"
+            for row in bench.rows
+        ]
         _write_between("measured", [*measured, "", "| figure | measured | bar | |", "|---|---|---|---|", *rows])
     if bench.stages:
         costs = [f"| {stage} | {cost_us:.2f} |" for stage, cost_us in bench.stages.items()]

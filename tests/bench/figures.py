@@ -16,6 +16,9 @@ from tests.bench import load, stages
 from tests.broker import Broker
 from tests.service import Service
 
+SELDOM_S = 1.0
+"""How often the service is asked how far it is while its throughput is measured: each answer costs it some."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -91,7 +94,9 @@ class Bench:
         self.create(target)
         load.fill(self.broker.bootstrap, source, target, self.messages, 0, keyed=False, partitions=1)
         rate = self.result(
-            self.process("pass_through", bootstrap=self.broker.bootstrap, source=source, target=target, count=self.messages)
+            self.process(
+                "pass_through", bootstrap=self.broker.bootstrap, source=source, target=target, count=self.messages
+            )
         )
         self._references.append(rate)
         self.say(f"     PT {rate:,.0f}/s")
@@ -136,11 +141,14 @@ def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[
     service.settings["workers.push"] = "on"
     with service:
         service.start()
-        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120)
+        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=SELDOM_S)
         assert time.time_ns() // 1_000_000 < due_ms or not drain, "the ingest took longer than foreseen"
         if drain:
             service.wait_until(
-                lambda: service.pending() == 0, "drain", timeout_s=120 + (due_ms / 1_000 - time.time())
+                lambda: service.pending() == 0,
+                "drain",
+                timeout_s=120 + (due_ms / 1_000 - time.time()),
+                every_s=SELDOM_S,
             )
         service.stop()
     records = [record for shard in range(shards) for record in progress_of(bench, f"{prefix}.progress", shard)]
@@ -252,7 +260,7 @@ def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
             load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", goal - written, due_ms, keyed=False,
                       partitions=1, spread_ms=86_400_000)  # fmt: skip
             written = goal
-            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300)  # type: ignore[misc]
+            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300, every_s=SELDOM_S)  # type: ignore[misc]
             resident[goal] = service.resident_bytes() / 2**20
             bench.say(f"     {goal:,} pending: {resident[goal]:.0f} MiB resident")
         first, last = resident.values()
@@ -265,7 +273,9 @@ def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
         service.start()
         clean_s = time.perf_counter() - started
         bench.add(f"start with {count:,} pending, clean", f"{clean_s:.1f} s", "<= 3 s", clean_s <= 3.0)
-        load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", 100_000, due_ms, keyed=False, partitions=1)
+        load.fill(
+            bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", 100_000, due_ms, keyed=False, partitions=1
+        )
         service.wait_until(lambda: service.pending() >= count + 100_000, "ingest", timeout_s=120)
         service.kill()
         started = time.perf_counter()
@@ -306,7 +316,11 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
 def machine() -> str:
     """One line about where this was measured."""
     model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         "unknown processor",
     )
     return f"{model}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"

@@ -81,7 +81,9 @@ def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, ke
         raise RuntimeError("the load was not written")
 
 
-def generate(bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int) -> None:
+def generate(
+    bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int
+) -> None:
     """Write at an even rate; each message is due `lowest_ms` to `highest_ms` later, its number is its value's head."""
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 2})
     padding = os.urandom(VALUE_BYTES - 8)

@@ -44,7 +44,9 @@ class _Topics:
     """The one question a pusher asks its log."""
 
     def look(self, topics: list[str]) -> dict[str, TopicInfo | None]:
-        return {topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588) for topic in topics}
+        return {
+            topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588) for topic in topics
+        }
 
 
 def _records(batch: int, *, keyed: bool) -> list[Record]:

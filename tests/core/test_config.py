@@ -79,9 +79,7 @@ def test_variables_of_the_command_line_and_of_others_are_none_of_our_business() 
     assert load(None, environ, []) == Config()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "# nothing\n", "---\n", "log:\nworkers:\n  # pull: off\n", "\ufeffshards: 4\n"]
-)
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "log:\nworkers:\n  # pull: off\n", "\ufeffshards: 4\n"])
 def test_a_file_in_which_everything_is_commented_out_changes_nothing(text: str) -> None:
     assert from_file(text) == Config()
 
@@ -101,15 +99,11 @@ def test_a_text_stays_as_it_was_written() -> None:
 
 def test_null_and_an_empty_variable_mean_not_set_where_that_is_allowed() -> None:
     text = "topics: {min_insync_replicas: 2}\nlog: {kafka: {bootstrap_servers: a}}\n"
-    config = from_file(
-        text, CHRONOS_TOPICS__MIN_INSYNC_REPLICAS="", CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS="null"
-    )
+    config = from_file(text, CHRONOS_TOPICS__MIN_INSYNC_REPLICAS="", CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS="null")
     assert (config.topics.min_insync_replicas, config.log.kafka.bootstrap_servers) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "override", ["targets.allow=a-*,b", 'targets.allow=["a-*", b]', "targets.allow= a-* , b"]
-)
+@pytest.mark.parametrize("override", ["targets.allow=a-*,b", 'targets.allow=["a-*", b]', "targets.allow= a-* , b"])
 def test_a_list_on_one_line_needs_no_yaml(override: str) -> None:
     assert load(None, {}, [override]).targets.allow == ("a-*", "b")
 
@@ -282,9 +276,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize(("override", "words"), WRONG_VALUES.items())
-def test_a_wrong_flag_is_answered_with_what_is_wrong_and_what_to_write(
-    override: str, words: str | None
-) -> None:
+def test_a_wrong_flag_is_answered_with_what_is_wrong_and_what_to_write(override: str, words: str | None) -> None:
     if words is None:
         load(None, {}, [override])
     else:
@@ -326,9 +318,7 @@ UNKNOWN_VARIABLES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"), [(name, *rest) for name, rest in UNKNOWN_VARIABLES.items()]
-)
+@pytest.mark.parametrize(("name", "value", "words"), [(name, *rest) for name, rest in UNKNOWN_VARIABLES.items()])
 def test_an_unknown_variable_is_answered_with_the_variable_that_may_have_been_meant(
     name: str, value: str, words: str
 ) -> None:
@@ -582,9 +572,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS)
-def test_what_is_shown_reads_back_as_the_same_configuration(
-    tmp_path_factory: Any, settings: dict[str, Any]
-) -> None:
+def test_what_is_shown_reads_back_as_the_same_configuration(tmp_path_factory: Any, settings: dict[str, Any]) -> None:
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         level = tree

@@ -120,9 +120,7 @@ def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: obj
     count = 0
     for at, record in enumerate(records):
         headers = list(record.headers)
-        producer.produce(
-            topic, record.value, record.key, record.partition, on_delivery=reported(at), headers=headers
-        )
+        producer.produce(topic, record.value, record.key, record.partition, on_delivery=reported(at), headers=headers)
         producer.poll(0)
         count += 1
     producer.flush(READ_TIMEOUT_S)
@@ -151,9 +149,7 @@ class Tail:
         )
         self.records: dict[str, list[Got]] = {topic: [] for topic in topics}
         self._bootstrap = bootstrap
-        self._parts = [
-            TopicPartition(topic, partition, 0) for topic in topics for partition in self._partitions(topic)
-        ]
+        self._parts = [TopicPartition(topic, partition, 0) for topic in topics for partition in self._partitions(topic)]
         self._consumer.assign(self._parts)
         self._ends: dict[tuple[str, int], int] = {}
 
@@ -185,9 +181,7 @@ class Tail:
 
     def take(self, topic: str, count: int, *, timeout_s: float = READ_TIMEOUT_S) -> list[Got]:
         """Everything in the topic, once it is at least so much."""
-        self.until(
-            lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s
-        )
+        self.until(lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s)
         return self.records[topic]
 
     def settle(self, quiet_s: float = 0.7) -> Self:
@@ -359,18 +353,14 @@ class RawProducer:
         library = _librdkafka()
         listed = library.rd_kafka_headers_new(8)
         for name, content in headers:
-            library.rd_kafka_header_add(
-                listed, name, len(name), content, -1 if content is None else len(content)
-            )
+            library.rd_kafka_header_add(listed, name, len(name), content, -1 if content is None else len(content))
         arguments = [_argument(_TOPIC, cstr=topic.encode()), _argument(_PARTITION, i32=partition)]
         arguments += [_argument(_MSGFLAGS, i=_COPY), _argument(_HEADERS, ptr=listed)]
         for kind, data in ((_VALUE, value), (_KEY, key)):
             if data is not None:
                 held = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
                 arguments.append(_argument(kind, mem=_Memory(held, len(data))))
-        error = library.rd_kafka_produceva(
-            self._handle, (_Argument * len(arguments))(*arguments), len(arguments)
-        )
+        error = library.rd_kafka_produceva(self._handle, (_Argument * len(arguments))(*arguments), len(arguments))
         assert not error, library.rd_kafka_error_string(error)
 
     def flush(self) -> None:

@@ -230,3 +230,34 @@ def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_the_embedded_log
         flow.wait_settled(service)
         assert flow.complaints() == []
         assert len(flow.delivered()) == len(flow.sent) - CANCELS
+
+
+# -------------------------------------------------------------------------------------------------- first start
+
+FIRST_KILLS = 25
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_node_killed_while_it_makes_its_files_for_the_first_time_starts_again(tmp_path: Path) -> None:
+    """Whatever is there by then, the next start goes on from it: half-made is not damaged."""
+    dice = random.Random(seeded())
+    for number in range(FIRST_KILLS):
+        with Service(tmp_path / f"node-{number}") as service:
+            service.launch()
+            service.wait_until((service.data_dir / "LOCK").exists, "claim its directory")
+            time.sleep(dice.uniform(0.0, 0.06))
+            service.kill()
+            service.start()
+
+
+@pytest.mark.integration
+def test_a_store_that_was_hardly_begun_is_made_anew(tmp_path: Path) -> None:
+    """A manifest that no CURRENT names yet, whole or torn: nothing can have been written to such a store."""
+    for name, manifest in (("log", b""), ("shards/0", b"torn"), ("shards/1", b"")):
+        place = tmp_path / "node" / name
+        place.mkdir(parents=True)
+        (place / "MANIFEST-000001").write_bytes(manifest)
+        (place / "IDENTITY").write_bytes(b"x")
+    with Service(tmp_path / "node") as service:
+        service.start()

@@ -198,10 +198,7 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
 def test_what_is_asked_later_about_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
     """Cancel, reschedule, fire, replace: the same producer reaches its message, however it places keys."""
     target = chronos.target()
-    ids = {
-        name: f"{name}-{target}".encode()
-        for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")
-    }
+    ids = {name: f"{name}-{target}".encode() for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")}
     chronos.send(*(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings)
     act = [
         Sent(None, [], ids["cancel"]),
@@ -255,9 +252,7 @@ def test_what_cannot_be_done_comes_back_with_its_reason(chronos: Chronos) -> Non
         ("no-id", Sent(b"x", [("chronos-action", b"cancel")])),
     ]
     places = chronos.send(*(sent for _, sent in wrong))
-    chronos.send(
-        Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target))
-    )
+    chronos.send(Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target)))
 
     found = chronos.rejected(*places)
 
@@ -370,9 +365,7 @@ def test_ids_can_be_bound_to_javas_partitions(broker: Broker, tmp_path: Path) ->
         chronos.send(*(Sent(b"right", schedule(target), key) for key in keys), **MURMUR2)
         assert len(chronos.read(target, len(keys))) == len(keys)
 
-        misplaced = [
-            Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2)) for key in keys[:5]
-        ]
+        misplaced = [Sent(b"wrong", schedule(target), key + b"w", 1 - partition_of(key + b"w", 2)) for key in keys[:5]]
         places = chronos.send(*misplaced)
         found = chronos.rejected(*places)
         assert {got.reason for got in found} == {"wrong-shard"}

@@ -41,9 +41,7 @@ class Place:
     def __init__(self, broker: Broker, folder: Path, **more: object) -> None:
         self.broker = broker
         self.topics = Topics.of(f"h{uuid.uuid4().hex[:8]}")
-        self.target = broker.create_topic(
-            f"{self.topics.delay}.target", config={"max.message.bytes": 4 << 20}
-        )
+        self.target = broker.create_topic(f"{self.topics.delay}.target", config={"max.message.bytes": 4 << 20})
         self.folder = folder
         self.service = Service(
             folder / "node", bootstrap=broker.bootstrap, settings=self.topics.settings(shards=1, **more)
@@ -137,9 +135,7 @@ _control = st.sampled_from(
 )  # fmt: skip
 _when = st.one_of(
     st.sampled_from([b"0", b"300ms", b"0.5s"]).map(lambda text: (b"chronos-delay", text)),
-    st.sampled_from([b"1700000000000", b"2020-02-29T23:59:60Z"]).map(
-        lambda text: (b"chronos-deliver-at", text)
-    ),
+    st.sampled_from([b"1700000000000", b"2020-02-29T23:59:60Z"]).map(lambda text: (b"chronos-deliver-at", text)),
 )
 _aim = st.sampled_from(
     [TARGET, TARGET, TARGET, TARGET, b"no-such-topic", b"__consumer_offsets", b"..", b"a" * 250, b"a b"]
@@ -193,17 +189,11 @@ def _records(draw: st.DrawFn) -> Hostile:
         headers += [(b"chronos-target-topic", draw(_aim)), draw(_when)]
     if not draw(st.integers(0, 3)):
         verb = draw(
-            st.sampled_from(
-                [b"cancel", b"fire-now", b"reschedule", b"replace", b"schedule", b"probe", b"Cancel"]
-            )
+            st.sampled_from([b"cancel", b"fire-now", b"reschedule", b"replace", b"schedule", b"probe", b"Cancel"])
         )
-        headers = [(b"chronos-action", verb)] + (
-            headers if verb in (b"replace", b"schedule") else headers[1:]
-        )
+        headers = [(b"chronos-action", verb)] + (headers if verb in (b"replace", b"schedule") else headers[1:])
     if not draw(st.integers(0, 4)):
-        headers.append(
-            (b"chronos-on-conflict", draw(st.sampled_from([b"reject", b"replace", b"ignore", b"?"])))
-        )
+        headers.append((b"chronos-on-conflict", draw(st.sampled_from([b"reject", b"replace", b"ignore", b"?"]))))
     if not draw(st.integers(0, 3)):
         headers.append((draw(_control), draw(_garbage)))
     return Hostile(draw(_keys), draw(_values), draw(_own) + headers)
@@ -221,9 +211,7 @@ def _write_records(place: Place) -> int:
     def write(records: list[Hostile]) -> None:
         assert place.service.running, place.service.tail()
         for record in records:
-            headers = [
-                (name, place.target.encode() if value == TARGET else value) for name, value in record.headers
-            ]
+            headers = [(name, place.target.encode() if value == TARGET else value) for name, value in record.headers]
             raw.produce(place.topics.delay, record.value, headers, record.key)
         written[0] += len(records)
 
@@ -250,9 +238,7 @@ def _account(place: Place, count: int) -> dict[str, int]:
         )
         assert set(ended.values()) == {1}, [offset for offset, times in ended.items() if times > 1][:5]
         assert all(
-            got.reason and got.header("chronos-detail")
-            for topic in place.topics[2:]
-            for got in tail.records[topic]
+            got.reason and got.header("chronos-detail") for topic in place.topics[2:] for got in tail.records[topic]
         )
         found = {topic: len(tail.records[topic]) for topic in (place.target, *place.topics[2:])}
     refused = {
@@ -263,11 +249,7 @@ def _account(place: Place, count: int) -> dict[str, int]:
     quiet = [offset for offset in given_in if offset not in ended]
     rules = Rules(shard=0, shards=1)
     kinds: Counter[str] = Counter()
-    changed = {
-        _named(ask)
-        for offset in given_in
-        if offset not in refused and (ask := _asked(given_in[offset], rules))
-    }
+    changed = {_named(ask) for offset in given_in if offset not in refused and (ask := _asked(given_in[offset], rules))}
     for offset in quiet:
         ask = _asked(given_in[offset], rules)
         if refused.get(offset) == Reason.IGNORED:
@@ -283,9 +265,7 @@ def _account(place: Place, count: int) -> dict[str, int]:
     assert kinds["ignored"] == totals["ignored"]
     assert kinds["cancelled or replaced"] == totals["cancelled"] + totals["replaced"]
     assert found[place.target] == totals["delivered"]
-    assert totals["accepted"] == sum(
-        totals[name] for name in ("delivered", "cancelled", "replaced", "expired", "dead")
-    )
+    assert totals["accepted"] == sum(totals[name] for name in ("delivered", "cancelled", "replaced", "expired", "dead"))
     assert found[place.topics.rejected] == totals["rejected"] == len(refused) - totals["ignored"]
     assert len(ended) + kinds.total() == count
     return {**found, **kinds}
@@ -363,9 +343,7 @@ def _late_ms(found: list[Got], prefix: bytes) -> int:
 @pytest.mark.timeout(180)
 def test_a_hundred_thousand_refusals_in_a_row_hold_nobody_up(place: Place) -> None:
     """Each is passed on with its reason; what is due meanwhile is delivered meanwhile."""
-    place.send(
-        *(Sent(b"timer", schedule(place.target, delay=f"{500 + 100 * number}ms")) for number in range(60))
-    )
+    place.send(*(Sent(b"timer", schedule(place.target, delay=f"{500 + 100 * number}ms")) for number in range(60)))
     place.send(*(Sent(b"bad", [("chronos-delay", b"never")]) for _ in range(100_000)))
     place.wait_pulled(100_060)
 

@@ -128,9 +128,7 @@ def creating_broker() -> Iterator[Broker]:
 
 
 @pytest.mark.integration
-def test_a_missing_topic_is_looked_for_twice_and_never_created(
-    tmp_path: Path, creating_broker: Broker
-) -> None:
+def test_a_missing_topic_is_looked_for_twice_and_never_created(tmp_path: Path, creating_broker: Broker) -> None:
     """Even on a broker that creates topics by itself; and the letters are delivered once there is a topic."""
     place = Place(creating_broker, tmp_path)
     missing = f"{place.topics.delay}.typo"
@@ -200,10 +198,7 @@ def test_what_is_too_large_for_its_topic_is_known_to_the_byte(place: Place) -> N
     assert len(fitting) + len(letters) == len(pads)
     assert {letter.reason for letter in letters} == {"too-large"}
     assert max(sizes) == limit, "the largest that fits was delivered"
-    assert (
-        min(len(letter.value or b"") for letter in letters)
-        == max(len(got.value or b"") for got in fitting) + 1
-    )
+    assert min(len(letter.value or b"") for letter in letters) == max(len(got.value or b"") for got in fitting) + 1
     assert place.service.shards()[0]["aborts"] == 0
 
 
@@ -224,9 +219,7 @@ def test_a_topic_narrowed_after_the_last_look_is_found_out(place: Place) -> None
     place.send(Sent(b"look", schedule(target)))
     place.arrived(target, 1)
     alter_topic(place.kafka, target, max_message_bytes="1000")
-    place.send(
-        *mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100))
-    )
+    place.send(*mixed([Sent(b"x" * 2_000, schedule(target)), Sent(b"fits", schedule(target))], place.others(0, 100)))
 
     assert place.arrived(target, 2) == [b"look", b"fits"]
     assert [letter.reason for letter in place.dead(1)] == ["too-large"]
@@ -247,18 +240,14 @@ def test_a_compacted_topic_refuses_what_has_no_key_and_nothing_else(place: Place
     place.check_others(300, within_ms=1_500)
     assert place.arrived(target, 301) == [b"look"] + [b"c%d" % n for n in range(300)]
     letters = place.dead(40)
-    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
-        ("refused-by-broker", b"3")
-    }
+    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("refused-by-broker", b"3")}
     assert place.service.shards()[0]["aborts"] <= 3
 
     alter_topic(place.kafka, target, cleanup_policy="delete")
     letter = letters[0]
     place.send(Sent(letter.value, [*letter.headers, ("chronos-delay", b"2500ms")], letter.key))
     with Tail(place.kafka.bootstrap, target) as tail:
-        tail.until(
-            lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15
-        )
+        tail.until(lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15)
 
 
 @pytest.fixture(scope="module")

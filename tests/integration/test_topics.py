@@ -47,9 +47,7 @@ class Place:
 
     def make(self, **settings: object) -> Service:
         """A service over the same topics and data."""
-        return Service(
-            self.folder / "node", bootstrap=self.broker.bootstrap, settings=self.topics.settings(**settings)
-        )
+        return Service(self.folder / "node", bootstrap=self.broker.bootstrap, settings=self.topics.settings(**settings))
 
     def send(self, *values: bytes, delay: str = "0ms", partition: int = 0) -> None:
         """Messages for the target."""
@@ -147,9 +145,7 @@ def test_starting_anew_after_that_works_as_it_says(place: Place) -> None:
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
 @pytest.mark.parametrize("keeps_store", [True, False], ids=["store-kept", "store-lost"])
-def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(
-    place: Place, which: str, keeps_store: bool
-) -> None:
+def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(place: Place, which: str, keeps_store: bool) -> None:
     """With a store that is ahead of the gap all is well; without one the gap is named."""
     place.begin()
     place.service.stop()
