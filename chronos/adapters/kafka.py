@@ -35,8 +35,14 @@ log = structlog.get_logger("chronos.kafka")
 ASK_TIMEOUT_S = 5.0
 """How long a question to the broker may take: offsets, topics, settings."""
 
+ASKER_S = 2.0
+"""How old a client that asks for offsets must be before another one takes its place."""
+
 LEADER_MOVES_S, LEADER_POLL_S = 1.0, 0.02
 """How long a partition that was just made, or whose leader just changed, may not know it; and how often to ask."""
+
+ANSWER_S = ASK_TIMEOUT_S + 2.0
+"""How long an answer is waited for: the client gives up by itself before that, or never will."""
 
 CREATE_TIMEOUT_S = 30.0
 """How long new topics may take to be there."""
@@ -103,6 +109,9 @@ VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 """Settings of Chronos's own topics without which its laws do not hold; the others are the operator's to weigh."""
 
 FORBIDDEN_CODES = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+
+CONSEQUENCES = frozenset({KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Errors of messages, and of transactions, that had to go because of another message."""
 
 CULPRIT_CODES = frozenset(
     {
@@ -331,8 +340,8 @@ class KafkaWriter:
             return ProducerLost(
                 f"the brokers did not take a transaction within {self._timeout_s:g} s: {error.str()} ({error.name()})"
             )
-        # _INCONSISTENT says that some message failed, not why: in good time it was the message, later the time-out.
-        failed_early = error.code() == KafkaError._INCONSISTENT and time.monotonic() < deadline - 1.0
+        # These say that some other message failed, not why: in good time it was that message, later the time-out.
+        failed_early = error.code() in CONSEQUENCES and time.monotonic() < deadline - 1.0
         culprit_likely = failed_early or error.code() in CULPRIT_CODES
         # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
         self._abort(culprit_likely=culprit_likely)
@@ -377,6 +386,9 @@ class KafkaLog:
         self._advised: set[str] = set()
         """Changes of settings that were advised already."""
         self._admin = AdminClient(self._settings(ADMIN))
+        self._asker = AdminClient(self._settings(ADMIN))
+        self._asker_made_s = time.monotonic()
+        self._asker_lock = threading.Lock()
         self._appender: Producer | None = None
         self._appender_lock = threading.Lock()
         self._closing = threading.Event()
@@ -419,7 +431,7 @@ class KafkaLog:
         ]
         for name, future in self._admin.create_topics(asked, operation_timeout=CREATE_TIMEOUT_S).items():
             try:
-                future.result()
+                future.result(CREATE_TIMEOUT_S + ASK_TIMEOUT_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise _translated(f"creating the topic {name}", error) from error
@@ -459,7 +471,9 @@ class KafkaLog:
         found = {}
         for name, future in described.items():
             try:
-                found[name] = future.result()
+                found[name] = future.result(ANSWER_S)
+            except TimeoutError:
+                raise LogUnavailable(f"looking at {name}: no broker answered in time") from None
             except KafkaException as error:
                 if error.args[0].code() not in NOT_THERE_CODES:
                     raise _translated(f"looking at the topic {name}", error) from error
@@ -491,7 +505,9 @@ class KafkaLog:
             return settings
         for resource, future in self._admin.describe_configs(resources, request_timeout=ASK_TIMEOUT_S).items():
             try:
-                settings[resource.name] = {name: entry.value for name, entry in future.result().items()}
+                settings[resource.name] = {name: entry.value for name, entry in future.result(ANSWER_S).items()}
+            except TimeoutError:
+                raise LogUnavailable(f"looking at {resource.name}: no broker answered in time") from None
             except KafkaException as error:
                 if error.args[0].code() not in FORBIDDEN_CODES:
                     raise _translated(f"reading the settings of {resource.name}", error) from error
@@ -516,18 +532,31 @@ class KafkaLog:
         part = TopicPartition(topic, partition)
         deadline = time.monotonic() + LEADER_MOVES_S
         while True:
-            asked = self._admin.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
+            asker = self._asker
+            asked = asker.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
             try:
-                offset = int(asked[part].result().offset)
-                break
+                offset = int(asked[part].result(ANSWER_S).offset)
+                if offset >= 0:
+                    return offset
+                # The client answers so, instead of raising, when the broker did not answer in time (measured).
+                self._renew_asker(asker)
+                raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")
+            except TimeoutError:
+                self._renew_asker(asker)
+                raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends") from None
             except KafkaException as error:
+                self._renew_asker(asker)
                 if error.args[0].code() not in LEADER_MOVED_CODES or time.monotonic() > deadline:
                     raise _translated(f"asking for the ends of {topic}/{partition}", error) from error
             self._closing.wait(LEADER_POLL_S)
-        if offset < 0:
-            # The client answers so, instead of raising, when the broker did not answer in time (measured).
-            raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")
-        return offset
+
+    def _renew_asker(self, failed: AdminClient) -> None:
+        """One that asked with an old leader epoch is refused, and asks with the same again for minutes (measured: after
+        a broker hung for seconds): only a new one learns the new epoch."""
+        with self._asker_lock:
+            now_s = time.monotonic()
+            if self._asker is failed and now_s - self._asker_made_s >= ASKER_S:
+                self._asker, self._asker_made_s = AdminClient(self._settings(ADMIN)), now_s
 
     # --- readers and writers
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,11 @@ def test_ctrl_c_ends_a_tail_without_a_word(service):
     """Exit code 0: there was no failure."""
     run("send", "--to", "broken-off", "--in", "0ms", "x", server=service.url)
     command = [sys.executable, "-m", "chronos", "tail", "broken-off", "--from", "beginning", "--server", service.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as tail:
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and whatever they start.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, preexec_fn=heeding
+    ) as tail:
         assert tail.stdout is not None
         assert tail.stdout.readline() == b"x\n"
         tail.send_signal(signal.SIGINT)
