@@ -147,7 +147,16 @@ class ShardDriver(threading.Thread):
     # --- the thread
 
     def run(self) -> None:
-        """Reign, and start again from the store whenever a reign ends, until told to stop."""
+        """Reign until told to stop; a thread never ends in silence."""
+        try:
+            self._reign_on()
+        except Exception as error:
+            self.role, self.paused = "failed", repr(error)
+            log.exception("shard failed", shard=self.number)
+            self._failed(ChronosError(f"shard {self.number} failed: {error!r}; this is a bug in Chronos"))
+
+    def _reign_on(self) -> None:
+        """Start again from the store whenever a reign ends, until told to stop."""
         pause_s = ABORT_PAUSE_S
         while not self._stopping.is_set():
             try:
@@ -159,11 +168,6 @@ class ShardDriver(threading.Thread):
             except ChronosError as error:
                 self.role, self.paused = "failed", str(error)
                 self._failed(error)
-                return
-            except Exception as error:
-                self.role, self.paused = "failed", repr(error)
-                log.exception("shard failed", shard=self.number)
-                self._failed(ChronosError(f"shard {self.number} failed: {error!r}; this is a bug in Chronos"))
                 return
         self.role = "stopped"
 

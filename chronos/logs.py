@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 import structlog
@@ -49,6 +50,13 @@ class _Named(structlog.PrintLogger):
     def __init__(self, out: TextIO, name: str) -> None:
         super().__init__(out)
         self.name = name
+
+    def msg(self, message: str) -> None:
+        """Print a line. On a full disk it is lost: who says that something is wrong must not fail of saying it."""
+        with suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = error = critical = fatal = failure = exception = msg
 
 
 def _named(
