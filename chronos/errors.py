@@ -6,14 +6,17 @@
     │   ├── StoreCorrupt         5: bytes of the store are damaged or unknown
     │   ├── StoreInUse           1: another process holds the data directory
     │   ├── LogMismatch          1: the log is not the one the store was built from
-    │   └── Deposed              1: another node is master of this shard
+    │   ├── Deposed              1: another node is master of this shard
+    │   └── NodeIdTaken          1: another data directory serves the cluster under this node's id
     └── Retry                    nothing was lost; the same thing may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
         ├── TransactionAborted   1: the transaction was aborted, cleanly; `culprit_likely` says whose fault
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
-        └── ApplyFailed          1: the store failed to write what is committed: replay it from the log
+        ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
+        ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
+        └── RoleStale            1: the progress log knows a later role than the one this node was given
 
 A message that must be refused is no exception: it is a value, `core.message.Refusal`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
@@ -60,6 +63,10 @@ class Deposed(Stop):
     """Another node committed to this shard after this one took it over."""
 
 
+class NodeIdTaken(Stop):
+    """Another data directory is a member of the cluster under this node's id."""
+
+
 class Retry(ChronosError):
     """Nothing was lost. The same thing may be tried again, later or with a new client."""
 
@@ -103,3 +110,13 @@ class ProducerLost(Retry):
 
 class ApplyFailed(Retry):
     """The store failed to write, perhaps what was committed: start again from what it holds, and replay."""
+
+
+class CoordinatorUnavailable(Retry):
+    """The coordinator did not answer in time: roles stay as they are, and nobody gets a new one."""
+
+    exit_code = 3
+
+
+class RoleStale(Retry):
+    """The progress log holds a record of another node with a role epoch that is not smaller: wait for a newer role."""

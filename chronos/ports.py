@@ -1,4 +1,4 @@
-"""What the workers need of the world: a log, a store, a clock. Few verbs, and the laws they keep.
+"""What the workers need of the world: a log, a store, a clock, a coordinator. Few verbs, and the laws they keep.
 
 Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocks`, `adapters.memory`) implement
 them; `tests/contract` holds one suite for each port, run over all its adapters.
@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from chronos.core.message import Record
+from chronos.core.roles import Member, Request, Roles, View
 from chronos.core.shard import View
 
 Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
@@ -173,3 +174,49 @@ class Clock(Protocol):
 
     def stepped_ms(self) -> int:
         """By how much the wall clock was stepped against the boot clock since the start."""
+
+
+class Outlook(Struct, frozen=True, kw_only=True):
+    """What a node knows of the cluster at one moment."""
+
+    roles: Roles | None
+    """As last read; None when nothing was published yet, or the session is lost: then this node is nobody's master."""
+    members: Mapping[str, Member]
+    """Nodes with a live session, as last read."""
+    sure: bool
+    """The session is connected, so that `roles` is up to date. False: go on as you are, but begin nothing."""
+
+
+class Coordinator(Protocol):
+    """Membership, and one leader among the members. Safety never rests on it: the log fences (law 5).
+
+    Suspended (no server answers): `sure` is False, masters go on, the controller decides nothing. Lost (the session is
+    over): `roles` is None, masters stop; `join` again.
+    """
+
+    def join(self, member: Member) -> None:
+        """Take this node's place; at once when its own data directory held it, else after a session's time.
+
+        Raises NodeIdTaken when another data directory has the id; CoordinatorUnavailable.
+        """
+
+    def report(self, member: Member) -> None:
+        """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
+
+    def look(self) -> Outlook:
+        """What is known now, without asking anybody."""
+
+    def request(self, request: Request) -> None:
+        """Leave a request to the controller. Raises CoordinatorUnavailable."""
+
+    def control(self, plan: Callable[[View], Roles]) -> bool:
+        """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is.
+
+        Published only while nobody else published since the look, and the requests seen are answered with it.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the outlook may have changed; False after the time."""
+
+    def leave(self) -> None:
+        """Give the place and the session back; others need not wait for it to expire."""
