@@ -25,6 +25,7 @@ from chronos.errors import ChronosError, LogMismatch, NoSpace, Retry, Stop, Stor
 from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 from chronos.workers.master import Limits
 from chronos.workers.push import Pusher
+from chronos.workers.replica import STANDALONE, Replica
 from chronos.workers.watch import Watch
 
 log = structlog.get_logger("chronos.node")
@@ -228,7 +229,7 @@ class Node:
                 retry_cap_ms=delivery.retry_cap,
             )
 
-        return ShardDriver(
+        replica = Replica(
             log_port=self.log,
             store=store,
             clock=self.clock,
@@ -250,8 +251,9 @@ class Node:
             delivered_ms=config.retention.delivered if config.workers.delete else None,
             deduplication_ms=config.retention.deduplication,
             guard=self._guard,
-            failed=self._fail,
+            assigned=lambda: STANDALONE,
         )
+        return ShardDriver(replica, clock=self.clock, failed=self._fail)
 
     def _guard(self) -> str | None:
         """Why no step may start now; None when all is well."""

@@ -10,7 +10,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from chronos.core.message import Record
-from chronos.core.roles import Member, Request, Roles, View
+from chronos.core.roles import Member, Request, Roles
+from chronos.core.roles import View as ClusterView
 from chronos.core.shard import View
 
 Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
@@ -209,7 +210,7 @@ class Coordinator(Protocol):
     def request(self, request: Request) -> None:
         """Leave a request to the controller. Raises CoordinatorUnavailable."""
 
-    def control(self, plan: Callable[[View], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is.
 
         Published only while nobody else published since the look, and the requests seen are answered with it.

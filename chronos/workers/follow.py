@@ -35,17 +35,28 @@ class Follower:
         self._records: list[Record] = []
         self.last: Progress | None = None
         """The last progress record applied by this follower."""
+        self.refused: list[tuple[int, int]] = []
+        """`(offset, Reason)` of the delay records refused by what the last step applied."""
 
     @property
     def position(self) -> int:
         """Offset in the progress partition up to which everything is applied."""
         return self._progress.position
 
+    @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which everything is executed, transaction markers included."""
+        return self._shard.state.pull_offset if self._delay is None or self._records else self._delay.position
+
     def step(self) -> int:
         """Apply the progress records that are there now; how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
+        self.refused = []
         for record in records:
             self._apply(record)
+        if not records and not self._records and self._delay is not None:
+            # Read ahead, which also passes the markers behind the last record.
+            self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
         return len(records)
 
     def wait(self, timeout_s: float) -> None:
@@ -61,6 +72,7 @@ class Follower:
         changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
         self._store.write(changes.puts, changes.deletes)
         shard.adopt(changes)
+        self.refused += progress.refused
         self.last = progress
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
