@@ -1,7 +1,7 @@
 """The node: everything is constructed here, started in order, and stopped in the reverse order.
 
-start: data directory, log, topics, stores, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
-stop:  (HTTP first) keeper, shards, stores, log, data directory
+start: data directory, log, topics, stores, membership, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
+stop:  (HTTP first) masterships handed over, keeper, shards, membership, stores, log, data directory
 """
 
 import fcntl
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from chronos import __version__
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.rocks import RocksStore, shared_cache
@@ -20,10 +21,13 @@ from chronos.config import Config
 from chronos.core.codec import Identity, pack_identity, unpack_identity
 from chronos.core.keys import IDENTITY_KEY
 from chronos.core.message import Rules
+from chronos.core.roles import Member
+from chronos.core.roles import Replica as Described
 from chronos.driver import ShardDriver
 from chronos.errors import ChronosError, LogMismatch, NoSpace, Retry, Stop, StoreInUse
-from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
+from chronos.ports import Clock, Coordinator, Log, Store, TopicInfo, TopicSpec
 from chronos.workers.master import Limits
+from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.replica import STANDALONE, Replica
 from chronos.workers.watch import Watch
@@ -38,6 +42,12 @@ EXPIRE_EVERY_S = 60.0
 
 STOP_S = 10.0
 """How long all shards together may take to end their steps; a transaction's time-out is the longest of them."""
+
+HAND_OVER_S = 5.0
+"""How long a node that stops waits for others to take over its shards."""
+
+IN_PLACE = ("master", "follower", "none")
+"""Roles of a replica that has nothing left to do before it serves."""
 
 EMBEDDED_REMEDY = (
     "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that what was pending"
@@ -63,9 +73,15 @@ class Node:
         """Why the node cannot go on, once that is so."""
         self.failed = threading.Event()
         self._cache = shared_cache(config.store.block_cache)
+        self.membership: Membership | None = None
+        """This node's place in the cluster; None for a standalone node."""
+        self._coordinator: Coordinator | None = None
+        self._leaving = False
+        self._member = threading.Thread(target=self._be_member, name="member", daemon=True)
         self._stores: list[Store] = []
         self._lock_file: int | None = None
         self._stopping = threading.Event()
+        self._left = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._data_dir = Path(config.node.data_dir)
 
@@ -83,6 +99,8 @@ class Node:
                 store = self.open_store(number)
                 self.check_identity(store, number, infos)
                 self.shards.append(self._driver(number, store))
+            if self.config.coordinator.kind == "zookeeper":
+                self._join()
             for shard in self.shards:
                 shard.start()
             self._keeper.start()
@@ -251,9 +269,61 @@ class Node:
             delivered_ms=config.retention.delivered if config.workers.delete else None,
             deduplication_ms=config.retention.deduplication,
             guard=self._guard,
-            assigned=lambda: STANDALONE,
+            assigned=lambda: STANDALONE if self.membership is None else self.membership.role(number),
         )
         return ShardDriver(replica, clock=self.clock, failed=self._fail)
+
+    # --- the cluster
+
+    def _join(self) -> None:
+        """Take this node's place in the cluster, and keep it up on a thread of its own."""
+        # Imported here: a standalone node runs without the ZooKeeper client.
+        from chronos.adapters.zookeeper import ZooKeeperCoordinator
+        from chronos.core.roles import plan
+
+        self._coordinator = coordinator = ZooKeeperCoordinator(**self._zookeeper_settings())
+        self.membership = Membership(
+            coordinator, node=self.config.node.id, clock=self.clock, describe=self.describe, plan=plan
+        )
+        self.membership.join()
+        self._member.start()
+
+    def describe(self) -> Member:
+        """What this node says of itself to the cluster."""
+        config = self.config
+        return Member(
+            node=config.node.id,
+            instance=self.instance,
+            address=f"http://{config.admin.host}:{config.admin.port}",
+            version=__version__,
+            started_ms=self.started_ms,
+            leaving=self._leaving,
+            replicas={shard.number: _described(shard) for shard in self.shards},
+        )
+
+    def _be_member(self) -> None:
+        assert self.membership is not None
+        assert self._coordinator is not None
+        while not self._left.is_set():
+            try:
+                wake_ms = self.membership.step(self.clock.now_ms())
+            except ChronosError as error:
+                self._fail(error)
+                return
+            timeout_s = (wake_ms - self.clock.now_ms()) / 1_000
+            if timeout_s > 0:
+                self._coordinator.wait(min(timeout_s, KEEPER_S))
+
+    def _hand_over(self) -> None:
+        """Let the other nodes take over what this one is master of, as long as there are others."""
+        if self.membership is None or not self._member.is_alive():
+            return
+        self._leaving = True
+        deadline = time.monotonic() + HAND_OVER_S
+        while time.monotonic() < deadline and len(self.membership.outlook().members) > 1:
+            if all(shard.role != "master" for shard in self.shards):
+                return
+            time.sleep(0.02)
 
     def _guard(self) -> str | None:
         """Why no step may start now; None when all is well."""
@@ -281,7 +351,7 @@ class Node:
     def ready(self) -> bool:
         """Every shard is in its place and nothing is paused."""
         return self.failure is None and bool(self.shards) and all(
-            shard.role == "master" and shard.paused is None for shard in self.shards
+            shard.role in IN_PLACE and shard.paused is None for shard in self.shards
         )  # fmt: skip
 
     def _keep(self) -> None:
@@ -321,6 +391,7 @@ class Node:
 
     def stop(self) -> None:
         """Stop in the reverse order; what is in the store is flushed, so that the next start replays nothing."""
+        self._hand_over()
         deadline = time.monotonic() + STOP_S
         self._stopping.set()
         for shard in self.shards:
@@ -328,6 +399,11 @@ class Node:
         for thread in (self._keeper, *self.shards):
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        self._left.set()
+        if self._member.is_alive():
+            self._member.join(max(0.0, deadline - time.monotonic()))
+        if self._coordinator is not None:
+            self._coordinator.leave()
         stuck = [shard.number for shard in self.shards if shard.is_alive()]
         if stuck:
             # Closing a store under a running step would lose nothing, but crash: leave both to the end of the process.
@@ -344,3 +420,15 @@ class Node:
             os.close(self._lock_file)
             self._lock_file = None
         log.info("stopped")
+
+
+def _described(shard: ShardDriver) -> Described:
+    state = shard.state
+    return Described(
+        applied=state.applied if shard.replica.known else None,
+        pull_offset=state.pull_offset,
+        role_epoch=state.role_epoch,
+        log_epoch=state.log_epoch,
+        role=shard.role,
+        reason=shard.paused,
+    )

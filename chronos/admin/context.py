@@ -16,7 +16,7 @@ from chronos.admin.waiting import Watch
 from chronos.core.message import Rules
 from chronos.driver import ShardDriver
 from chronos.errors import ChronosError
-from chronos.node import Node
+from chronos.node import IN_PLACE, Node
 
 log = structlog.get_logger("chronos.http")
 
@@ -135,7 +135,7 @@ class Context:
         return [
             f"shard {shard.number} is {shard.role}" + (f": {shard.paused}" if shard.paused else "")
             for shard in node.shards
-            if shard.role != "master" or shard.paused is not None
+            if shard.role not in IN_PLACE or shard.paused is not None
         ]
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""What an operator asks: shards, nodes, the timeline, health."""
+"""What an operator asks: shards, the timeline, health."""
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from chronos import __version__
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, invalid, wrong_field
 from chronos.admin.scheduling import duration_ms, time_ms
@@ -15,8 +14,7 @@ from chronos.admin.wire import (
     Health,
     Interval,
     Lateness,
-    NodeInfo,
-    Nodes,
+    ReplicaInfo,
     Shard,
     Shards,
     Timeline,
@@ -37,7 +35,7 @@ TIMELINE_INTERVALS = 60
 
 
 class Overview:
-    """The handlers of `/v1/shards`, `/v1/nodes`, `/v1/timeline`, `/livez` and `/readyz`."""
+    """The handlers of `/v1/shards`, `/v1/timeline`, `/livez` and `/readyz`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -57,10 +55,13 @@ class Overview:
         except ChronosError:
             next_ms = None
         end = self._context.end_offset(shard.number)
+        master, since, replicas = self._roles(shard)
         return Shard(
             shard=shard.number,
             role=shard.role,
-            master=state.node or None,
+            master=master,
+            master_since=since,
+            replicas=replicas,
             epoch=Epoch(role=state.role_epoch, log=state.log_epoch),
             paused=shard.paused,
             cursor=Cursor(
@@ -84,30 +85,31 @@ class Overview:
             store_bytes=self._context.store_bytes(shard.number),
         )
 
-    async def nodes(self, _: Call) -> tuple[int, object]:
-        """The nodes of the cluster; standalone, this one."""
-        node = self._context.node
-        config = node.config
-        reasons = self._context.reasons()
-        return 200, Nodes(
-            nodes=[
-                NodeInfo(
-                    node=config.node.id,
-                    cluster=config.cluster,
-                    instance=node.instance,
-                    version=__version__,
-                    coordinator=config.coordinator.kind,
-                    log=config.log.kind,
-                    delay_topic=config.topics.delay,
-                    ready=not reasons,
-                    reasons=reasons,
-                    started_at=format_time(node.started_ms),
-                    now=format_time(self._context.now_ms()),
-                    shards=[shard.number for shard in node.shards],
-                    disk_free_bytes=node.disk_free_bytes(),
-                )
-            ]
-        )
+    def _roles(self, shard: ShardDriver) -> tuple[str | None, str | None, list[ReplicaInfo]]:
+        """Who is master, since when, and how far each replica is."""
+        membership = self._context.node.membership
+        if membership is None:
+            return shard.state.node or None, None, []
+        outlook = membership.outlook()
+        given = None if outlook.roles is None else outlook.roles.shards.get(shard.number)
+        found = [
+            (node, replica)
+            for node, member in sorted(outlook.members.items())
+            if (replica := member.replicas.get(shard.number)) is not None
+        ]
+        most = max((replica.applied or 0 for _, replica in found), default=0)
+        replicas = [
+            ReplicaInfo(
+                node=node,
+                role=replica.role,
+                applied=replica.applied,
+                lag=None if replica.applied is None else most - replica.applied,
+            )
+            for node, replica in found
+        ]
+        if given is None:
+            return None, None, replicas
+        return given.master, format_time(given.since_ms), replicas
 
     async def timeline(self, call: Call) -> tuple[int, object]:
         """Pending messages per interval, all shards together."""
@@ -144,16 +146,6 @@ class Overview:
             return time_ms(value)
         except ValueError as error:
             raise wrong_field(field, str(error)) from None
-
-    async def transfer(self, call: Call) -> tuple[int, object]:
-        """Planned hand-over of a shard to another node; not in this version."""
-        number = call.request.match_info["shard"]
-        if not number.isdecimal() or not number.isascii() or int(number) >= len(self._context.shards):
-            raise ProblemError(404, "no-shard", f"there are shards 0 to {len(self._context.shards) - 1}")
-        raise ProblemError(
-            501, "standalone", "this node is master of every shard and there is no other",
-            hint="clusters of several nodes are not supported yet",
-        )  # fmt: skip
 
     async def live(self, _: Call) -> tuple[int, object]:
         """Whether the process is worth keeping alive."""

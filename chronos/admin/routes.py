@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from chronos.admin import wire
+from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
@@ -14,6 +15,7 @@ from chronos.admin.topics import TopicReads
 Handler = Callable[[Call], Awaitable[tuple[int, object]]]
 
 UNAVAILABLE = {503: "The log does not answer, or too much waits to be written.", 507: "The disk is full."}
+COORDINATOR = {503: "The coordinator does not answer."}
 BODY = {
     400: "The body is not JSON.",
     403: "A web page elsewhere sent this.",
@@ -51,7 +53,7 @@ class Route(Struct, frozen=True, kw_only=True):
     """Types of the parameters in the path."""
 
 
-def routes(messages: Messages, overview: Overview, topics: TopicReads) -> list[Route]:
+def routes(messages: Messages, overview: Overview, cluster: Cluster, topics: TopicReads) -> list[Route]:
     """All of them, in the order of the documentation."""
     by_id = {"id": wire.Id}
     return [
@@ -98,14 +100,31 @@ def routes(messages: Messages, overview: Overview, topics: TopicReads) -> list[R
             answer=wire.Shards, answers={200: "All shards."},
         ),
         Route(
-            method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=overview.transfer,
-            parameters={"shard": wire.Count}, summary="Hand a shard over to another node. Not in this version.",
-            answers={403: "A web page elsewhere sent this.", 404: "There is no such shard.",
-                     501: "A standalone node has nobody to transfer to."},
+            method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=cluster.transfer,
+            parameters={"shard": wire.Count}, query=wire.TransferQuery, answer=wire.Asked,
+            summary="Hand a shard over to another node. Waits up to 10 s until that one is master.",
+            answers={200: "It is master.", 202: "Asked for, not done yet.",
+                     403: "A web page elsewhere sent this.", 404: "There is no such shard or node.",
+                     422: "The node is missing.", 501: "A standalone node has nobody to transfer to.", **COORDINATOR},
         ),
         Route(
-            method="GET", path="/v1/nodes", name="nodes", handler=overview.nodes,
-            summary="The nodes of the cluster.", answer=wire.Nodes, answers={200: "All nodes."},
+            method="GET", path="/v1/nodes", name="nodes", handler=cluster.nodes,
+            summary="The nodes of the cluster, and the last changes of roles.",
+            answer=wire.Nodes, answers={200: "All nodes."},
+        ),
+        Route(
+            method="POST", path="/v1/nodes/{node}/drain", name="drain", handler=cluster.drain,
+            parameters={"node": str}, answer=wire.Asked,
+            summary="Let a node be master of nothing, before maintenance. Waits up to 10 s until that is so.",
+            answers={200: "It is master of nothing.", 202: "Asked for, not done yet.",
+                     403: "A web page elsewhere sent this.", 404: "There is no such node.",
+                     501: "A standalone node has nobody to hand over to.", **COORDINATOR},
+        ),
+        Route(
+            method="POST", path="/v1/nodes/{node}/undrain", name="undrain", handler=cluster.undrain,
+            parameters={"node": str}, answer=wire.Asked, summary="The end of a drain: it may be master again.",
+            answers={202: "Asked for.", 403: "A web page elsewhere sent this.", 404: "There is no such node.",
+                     501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
             method="GET", path="/v1/topics", name="topics", handler=topics.topics,
@@ -147,4 +166,4 @@ def routes(messages: Messages, overview: Overview, topics: TopicReads) -> list[R
 def table(context: Context | None) -> list[Route]:
     """The routes over a context; without one, only to be read."""
     known: Any = context
-    return routes(Messages(known), Overview(known), TopicReads(known))
+    return routes(Messages(known), Overview(known), Cluster(known), TopicReads(known))

@@ -227,12 +227,23 @@ class Counters(Struct, kw_only=True):
     probes: Count
 
 
+class ReplicaInfo(Struct, kw_only=True):
+    """One node's copy of a shard, by what it said last."""
+
+    node: str
+    role: str
+    applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
+    lag: Annotated[Count | None, Meta(description="Behind the copy that is furthest, in progress records.")]
+
+
 class Shard(Struct, kw_only=True):
     """One shard as this node sees it."""
 
     shard: Count
     role: str
-    master: Annotated[str | None, Meta(description="Node that committed last.")]
+    master: Annotated[str | None, Meta(description="The node that is to be master; standalone: that committed last.")]
+    master_since: Annotated[Instant | None, Meta(description="When it was given the role; null: standalone.")]
+    replicas: Annotated[list[ReplicaInfo], Meta(description="Every node's copy; empty: standalone.")]
     epoch: Epoch
     paused: Annotated[str | None, Meta(description="Why nothing moves; null while all is well.")]
     cursor: Cursor
@@ -258,28 +269,69 @@ class Shards(Struct, kw_only=True):
     shards: list[Shard]
 
 
+class NodeShard(Struct, kw_only=True):
+    """A node's copy of one shard."""
+
+    shard: Count
+    role: str
+    applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
+    pull_offset: Count
+    role_epoch: Count
+
+
 class NodeInfo(Struct, kw_only=True):
-    """One process."""
+    """One process; another one than the one asked, by what it said last."""
 
     node: str
     cluster: str
     instance: Annotated[str, Meta(description="Which data directory it is.")]
+    address: Annotated[str, Meta(description="Where other nodes reach it.")]
     version: str
     coordinator: str
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
     ready: bool
     reasons: Annotated[list[str], Meta(description="Why it is not ready.")]
+    leaving: Annotated[bool, Meta(description="It is stopping and hands over what it is master of.")]
+    drained: Annotated[bool, Meta(description="It is to be master of nothing.")]
     started_at: Instant
-    now: Annotated[Instant, Meta(description="This machine's clock.")]
-    shards: list[Count]
-    disk_free_bytes: Count
+    shards: list[NodeShard]
+    now: Annotated[Instant | None, Meta(description="This machine's clock; null: another node.")] = None
+    disk_free_bytes: Annotated[Count | None, Meta(description="Null: another node.")] = None
+
+
+class RoleChange(Struct, kw_only=True):
+    """One change of a shard's master."""
+
+    at: Instant
+    shard: int
+    master: str | None
+    previous: str | None
+    epoch: Count
+    why: str
 
 
 class Nodes(Struct, kw_only=True):
-    """The nodes of the cluster."""
+    """The nodes of the cluster, the one asked first."""
 
     nodes: list[NodeInfo]
+    controller: Annotated[str | None, Meta(description="Node that gives out the roles; null: standalone.")]
+    controller_epoch: Annotated[Count | None, Meta(description="Greater with every new controller.")]
+    sure: Annotated[bool, Meta(description="Whether the coordinator answers at the moment.")]
+    history: Annotated[list[RoleChange], Meta(description="The last changes of roles, newest first.")]
+
+
+class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where a shard goes."""
+
+    to: Annotated[str, Meta(description="The node to hand it to.")] | UnsetType = UNSET
+
+
+class Asked(Struct, kw_only=True):
+    """What became of an operator's request."""
+
+    result: Annotated[Literal["done", "accepted"], Meta(description="`accepted`: not done within 10 s.")]
+    what: str
 
 
 class PartitionInfo(Struct, kw_only=True):

@@ -1,6 +1,7 @@
 """The verbs, their options and their help. What they do stands in `verbs`, `serve` and `doctor`."""
 
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -224,15 +225,29 @@ def status(
 
 @app.command()
 def transfer(
-    shard: Annotated[int, typer.Argument(min=0, help="Number of the shard.")],
-    to: Annotated[str | None, typer.Option("--to", metavar="NODE", help="Node to hand it to.")] = None,
+    shard: Annotated[int | None, typer.Argument(min=0, help="Number of the shard.")] = None,
+    to: Annotated[str | None, typer.Argument(metavar="NODE", help="Node to make its master.")] = None,
+    drain: Annotated[
+        str | None, typer.Option("--drain", metavar="NODE", help="Instead: let this node be master of nothing.")
+    ] = None,
+    undrain: Annotated[str | None, typer.Option("--undrain", metavar="NODE", help="Instead: end a drain.")] = None,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Hand a shard over to another node. Not supported yet."""
+    """Hand a shard over to another node, or all shards of a node to the others, without losing a moment.
+
+    Before maintenance: `chronos transfer --drain NODE`, and afterwards `chronos transfer --undrain NODE`.
+    """
     from chronos.cli import verbs
 
-    verbs.transfer(server, output, shard)
+    given = [drain is not None, undrain is not None, shard is not None or to is not None]
+    if sum(given) != 1 or (given[2] and (shard is None or to is None)):
+        raise typer.BadParameter("give either SHARD and NODE, or --drain NODE, or --undrain NODE")
+    if shard is not None:
+        path = f"/v1/shards/{shard}/transfer?to={quote(to or '', safe='')}"
+    else:
+        path = f"/v1/nodes/{quote(drain or undrain or '', safe='')}/{'drain' if drain else 'undrain'}"
+    verbs.transfer(server, output, path)
 
 
 @app.command()

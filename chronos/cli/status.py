@@ -9,6 +9,9 @@ from chronos.client import Client, ServiceFailed, Unreachable
 
 BARS = " ▁▂▃▄▅▆▇█"
 
+HISTORY = 5
+"""Changes of roles shown."""
+
 WATCH_S = 1.0
 """How often `--watch` looks."""
 
@@ -44,7 +47,7 @@ def show(server: str, output: Format, *, watch: bool) -> None:
 
 def _look(client: Client) -> dict[str, Any]:
     return {
-        "nodes": client.ask("/v1/nodes")["nodes"],
+        **client.ask("/v1/nodes"),
         "shards": client.ask("/v1/shards")["shards"],
         "timeline": client.ask("/v1/timeline"),
     }
@@ -57,11 +60,16 @@ def _screen(found: dict[str, Any]) -> Any:
     parts: list[Any] = []
     for node in found["nodes"]:
         state = ("ready", "green") if node["ready"] else ("not ready", "red")
+        free = node["disk_free_bytes"]
+        words = [word for word in ("leaving", "drained") if node[word]]
+        if node["node"] == found["controller"]:
+            words.insert(0, "controller")
         parts.append(
             Text.assemble(
-                (node["node"], "bold"), f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}",
-                ", up ",
-                relative(node["started_at"]).removesuffix(" ago"), f", {size(node['disk_free_bytes'])} free  ", state,
+                (printable(node["node"]), "bold"),
+                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
+                relative(node["started_at"]).removesuffix(" ago"),
+                "" if free is None else f", {size(free)} free", f"  {', '.join(words)}  " if words else "  ", state,
             )
         )  # fmt: skip
         parts += [Text(f"  {reason}", "red") for reason in node["reasons"]]
@@ -69,7 +77,11 @@ def _screen(found: dict[str, Any]) -> Any:
     pending = sum(shard["pending"] for shard in shards)
     delivered = sum(shard["totals"]["delivered"] for shard in shards)
     parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered\n"))
+    if not found["sure"]:
+        parts.append(Text("the coordinator does not answer: roles stay as they are", "red"))
     parts.append(_shards(shards))
+    if found["history"]:
+        parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
     return Group(*parts)
 
@@ -78,7 +90,7 @@ def _shards(shards: list[dict[str, Any]]) -> Any:
     columns = [
         ("SHARD", "right"), ("ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
         ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("REJECTED", "right"), ("DEAD", "right"),
-        ("STORE", "right"), ("", "left"),
+        ("STORE", "right"), ("REPLICAS", "left"), ("", "left"),
     ]  # fmt: skip
     rows = [
         [
@@ -87,9 +99,32 @@ def _shards(shards: list[dict[str, Any]]) -> Any:
             else relative(shard["next_due_at"]),
             number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
             number(shard["totals"]["delivered"]), number(shard["totals"]["rejected"]), number(shard["totals"]["dead"]),
-            size(shard["store_bytes"]), printable(shard["paused"] or ""),
+            size(shard["store_bytes"]), printable(_replicas(shard)), printable(shard["paused"] or ""),
         ]
         for shard in shards
+    ]  # fmt: skip
+    return table(columns, rows)
+
+
+def _replicas(shard: dict[str, Any]) -> str:
+    """`a (master) b +12`: who holds the shard, and how many progress records each is behind."""
+    return " ".join(
+        replica["node"]
+        + (f" ({replica['role']})" if replica["role"] not in ("follower", "none") else "")
+        + (f" +{replica['lag']}" if replica["lag"] else "")
+        for replica in shard["replicas"]
+    )
+
+
+def _history(changes: list[dict[str, Any]]) -> Any:
+    columns = [("", "left"), ("SHARD", "right"), ("MASTER", "left"), ("EPOCH", "right"), ("WHY", "left")]
+    rows = [
+        [
+            relative(change["at"]), str(change["shard"]),
+            f"{printable(change['previous'] or '-')} → {printable(change['master'] or '-')}",
+            str(change["epoch"]), printable(change["why"]),
+        ]
+        for change in changes
     ]  # fmt: skip
     return table(columns, rows)
 

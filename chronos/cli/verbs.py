@@ -219,9 +219,13 @@ def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = 
     raise typer.Exit(1)
 
 
-def transfer(server: str, output: Format, shard: int) -> None:
-    """Ask for a hand-over; the service says that it cannot yet."""
+def transfer(server: str, output: Format, path: str) -> None:
+    """Ask for a hand-over, and wait until it is done."""
     with connect(server) as client:
-        found = client.post(f"/v1/shards/{shard}/transfer")
+        found = client.post(path)
     if output is Format.json:
         put_json(found)
+    else:
+        print(f"{found['what']}: {found['result']}")
+    if found["result"] != "done" and "undrain" not in path:
+        note("asked for, but not done within 10 s; `chronos status` will show")

@@ -174,7 +174,16 @@ def test_the_status_is_for_people_and_for_programs(chronos):
     assert [shard["role"] for shard in found["shards"]] == ["master", "master"]
 
 
-@pytest.mark.parametrize("verb", [("transfer", "1"), ("archive",), ("audit",), ("backfill",)])
+def test_a_standalone_node_has_nobody_to_hand_a_shard_to(chronos):
+    """Exit code 1, and what to do instead."""
+    for arguments in (("transfer", "1", "b"), ("transfer", "--drain", "b"), ("transfer", "--undrain", "b")):
+        done = chronos(*arguments)
+        assert done.code == 1
+        assert "there is no other" in done.err
+        assert "zookeeper" in done.err
+
+
+@pytest.mark.parametrize("verb", [("archive",), ("audit",), ("backfill",)])
 def test_what_is_not_supported_yet_says_so(chronos, verb):
     """Exit code 1."""
     done = chronos(*verb)
@@ -194,6 +203,7 @@ def test_what_is_not_supported_yet_says_so(chronos, verb):
         ("send", "--to", "t", "--in", "1s", "--lines", "x"), ("send", "--to", "t", "--in", "1s", "--null", "x"),
         ("send", "--to", "t", "--in", "1s", "--dealy", "x"), ("reschedule", "x"), ("get",), ("get", "x", "-o", "yaml"),
         ("tail", "t", "--from", "middle"), ("list", "-n", "0"), ("list", "--from", "yesterday"), ("config", "burn"),
+        ("transfer",), ("transfer", "1"), ("transfer", "1", "b", "--drain", "b"),
         ("serve", "--set", "shards"), ("config", "check", "--set", "shrads=4"), ("get", "x", "--server", "ftp://x"),
     ],
     ids=" ".join,

@@ -1,0 +1,131 @@
+"""The member: this node's place in the cluster. Reports what its replicas are, hears which of them are to be master,
+and, while it is the controller, plans for all.
+
+Safety never rests here (law 5 rests on the log); a mistake costs time.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from chronos.core.roles import Assignment, Member, Request, Roles, View
+from chronos.errors import CoordinatorUnavailable
+from chronos.ports import Clock, Coordinator, Outlook
+from chronos.workers.replica import Role
+
+log = structlog.get_logger("chronos.cluster")
+
+STEP_MS = 200
+"""Longest time between two looks at the cluster; a change wakes earlier."""
+
+REPORT_MS = 500
+"""How often positions that move all the time are reported; a role that changes is reported at once."""
+
+AWAIT_MS = 500
+"""How long a new master waits for the one before it to finish its step; then it fences it."""
+
+
+class Membership:
+    """Joins, reports, listens and plans."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        node: str,
+        clock: Clock,
+        describe: Callable[[], Member],
+        plan: Callable[[View], Roles],
+    ) -> None:
+        self.controls = False
+        """Whether this node was the controller at the last step."""
+        self._coordinator = coordinator
+        self._node = node
+        self._clock = clock
+        self._describe = describe
+        self._plan = plan
+        self._reported: Member | None = None
+        self._reported_ms = 0
+        self._given_ms: dict[int, tuple[int, int]] = {}
+        self._unavailable: str | None = None
+
+    def join(self) -> None:
+        """Take this node's place. Raises NodeIdTaken, CoordinatorUnavailable."""
+        member = self._describe()
+        self._coordinator.join(member)
+        self._reported = member
+        log.info("joined", node=member.node, instance=member.instance)
+
+    def step(self, now_ms: int) -> int:
+        """One turn; when to be called again. Raises NodeIdTaken."""
+        try:
+            outlook = self._coordinator.look()
+            if outlook.roles is None and not outlook.sure:
+                self.controls = False
+                self.join()
+            self._report(now_ms)
+            self.controls = self._coordinator.control(self._plan)
+        except CoordinatorUnavailable as error:
+            if self._unavailable is None:
+                log.warning("coordinator unavailable", why=str(error))
+            self._unavailable = str(error)
+            self.controls = False
+        else:
+            if self._unavailable is not None:
+                log.info("coordinator available again")
+            self._unavailable = None
+        return now_ms + STEP_MS
+
+    def _report(self, now_ms: int) -> None:
+        member, before = self._describe(), self._reported
+        if member == before:
+            return
+        moved_only = before is not None and _without_positions(member) == _without_positions(before)
+        if moved_only and 0 <= now_ms - self._reported_ms < REPORT_MS:
+            return
+        self._coordinator.report(member)
+        self._reported, self._reported_ms = member, now_ms
+
+    def outlook(self) -> Outlook:
+        """What is known of the cluster now."""
+        return self._coordinator.look()
+
+    def ask(self, request: Request) -> None:
+        """Leave an operator's request to the controller. Raises CoordinatorUnavailable."""
+        self._coordinator.request(request)
+
+    def role(self, shard: int) -> Role:
+        """What this node's replica of the shard is to be now; called by the shards' own threads."""
+        outlook = self._coordinator.look()
+        if outlook.roles is None:
+            return Role(kind="follower", sure=False)
+        given = outlook.roles.shards.get(shard)
+        if given is None:
+            return Role(kind="follower", sure=outlook.sure)
+        if given.master == self._node:
+            return Role(
+                kind="master", epoch=given.epoch, sure=outlook.sure, awaited=self._awaits(outlook, shard, given)
+            )
+        held = not given.replicas or self._node in given.replicas
+        return Role(kind="follower" if held else "none", sure=outlook.sure)
+
+    def _awaits(self, outlook: Outlook, shard: int, given: Assignment) -> bool:
+        """Whether the master before this one is there and still says it is master: it finishes its step first."""
+        now_ms = self._clock.now_ms()
+        epoch, since_ms = self._given_ms.get(shard, (0, 0))
+        if epoch != given.epoch:
+            since_ms = now_ms
+            self._given_ms[shard] = (given.epoch, now_ms)
+        if given.previous is None or given.previous == self._node or not 0 <= now_ms - since_ms < AWAIT_MS:
+            return False
+        before = outlook.members.get(given.previous)
+        replica = None if before is None else before.replicas.get(shard)
+        return replica is not None and replica.role == "master"
+
+
+def _without_positions(member: Member) -> object:
+    """What should be known at once when it changes."""
+    return member.leaving, [
+        (shard, replica.role, replica.reason is None, replica.applied is None, replica.role_epoch)
+        for shard, replica in member.replicas.items()
+    ]
