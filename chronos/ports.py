@@ -5,6 +5,7 @@ them; `tests/contract` holds one suite for each port, run over all its adapters.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
@@ -146,6 +147,12 @@ class Store(View, Protocol):
 
     def flush(self) -> None:
         """Make everything written so far durable."""
+
+    def checkpoint(self, path: Path) -> None:
+        """Flush, and put a copy of everything written so far there; the folder must not exist yet.
+
+        The copy holds whole writes only, and can be opened as a store. Others may read and write meanwhile.
+        """
 
     def verify(self) -> int:
         """Read everything and check every checksum; how many rows. StoreCorrupt names the damage."""

@@ -6,8 +6,14 @@ it, with all that was flushed and nothing else. It has no size limit and is neve
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from pathlib import Path
 
-from chronos.errors import Retry
+import msgspec
+
+from chronos.errors import ConfigurationError, Retry
+
+ROWS = "rows"
+"""The one file of a checkpoint."""
 
 
 class MemoryStore:
@@ -69,6 +75,23 @@ class MemoryStore:
         survivor.flush()
         self._closed = True
         return survivor
+
+    def checkpoint(self, path: Path) -> None:
+        """All rows in one file of a new folder; `restored` makes a store of it."""
+        self.flush()
+        if path.exists():
+            raise ConfigurationError([f"{path} is there already: a checkpoint goes into a folder of its own"])
+        path.mkdir(parents=True)
+        (path / ROWS).write_bytes(msgspec.msgpack.encode(list(self._rows.items())))
+
+    @classmethod
+    def restored(cls, path: Path) -> "MemoryStore":
+        """The store that a checkpoint was made of; an empty one where there is none."""
+        store = cls()
+        if (path / ROWS).exists():
+            store.write(msgspec.msgpack.decode((path / ROWS).read_bytes(), type=list[tuple[bytes, bytes]]), [])
+            store.flush()
+        return store
 
     def verify(self) -> int:
         """How many rows; memory is not checked."""

@@ -39,17 +39,22 @@ class RocksStore:
         memtable_bytes: int = MEMTABLE_BYTES,
         blob_bytes_min: int = BLOB_BYTES_MIN,
         remedy: str | None = None,
+        read_only: bool = False,
     ) -> None:
-        """`remedy` is what an error about damage advises; by default to have the store rebuilt from the logs."""
+        """`remedy` is what an error about damage advises; by default to have the store rebuilt from the logs.
+
+        `read_only` is for a checkpoint: none of its files is changed.
+        """
         cache = Cache(block_cache) if isinstance(block_cache, int) else block_cache
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
         remedy = remedy or f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
-        self._db = Database(path, options, wal=False, remedy=remedy)
+        self._db = Database(path, options, wal=False, remedy=remedy, read_only=read_only)
         self._reopen_bytes = 2 * memtable_bytes
         self.get = self._db.get
         self.scan = self._db.scan
         self.verify = self._db.verify
         self.flush = self._db.flush
+        self.checkpoint = self._db.checkpoint
         self.size_bytes = self._db.size_bytes
         self.unflushed_bytes = self._db.unflushed_bytes
         self.background_error = self._db.background_error

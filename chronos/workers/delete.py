@@ -20,6 +20,11 @@ EVERY_MS = 60_000
 """How often to look for something to drop."""
 
 
+def words_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
+    """How long a settled word is kept at the least, after it was settled."""
+    return max(delivered_ms + WORDS_LONGER_MS, deduplication_ms)
+
+
 class Deleter:
     """Cleans the store of one shard."""
 
@@ -27,7 +32,7 @@ class Deleter:
         self._store = store
         self._shard = shard
         self._delivered_ms = delivered_ms
-        self._words_ms = max(delivered_ms + WORDS_LONGER_MS, deduplication_ms)
+        self._words_ms = words_kept_ms(delivered_ms, deduplication_ms)
 
     def step(self, now_ms: int) -> int:
         """Drop one portion; when to come again."""

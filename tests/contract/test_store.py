@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +49,11 @@ def store(make_store: Callable[[], Store]) -> Store:
 
 def everything(store: Store) -> list[tuple[bytes, bytes]]:
     return store.scan(b"", b"\xff" * 9, NO_LIMIT, NO_LIMIT)
+
+
+def opened_copy(store: Store, path: Path) -> Store:
+    """A store of the same kind on a checkpoint."""
+    return MemoryStore.restored(path) if isinstance(store, MemoryStore) else on_disk(path)
 
 
 # ------------------------------------------------------------------------------------------- Every store
@@ -157,6 +164,48 @@ def test_what_is_unflushed_is_known(store):
     assert store.unflushed_bytes() <= before
 
 
+def test_a_checkpoint_is_the_store_at_that_moment(store, tmp_path):
+    """What was not flushed is in it, what is written afterwards is not, and the store goes on."""
+    rows = [(b"%05d" % n, b"v" * (n % 7)) for n in range(500)] + [(b"large", b"x" * 3 * BLOB_BYTES_MIN)]
+    store.write(rows[:200], [])
+    store.flush()
+    store.write(rows[200:], [])
+    path = tmp_path / "copies" / "one"
+    store.checkpoint(path)
+    assert store.unflushed_bytes() <= (0 if isinstance(store, MemoryStore) else 4_096)
+    store.write([(b"later", b"1")], [b"00000"])
+    store.delete_range(b"00100", b"00200")
+    copy = opened_copy(store, path)
+    assert everything(copy) == rows
+    copy.write([(b"later", b"2")], [])
+    assert store.get([b"later"]) == [b"1"]
+    copy.close()
+
+
+def test_a_checkpoint_of_an_empty_store_is_an_empty_store(store, tmp_path):
+    """A shard that never saw a message has one too."""
+    store.checkpoint(tmp_path / "copy")
+    copy = opened_copy(store, tmp_path / "copy")
+    assert everything(copy) == []
+    copy.close()
+
+
+def test_a_checkpoint_takes_no_folder_that_is_there(store, tmp_path):
+    """What is in it is left as it is."""
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "file").write_text("somebody's")
+    with pytest.raises(ConfigurationError, match="is there already"):
+        store.checkpoint(tmp_path / "copy")
+    assert (tmp_path / "copy" / "file").read_text() == "somebody's"
+
+
+def test_a_closed_store_makes_no_checkpoint(store, tmp_path):
+    """It says that it is closed."""
+    store.close()
+    with pytest.raises(Retry, match="closed"):
+        store.checkpoint(tmp_path / "copy")
+
+
 keys = st.binary(max_size=3)
 operations = st.lists(
     st.one_of(
@@ -254,6 +303,50 @@ def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
     assert everything(again) == [(b"a", b"1")]
     assert again.size_bytes() > 100
     again.close()
+
+
+def test_a_checkpoint_that_is_only_read_keeps_every_file_as_it_is(tmp_path):
+    """So its files can be told by their digests before and after."""
+    store = on_disk(tmp_path / "s")
+    store.write([(b"%05d" % n, b"v" * 200) for n in range(2_000)], [])
+    store.checkpoint(tmp_path / "copy")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "copy").iterdir()}
+    copy = RocksStore(tmp_path / "copy", read_only=True)
+    assert copy.verify() == 2_000
+    copy.close()
+    after = {file.name: file.read_bytes() for file in (tmp_path / "copy").iterdir()}
+    assert after == before
+    store.close()
+
+
+def test_checkpoints_are_whole_writes_while_others_write(tmp_path):
+    """Taken at any moment between two rows of one write, none shows only one of them."""
+    store = RocksStore(tmp_path / "s", memtable_bytes=256 << 10)
+    stop = threading.Event()
+
+    def write() -> int:
+        for step in itertools.count():
+            store.write([(b"a%06d" % step, b"v" * 90), (b"b%06d" % step, b"v" * 90), (b"state", b"%d" % step)], [])
+            if stop.is_set():
+                return step
+        raise AssertionError
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
+        for number in range(8):
+            store.checkpoint(tmp_path / f"c{number}")
+        stop.set()
+        writer.result()
+    states = []
+    for number in range(8):
+        copy = RocksStore(tmp_path / f"c{number}", read_only=True)
+        data = copy.get([b"state"])[0]
+        states.append(-1 if data is None else int(data))
+        names = [b"%s%06d" % (kind, step) for kind in (b"a", b"b") for step in range(states[-1] + 1)]
+        assert [key for key, _ in copy.scan(b"a", b"c", NO_LIMIT, NO_LIMIT)] == names
+        copy.close()
+    assert states == sorted(states)
+    store.close()
 
 
 def test_an_open_store_cannot_be_opened_again(tmp_path):
