@@ -123,6 +123,15 @@ class Log(Protocol):
     def stable_end(self, topic: str, partition: int) -> int:
         """Only the last stable offset: the question every step asks, on a connection of its own."""
 
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """The first offset whose record is at or after that time; the stable end when there is none yet."""
+
+    def trim(self, topic: str, partition: int, offset: int) -> None:
+        """Drop the records before the offset, never beyond the stable end; offsets are not given again."""
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Up to where a consumer group has committed; None where there is no such group, or nothing of it yet."""
+
     def reader(self, topic: str, partition: int, offset: int) -> Reader:
         """A reader that starts at the offset."""
 

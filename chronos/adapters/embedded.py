@@ -316,6 +316,15 @@ class EmbeddedLog:
         """Behind the last synced record."""
         return self._partition(topic, partition).end
 
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """The first offset with that timestamp or a greater one, by bisection."""
+        return self._first_after(self._partition(topic, partition), timestamp_ms - 1)
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """None: there are no consumer groups here."""
+        self._partition(topic, partition)
+        return None
+
     def reader(self, topic: str, partition: int, offset: int) -> EmbeddedReader:
         """A reader that starts at the offset."""
         return EmbeddedReader(self, self._partition(topic, partition), offset)

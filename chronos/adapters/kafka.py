@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -528,19 +529,70 @@ class KafkaLog:
             high=self._offset(topic, partition, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
         )
 
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """The first offset at or after a time; where nothing is as young, the end, but only if the broker proves it."""
+        ends = self.ends(topic, partition)
+        committed = IsolationLevel.READ_COMMITTED
+        spec = OffsetSpec.for_timestamp(timestamp_ms)
+        found = self._asked(topic, partition, spec, committed)
+        if found.offset >= 0:
+            return min(int(found.offset), ends.stable)
+        if ends.start == ends.stable:
+            return ends.stable
+        # No such record, or no answer in time: the client says the same to both.
+        youngest = self._asked(topic, partition, OffsetSpec.max_timestamp(), committed)  # type: ignore[no-untyped-call]
+        if youngest.offset < 0 or youngest.timestamp >= timestamp_ms:
+            raise LogUnavailable(f"no broker said in time how old the records of {topic}/{partition} are")
+        return ends.stable
+
+    def trim(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records before an offset; the broker answers once its replicas know."""
+        ends = self.ends(topic, partition)
+        offset = min(offset, ends.stable)
+        if offset <= ends.start:
+            return
+        part = TopicPartition(topic, partition, offset)
+        try:
+            for future in self._admin.delete_records([part], request_timeout=ASK_TIMEOUT_S).values():
+                future.result(ANSWER_S)
+        except TimeoutError:
+            raise LogUnavailable(f"trimming {topic}/{partition}: no broker answered in time") from None
+        except KafkaException as error:
+            raise _translated(f"trimming {topic}/{partition}", error) from error
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        try:
+            (future,) = self._admin.list_consumer_group_offsets([asked], request_timeout=ASK_TIMEOUT_S).values()
+            (found,) = future.result(ANSWER_S).topic_partitions
+        except TimeoutError:
+            raise LogUnavailable(f"asking for the place of the group {group}: no broker answered in time") from None
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            raise _translated(f"asking for the place of the group {group}", error) from error
+        if found.error is not None:
+            raise LogUnavailable(f"asking for the place of the group {group} in {topic}/{partition}: {found.error}")
+        return int(found.offset) if found.offset >= 0 else None
+
     def _offset(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> int:
+        offset = int(self._asked(topic, partition, spec, level).offset)
+        if offset < 0:
+            # The client answers so, instead of raising, when the broker did not answer in time (measured).
+            self._renew_asker(self._asker)
+            raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")
+        return offset
+
+    def _asked(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> Any:
+        """What the client answers: an offset and a timestamp, both negative where it has none."""
         part = TopicPartition(topic, partition)
         deadline = time.monotonic() + LEADER_MOVES_S
         while True:
             asker = self._asker
             asked = asker.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
             try:
-                offset = int(asked[part].result(ANSWER_S).offset)
-                if offset >= 0:
-                    return offset
-                # The client answers so, instead of raising, when the broker did not answer in time (measured).
-                self._renew_asker(asker)
-                raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")
+                return asked[part].result(ANSWER_S)
             except TimeoutError:
                 self._renew_asker(asker)
                 raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends") from None

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded import EmbeddedLog
@@ -426,6 +426,96 @@ def test_reading_what_was_trimmed_is_a_named_error(case):
     with pytest.raises(LogMismatch, match="3"):
         read_until(reader, 10)
     reader.close()
+
+
+def test_a_trimmed_log_begins_where_it_was_trimmed(case):
+    """Never beyond the end, never backwards; what comes later gets the next offset."""
+    topic = case.topic()
+    case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
+    end = settled_end(case, topic)
+    for offset, start in ((0, 0), (4, 4), (2, 4), (end, end), (end + 100, end)):
+        case.log.trim(topic, 0, offset)
+        ends = case.log.ends(topic, 0)
+        assert (ends.start, ends.stable, ends.high) == (start, end, end)
+        assert [record.offset for record in readable(case, topic)] == list(range(start, end))
+    (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
+    assert appended.offset == end
+
+
+def test_a_trim_spares_the_other_partitions(case):
+    """Each partition has a beginning of its own."""
+    topic = case.topic()
+    case.log.append([outgoing(topic, partition=n % 2) for n in range(6)], TIMEOUT_S)
+    settled_end(case, topic, 1)
+    case.log.trim(topic, 1, 2)
+    assert case.log.ends(topic, 0).start == 0
+    assert case.log.ends(topic, 1).start == 2
+
+
+def test_an_open_transaction_is_not_trimmed_away(case):
+    """What nobody can read yet is kept, even when somebody asks for more."""
+    topic = case.topic()
+    case.log.append([outgoing(topic, b"before")], TIMEOUT_S)
+    stable = settled_end(case, topic)
+    writer = case.log.writer(0)
+    writer.send([outgoing(topic, b"open")], b"progress")
+    case.log.trim(topic, 0, stable + 1)
+    writer.commit(lambda timestamp_ms: None)
+    assert [record.value for record in committed(case, topic)] == [b"open"]
+    writer.close()
+
+
+def test_trimming_what_is_not_there_is_a_named_error(case):
+    """A partition that does not exist."""
+    with pytest.raises((LogMismatch, LogUnavailable)):
+        case.log.trim(case.name("nobody"), 0, 5)
+
+
+def test_an_offset_is_found_by_its_time(case):
+    """The first record at or after it; before all the first one kept, after all the end."""
+    topic = case.topic(message_timestamp_type="LogAppendTime")
+    clock, times = SystemClock(), []
+    for _ in range(5):
+        (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
+        times.append(appended.timestamp_ms)
+        deadline = time.monotonic() + TIMEOUT_S
+        while clock.now_ms() <= appended.timestamp_ms + 1:  # the next record gets another time
+            assert time.monotonic() < deadline
+    end = settled_end(case, topic)
+    for offset, timestamp_ms in enumerate(times):
+        assert case.log.offset_at(topic, 0, timestamp_ms) == offset
+        assert case.log.offset_at(topic, 0, timestamp_ms + 1) == offset + 1
+    assert case.log.offset_at(topic, 0, 0) == 0
+    assert case.log.offset_at(topic, 0, times[-1] + 1_000_000) == end
+    writer = case.log.writer(0)
+    commit(writer, [outgoing(topic)])
+    writer.close()
+    end = settled_end(case, topic)
+    assert case.log.offset_at(topic, 0, times[-1] + 1_000_000) == end
+    case.log.trim(topic, 0, 2)
+    assert case.log.offset_at(topic, 0, 0) == 2
+    case.log.trim(topic, 0, end)
+    assert case.log.offset_at(topic, 0, 0) == end
+    assert case.log.offset_at(topic, 1, 0) == 0
+
+
+def test_a_group_that_committed_nothing_has_no_place(case):
+    """Neither one that nobody ever heard of."""
+    assert case.log.committed(case.name("group"), case.topic(), 0) is None
+
+
+@pytest.mark.integration
+def test_the_place_of_a_consumer_group_is_known(broker, case):
+    """For the partition it committed, and for no other."""
+    if case.kind != "kafka":
+        pytest.skip("the embedded log has no groups")
+    topic, group = case.topic(), case.name("group")
+    case.log.append([outgoing(topic) for _ in range(5)], TIMEOUT_S)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 3)], asynchronous=False)
+    consumer.close()
+    assert case.log.committed(group, topic, 0) == 3
+    assert case.log.committed(group, topic, 1) is None
 
 
 def test_reading_beyond_the_end_is_a_named_error(case):
