@@ -241,7 +241,7 @@ class TargetsConfig(_Section):
 
 
 class CheckpointsConfig(_Section):
-    """Copies of the store, from which a new replica starts. Reserved: this version makes none."""
+    """Copies of the store, from which a new replica starts, and behind which the logs may be trimmed."""
 
     location: Text | None = Field(
         default=None,
@@ -253,6 +253,19 @@ class CheckpointsConfig(_Section):
         "1h",
         "Time between two checkpoints. It bounds how much log a new replica reads.",
         least="1m", most="7d",
+    )  # fmt: skip
+    keep: int = key(
+        3,
+        "Checkpoints kept of each shard; older ones are removed. Not fewer than three, because the logs are "
+        "trimmed only behind the oldest of at least three: a damaged one must not be the only way back.",
+        least=3, most=1000,
+    )  # fmt: skip
+    keep_logs: Duration = key(
+        "7d",
+        "How long records of the delay and progress topics are kept at the least, whatever checkpoints there "
+        "are. A week, so that a replica that was off for a weekend, or somebody who looks into an incident, "
+        "still finds them.",
+        least="1h", most="36500d",
     )  # fmt: skip
 
 
