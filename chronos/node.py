@@ -428,6 +428,7 @@ def _described(shard: ShardDriver) -> Described:
         applied=state.applied if shard.replica.known else None,
         pull_offset=state.pull_offset,
         role_epoch=state.role_epoch,
+        role_node=state.node,
         log_epoch=state.log_epoch,
         role=shard.role,
         reason=shard.paused,

@@ -248,7 +248,6 @@ class Replica:
         if not role.sure or role.awaited:
             return self._rest(now_ms + (LOOK_MS if not role.sure else LOOK_MS // 10))
         if follower.position < self._log.ends(self._progress_topic, self.number).stable:
-            self.role = "recovering"
             return now_ms + LOOK_MS
         if not self._may_reign(role, now_ms):
             return now_ms + LOOK_MS
