@@ -66,6 +66,8 @@ class Suspicion(Struct, kw_only=True):
     """How often in a row it did."""
     convicted: int | None = None
     """Source offset of a message that did so often enough: the next plan retries or buries it."""
+    apart: bool = False
+    """A message and refused records failed together: from now on they go in turns."""
 
 
 class Stepped(Struct, frozen=True, kw_only=True):
@@ -177,8 +179,10 @@ class Master:
                 records, reached = [], self._shard.state.pull_offset >= end
             if reached:
                 self._reached_ms = now_ms
+        elif limits.pull and not (something_due and self._suspicion.apart and self._puller.waiting == 0):
+            records = self._puller.batch(limits.messages, limits.bytes)
         else:
-            records = self._puller.batch(limits.messages, limits.bytes) if limits.pull else []
+            records = []
         return records, self._reached_ms
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
@@ -192,8 +196,8 @@ class Master:
 
     def _select(self, staged: Staged, until_ms: int) -> Selection:
         limits = self._limits
-        if not limits.push:
-            return Selection(items=[], entries=[], cursor=self._shard.state.cursor, complete=True)
+        if not limits.push or (self._suspicion.apart and staged.refusals):
+            return Selection(items=[], entries=[], cursor=self._shard.state.cursor, complete=not limits.push)
         selection = self._shard.select(staged, until_ms, self._suspicion.messages_max, limits.bytes)
         # One that was refused before stands alone, so that a second refusal costs the others nothing.
         tried = next((at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None)
@@ -217,8 +221,9 @@ class Master:
         except (TransactionAborted, ProducerLost) as error:
             self._suspect_of(error, staged, selection)
             raise
-        suspicion.offset, suspicion.convicted = None, None
-        suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
+        if selection.items:
+            suspicion.offset, suspicion.convicted, suspicion.apart = None, None, False
+            suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
         self._apply(staged, selection, progress, appended)
         return plan.decisions
 
@@ -291,6 +296,11 @@ class Master:
             return
         if staged.refusals or not selection.items:
             # Nobody is convicted in the company of refused records: it may be their topic that takes nothing.
+            if selection.items:
+                suspicion.apart = True
+                return
+            if isinstance(error, ProducerLost):
+                return  # what would be raised in its place would have the lost producer used again
             raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
         suspicion.failures = suspicion.failures + 1 if suspicion.offset == offset else 1

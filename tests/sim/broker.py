@@ -1,0 +1,211 @@
+"""The brokers: partitions, transactions and fencing as Kafka keeps them, with no client in between. The truth.
+
+A transaction is open, then decided, then marked: each partition it touched gets a marker, which takes an offset, and
+not all at the same moment. Until its marker is there a transaction holds the partition's last stable offset back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chronos.core.keys import partition_of
+from chronos.core.message import Record
+from tests.sim.world import World
+
+TRANSACTION_MS = 10_000
+BROKERS = 3
+BYTES_MAX = 1_000_000
+
+DELAY, PROGRESS, REJECTED, DEAD_LETTER = "delay", "progress", "rejected", "dead-letter"
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Transaction:
+    """One transaction; `shard` is its transactional id, None for a user's own."""
+
+    def __init__(self, shard: int | None, epoch: int) -> None:
+        self.shard = shard
+        self.epoch = epoch
+        self.state = "open"
+        self.touched: list[Partition] = []
+        self.unmarked: list[Partition] = []
+        self.written: list[tuple[Partition, int]] = []
+
+
+class Partition:
+    """One partition: records, markers, and which of them belong to which transaction."""
+
+    def __init__(self, topic: str, number: int, broker: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.broker = broker
+        self.name = f"{topic}/{number}"
+        self.items: list[tuple[Record | None, Transaction | None]] = []
+        """Index is offset; a marker is no record."""
+        self.held: list[tuple[int, Transaction]] = []
+        """Transactions without a marker here yet, with their first offset."""
+        self.shown_ms: list[int] = []
+        """For each offset that read_committed readers may see: since when."""
+        self.watchers: list[Callable[[], None]] = []
+
+    @property
+    def high(self) -> int:
+        return len(self.items)
+
+    @property
+    def stable(self) -> int:
+        return min((first for first, _ in self.held), default=len(self.items))
+
+    def committed(self) -> list[Record]:
+        """What a read_committed reader may see, in order."""
+        return [
+            record
+            for record, transaction in self.items[: self.stable]
+            if record is not None and (transaction is None or transaction.state == "committed")
+        ]
+
+
+class Brokers:
+    """The cluster of brokers. `deciding` is called with every transaction that was just committed."""
+
+    def __init__(self, world: World, deciding: Callable[[Transaction], None]) -> None:
+        self.world = world
+        self.deciding = deciding
+        self.topics: dict[str, list[Partition]] = {}
+        self.ids: dict[str, int] = {}
+        self.paused: list[int] = [0] * BROKERS
+        """Until when each broker answers nobody."""
+        self.epochs: dict[int, int] = {}
+        self.open: dict[int, Transaction] = {}
+        """The last transaction of each shard that is not fully marked."""
+        self.slow_markers = 0.0
+        self.slow_marker_ms = 2_000
+        self.made = 0
+
+    # --- topics
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.made += 1
+        self.ids[topic] = self.made
+        self.topics[topic] = [Partition(topic, number, (self.made + number) % BROKERS) for number in range(partitions)]
+
+    def delete(self, topic: str) -> None:
+        """Its partitions are nobody's any more; what writes to it fails."""
+        del self.topics[topic]
+
+    def place(self, topic: str, key: bytes | None, partition: int) -> Partition:
+        partitions = self.topics[topic]
+        if partition < 0:
+            if key is None:
+                led = [place for place in partitions if not self.is_paused(place)] or partitions
+                return self.world.random.choice(led)
+            partition = partition_of(key, len(partitions))
+        return partitions[partition]
+
+    def is_paused(self, partition: Partition) -> bool:
+        return self.paused[partition.broker] > self.world.now_ms
+
+    # --- records
+
+    def append(
+        self,
+        partition: Partition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        transaction: Transaction | None = None,
+    ) -> int:
+        offset = partition.high
+        partition.items.append((Record(offset, self.world.now_ms, key, value, headers), transaction))
+        if transaction is not None:
+            if partition not in transaction.touched:
+                transaction.touched.append(partition)
+                transaction.unmarked.append(partition)
+                partition.held.append((offset, transaction))
+            transaction.written.append((partition, offset))
+        self._show(partition)
+        return offset
+
+    def _show(self, partition: Partition) -> None:
+        """Readers are told of what they may see since now."""
+        stable = partition.stable
+        if stable > len(partition.shown_ms):
+            partition.shown_ms += [self.world.now_ms] * (stable - len(partition.shown_ms))
+            for watcher in partition.watchers:
+                watcher()
+
+    # --- transactions
+
+    def begin(self, shard: int, epoch: int) -> Transaction:
+        """Begin the next one of a shard's writer, which must not be fenced; the last one gets its markers first."""
+        last = self.open.get(shard)
+        if last is not None:
+            assert last.state != "open"
+            self.mark_all(last)
+        transaction = self.open[shard] = Transaction(shard, epoch)
+        self.world.after(TRANSACTION_MS, self._expire, transaction)
+        return transaction
+
+    def _expire(self, transaction: Transaction) -> None:
+        """The brokers abort what takes too long, and fence its producer though nobody else is there."""
+        if transaction.state == "open":
+            assert transaction.shard is not None
+            self.world.tell(f"transaction of shard {transaction.shard} expires")
+            self.epochs[transaction.shard] += 1
+            self.decide(transaction, commit=False)
+
+    def fence(self, shard: int) -> int:
+        """A new writer's epoch; the last transaction of the earlier ones is aborted if it is still open."""
+        epoch = self.epochs[shard] = self.epochs.get(shard, 0) + 1
+        last = self.open.get(shard)
+        if last is not None and last.state == "open":
+            self.decide(last, commit=False)
+        return epoch
+
+    def commit(self, transaction: Transaction) -> bool:
+        """What the client asks for last; refused once the transaction was aborted or its producer fenced."""
+        if transaction.state != "open":
+            return False
+        if transaction.shard is not None and self.epochs[transaction.shard] != transaction.epoch:
+            return False
+        self.decide(transaction, commit=True)
+        return True
+
+    def decide(self, transaction: Transaction, *, commit: bool) -> None:
+        """From here on there is no other end; readers learn of it by the markers."""
+        assert transaction.state == "open"
+        transaction.state = "committed" if commit else "aborted"
+        if transaction.shard is not None:
+            self.world.tell(f"{transaction.state} shard {transaction.shard} epoch {transaction.epoch}")
+            if commit:
+                self.deciding(transaction)
+        for partition in list(transaction.unmarked):
+            if self.world.faulty and self.world.chance(self.slow_markers):
+                self.world.after(self.world.random.randrange(1, self.slow_marker_ms), self.mark, transaction, partition)
+            else:
+                self.mark(transaction, partition)
+
+    def mark(self, transaction: Transaction, partition: Partition) -> None:
+        if partition not in transaction.unmarked:
+            return
+        if self.is_paused(partition):
+            self.world.at(self.paused[partition.broker] + 1, self.mark, transaction, partition)
+            return
+        transaction.unmarked.remove(partition)
+        partition.held = [held for held in partition.held if held[1] is not transaction]
+        partition.items.append((None, transaction))
+        self._show(partition)
+
+    def mark_all(self, transaction: Transaction) -> bool:
+        """Whether every marker is written."""
+        for partition in list(transaction.unmarked):
+            self.mark(transaction, partition)
+        return not transaction.unmarked
+
+    def heal(self) -> None:
+        """Everything answers again."""
+        self.paused = [0] * BROKERS
+        for transaction in self.open.values():
+            if transaction.state != "open":
+                self.mark_all(transaction)

@@ -1,0 +1,320 @@
+"""The nine laws, checked from outside: by what producers meant, and by what a reader of the logs sees. Nothing else.
+
+The one look into a node is a digest of its store at each applied progress record, which must be the same everywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+from msgspec import Struct
+
+from chronos.core.message import Reason, Record
+from chronos.core.progress import Outcome, Progress, unpack_progress
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from tests.sim.log import POISON
+from tests.sim.store import SimStore
+from tests.sim.world import World, broken
+
+EARLY_MS = 500
+
+
+class Meant(Struct, kw_only=True):
+    """What a producer meant by one record of the delay topic."""
+
+    verb: str
+    id: bytes | None = None
+    due_ms: int = 0
+    target: str = ""
+    key: bytes | None = None
+    value: bytes | None = None
+    expire_at_ms: int | None = None
+    malformed: bool = False
+    """To be refused whatever the shard holds."""
+
+
+class Committed(Struct, frozen=True):
+    """One committed step."""
+
+    at_ms: int
+    offset: int
+    progress: Progress
+
+
+class Ended(Struct, frozen=True):
+    """What a committed transaction made of a message."""
+
+    how: str
+    step: int
+    """Index of the step among those of the shard."""
+    due_ms: int
+
+
+class Checker:
+    """Watches one seed."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.brokers: Brokers
+        self.settled_too = True
+        """Nothing is cleaned up in this seed: what is settled must be equal too."""
+        self.meant: dict[tuple[int, int], Meant] = {}
+        self.unreliable: set[str] = set()
+        """Targets that are not there at times: only their messages may be given up for it."""
+        self.steps: dict[int, list[Committed]] = defaultdict(list)
+        self.ended: dict[tuple[int, int], Ended] = {}
+        self.rejected: dict[tuple[int, int], int] = {}
+        """(shard, offset) of what is in the rejected topic -> index of the step."""
+        self.refused: dict[tuple[int, int], int] = {}
+        self.digests: dict[tuple[int, int], bytes] = {}
+        self.deliveries = 0
+
+    # --- as it happens
+
+    def wrote(self, shard: int, store: SimStore) -> None:
+        """Law 9: the same state at the same progress record, on every replica and in every life."""
+        state = store.state
+        assert state is not None
+        digest = store.digest(settled_too=self.settled_too)
+        known = self.digests.setdefault((shard, state.applied), digest)
+        if known != digest:
+            raise broken("9", f"two states of shard {shard} at progress offset {state.applied}")
+
+    def committed(self, transaction: Transaction) -> None:
+        """One transaction of a master; this is the moment from which its records count."""
+        shard = transaction.shard
+        assert shard is not None
+        written: dict[str, list[Record]] = defaultdict(list)
+        offset = -1
+        for partition, at in transaction.written:
+            record = partition.items[at][0]
+            assert record is not None
+            if partition.topic == PROGRESS:
+                offset = at
+            written[partition.topic].append(record)
+        records = written.pop(PROGRESS, [])
+        if len(records) != 1:
+            raise broken("3", f"a transaction of shard {shard} holds {len(records)} progress records")
+        progress = unpack_progress(records[0].value)
+        self._check_order(shard, progress)
+        steps = self.steps[shard]
+        steps.append(Committed(self.world.now_ms, offset, progress))
+        self._note_refusals(shard, progress, written.pop(REJECTED, []))
+        for record in written.pop(DEAD_LETTER, []):
+            self._note_dead(shard, record)
+        delivered = 0
+        for topic in sorted(written):
+            for record in written[topic]:
+                self._note_delivery(shard, topic, record, progress)
+                delivered += 1
+        counts = progress.counts
+        if delivered != counts[Outcome.DELIVERED - 1] + counts[Outcome.AGAIN - 1]:
+            raise broken("1", f"shard {shard} committed {delivered} deliveries and says {counts}")
+        for decision in progress.decisions:
+            if decision.offset >= progress.pull_offset:
+                raise broken("9", f"shard {shard} decided about offset {decision.offset}, ahead of its pull offset")
+
+    def _check_order(self, shard: int, progress: Progress) -> None:
+        """Laws 4 and 5."""
+        steps = self.steps[shard]
+        before = steps[-1].progress if steps else None
+        if before is None:
+            return
+        if (progress.cursor_due_ms, progress.cursor_offset) < (before.cursor_due_ms, before.cursor_offset):
+            raise broken("4", f"the cursor of shard {shard} moved back")
+        if progress.pull_offset < before.pull_offset:
+            raise broken("4", f"the pull offset of shard {shard} moved back")
+        if progress.log_epoch < before.log_epoch:
+            raise broken("5", f"shard {shard}: a commit of epoch {progress.log_epoch} after one of {before.log_epoch}")
+        if progress.role_epoch < before.role_epoch:
+            raise broken("5", f"shard {shard}: role epoch {progress.role_epoch} after {before.role_epoch}")
+        if progress.log_epoch == before.log_epoch:
+            if (progress.instance, progress.role_epoch) != (before.instance, before.role_epoch):
+                raise broken("5", f"shard {shard}: two masters commit in epoch {progress.log_epoch}")
+        elif progress.log_epoch != before.log_epoch + 1 or progress.selected or progress.refused:
+            raise broken("5", f"shard {shard}: epoch {progress.log_epoch} does not begin with its epoch record")
+
+    def _note_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
+        before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
+        told = {offset for offset, reason in progress.refused if reason != Reason.IGNORED}
+        for offset, reason in progress.refused:
+            if not before <= offset < progress.pull_offset:
+                raise broken("9", f"shard {shard} refuses offset {offset}, which it did not pull")
+            self.refused[shard, offset] = reason
+        for record in records:
+            source = self._source(shard, record)
+            if source in self.rejected or source[1] not in told:
+                raise broken("3", f"{source} is rejected twice, or without a decision")
+            meant = self.meant[source]
+            if record.value != meant.value:
+                raise broken("1", f"{source} was rejected with another payload")
+            self.rejected[source] = len(self.steps[shard]) - 1
+            told.discard(source[1])
+        if told:
+            raise broken("1", f"shard {shard} refused {sorted(told)} and the rejected topic does not have them")
+
+    def _source(self, shard: int, record: Record) -> tuple[int, int]:
+        source = dict(record.headers or ()).get("chronos-source") or b""
+        topic, number, offset = source.decode().split("/")
+        if topic != DELAY or int(number) != shard or (shard, int(offset)) not in self.meant:
+            raise broken("3", f"shard {shard} wrote a record from {source.decode()}")
+        return shard, int(offset)
+
+    def _note_end(self, source: tuple[int, int], how: str, record: Record) -> Meant:
+        if source in self.ended:
+            raise broken("3", f"{source} is {how} and was {self.ended[source].how} before")
+        meant = self.meant[source]
+        if record.value != meant.value:
+            raise broken("1", f"{source} is {how} with another payload")
+        due_ms = int(dict(record.headers or ())["chronos-due-at"] or b"0")
+        self.ended[source] = Ended(how, len(self.steps[source[0]]) - 1, due_ms)
+        return meant
+
+    def _note_delivery(self, shard: int, topic: str, record: Record, progress: Progress) -> None:
+        """Laws 2, 3 and 6."""
+        source = self._source(shard, record)
+        meant = self._note_end(source, "delivered", record)
+        due_ms = self.ended[source].due_ms
+        self.deliveries += 1
+        if (topic, record.key) != (meant.target, meant.key):
+            raise broken("1", f"{source} went to {topic} with key {record.key!r}")
+        if self.world.now_ms < due_ms - EARLY_MS:
+            raise broken("2", f"{source} is delivered {due_ms - self.world.now_ms} ms early")
+        # Whatever was readable half a second before the due time was executed before the delivery.
+        delay = self.brokers.topics[DELAY][shard]
+        unread_ms = _first_readable_ms(delay, progress.pull_offset)
+        if unread_ms is not None and unread_ms < due_ms - EARLY_MS:
+            raise broken("6", f"{source} is delivered before what was readable {due_ms - unread_ms} ms earlier")
+
+    def _note_dead(self, shard: int, record: Record) -> None:
+        source = self._source(shard, record)
+        headers = dict(record.headers or ())
+        reason = (headers["chronos-reason"] or b"").decode()
+        meant = self._note_end(source, reason, record)
+        if reason == "expired":
+            fair = meant.expire_at_ms is not None and self.world.now_ms >= meant.expire_at_ms - EARLY_MS
+        elif reason == "refused-by-broker":
+            fair = meant.value == POISON or meant.target in self.unreliable
+        else:
+            fair = meant.target in self.unreliable
+        if not fair:
+            raise broken("8", f"{source} was given up: {reason}")
+        if self.world.now_ms < self.ended[source].due_ms - EARLY_MS:
+            raise broken("2", f"{source} is given up before it is due")
+
+    # --- in the end
+
+    def unfinished(self, shards: int, until_ms: int) -> list[str]:
+        """What should have come to an end by then and has not; every other law about fates is checked on the way."""
+        found = []
+        for shard in range(shards):
+            delay = self.brokers.topics[DELAY][shard]
+            steps = self.steps[shard]
+            pulled = steps[-1].progress.pull_offset if steps else 0
+            readable = delay.committed()
+            if readable and readable[-1].offset >= pulled:
+                found.append(f"shard {shard} was read up to {pulled} of {readable[-1].offset + 1}")
+            pending = self.account(shard, [record for record in readable if record.offset < pulled])
+            found += [
+                f"{(shard, offset)} was due {until_ms - due} ms ago" for offset, due in pending if due <= until_ms
+            ]
+        return found
+
+    def account(self, shard: int, records: list[Record]) -> list[tuple[int, int]]:
+        """Law 1: each record has exactly one fate. Gives offset and due time of those that are still pending."""
+        staged_in = self._staged_in(shard)
+        holders: dict[bytes, int] = {}
+        pending: dict[int, int] = {}
+        fired: set[tuple[int, int]] = set()
+        for record in records:
+            offset = record.offset
+            source = (shard, offset)
+            meant = self.meant[source]
+            step = staged_in(offset)
+            named = meant.id
+            if named is None:
+                named = b"%d-%d-%d" % (shard, meant.due_ms, offset)
+            holder = holders.get(named)
+            if holder is not None and holder in pending:
+                end = self.ended.get((shard, holder))
+                if end is not None and end.step < step:
+                    del pending[holder]
+            alive = holder is not None and holder in pending
+            reason = self.refused.get(source)
+            if reason is not None:
+                self._check_refusal(source, meant, reason, alive=alive, known=named in holders)
+                continue
+            if meant.malformed:
+                raise broken("1", f"{source} is malformed and was not refused")
+            if meant.verb == "probe":
+                continue
+            if meant.verb not in ("schedule", "replace"):
+                if not alive:
+                    raise broken("6", f"{source} ({meant.verb}) was accepted though nothing was pending")
+                assert holder is not None
+                if meant.verb == "cancel":
+                    self._end_by(shard, holder, "cancelled", offset)
+                    del pending[holder]
+                elif meant.verb == "reschedule":
+                    pending[holder] = meant.due_ms
+                else:
+                    # A message that waits for another attempt may be due already: then it is due anew, or still.
+                    fired.add((holder, record.timestamp_ms))
+                    pending[holder] = min(pending[holder], record.timestamp_ms)
+                continue
+            if alive:
+                assert holder is not None
+                self._end_by(shard, holder, "replaced", offset)
+                del pending[holder]
+            holders[named] = offset
+            pending[offset] = meant.due_ms
+        for offset in list(pending):
+            end = self.ended.get((shard, offset))
+            if end is not None:
+                if end.due_ms != pending[offset] and (offset, end.due_ms) not in fired:
+                    raise broken("6", f"{(shard, offset)} ended as due at another time than was asked for last")
+                del pending[offset]
+        accepted = {record.offset for record in records} - {at for on, at in self.refused if on == shard}
+        for on, offset in self.ended:
+            if on == shard and offset not in accepted:
+                raise broken("1", f"{(shard, offset)} has an end, yet it was refused or never committed")
+        return sorted(pending.items())
+
+    def _staged_in(self, shard: int) -> Callable[[int], int]:
+        """In which step the record at an offset was staged."""
+        pulls = [step.progress.pull_offset for step in self.steps[shard]]
+
+        return partial(bisect_right, pulls)
+
+    def _end_by(self, shard: int, holder: int, how: str, by: int) -> None:
+        end = self.ended.get((shard, holder))
+        if end is not None:
+            raise broken("6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that")
+
+    def _check_refusal(self, source: tuple[int, int], meant: Meant, reason: int, *, alive: bool, known: bool) -> None:
+        if meant.malformed:
+            return
+        if reason in (Reason.TOO_LATE, Reason.UNKNOWN):
+            if alive:
+                raise broken("6", f"{source} ({meant.verb}) was refused though the message was pending")
+        elif reason in (Reason.CONFLICT, Reason.IGNORED):
+            if not known:
+                raise broken("1", f"{source} was refused as a duplicate of nothing")
+        else:
+            raise broken("1", f"{source} was refused for no reason: {Reason(reason).word}")
+
+    def note_meant(self, partition: Partition, offset: int, meant: Meant) -> None:
+        """A producer wrote this."""
+        self.meant[partition.number, offset] = meant
+
+
+def _first_readable_ms(partition: Partition, offset: int) -> int | None:
+    """Since when the first record from the offset on is readable; None when there is none."""
+    for at in range(offset, len(partition.shown_ms)):
+        record, transaction = partition.items[at]
+        if record is not None and (transaction is None or transaction.state == "committed"):
+            return partition.shown_ms[at]
+    return None

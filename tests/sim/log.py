@@ -1,0 +1,263 @@
+"""The log as one replica's thread sees it: the clients in front of the brokers, and everything that goes wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from chronos.core.message import Record
+from chronos.errors import LogUnavailable, ProducerLost, TransactionAborted
+from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
+from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
+
+if TYPE_CHECKING:
+    from tests.sim.machine import Thread
+
+POISON = b"poison"
+"""A payload that no target takes, for a reason nobody can look up before."""
+
+
+class SimReader:
+    """See `ports.Reader`. What it fetches lags behind what is there."""
+
+    def __init__(self, log: SimLog, partition: Partition, offset: int) -> None:
+        self._log = log
+        self._partition = partition
+        self.position = offset
+        partition.watchers.append(log.thread.nudge)
+
+    def read(self, records_max: int, bytes_max: int) -> list[Record]:
+        self._log.thread.touch("read")
+        log, partition = self._log, self._partition
+        if log.brokers.is_paused(partition):
+            return []
+        stable = partition.stable
+        if log.world.chance(log.faults.short_reads):
+            stable = log.world.random.randint(min(self.position, stable), stable)
+        records: list[Record] = []
+        size = 0
+        at = self.position
+        while at < stable and len(records) < records_max:
+            record, transaction = partition.items[at]
+            at += 1
+            if record is None or (transaction is not None and transaction.state != "committed"):
+                # A marker at the end is passed with the next look only, as a client learns of it.
+                if not records:
+                    self.position = at
+                continue
+            size += len(record.value or b"")
+            if records and size > bytes_max:
+                break
+            records.append(record)
+            self.position = at
+        return records
+
+    def wait(self, timeout_s: float) -> bool:
+        for _ in range(2):
+            if self.position < self._partition.stable and not self._log.brokers.is_paused(self._partition):
+                self._pass_markers()
+                return True
+            self._log.thread.sleep(int(timeout_s * 1_000))
+        return False
+
+    def _pass_markers(self) -> None:
+        items, stable = self._partition.items, self._partition.stable
+        while self.position < stable:
+            record, transaction = items[self.position]
+            if record is not None and (transaction is None or transaction.state == "committed"):
+                return
+            self.position += 1
+
+    def seek(self, offset: int) -> None:
+        self.position = offset
+
+    def close(self) -> None:
+        if self._log.thread.nudge in self._partition.watchers:
+            self._partition.watchers.remove(self._log.thread.nudge)
+
+
+class SimWriter:
+    """See `ports.Writer`."""
+
+    def __init__(self, log: SimLog, shard: int, epoch: int) -> None:
+        self._log = log
+        self._brokers = log.brokers
+        self._shard = shard
+        self.epoch = epoch
+        self._transaction: Transaction | None = None
+        self._progress = b""
+        self._culprit = False
+        self._stuck = False
+        self._upset = False
+        """The transaction after a refused one may fail too, with nobody to blame (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+        self._lost = False
+
+    @property
+    def _fenced(self) -> bool:
+        transaction = self._transaction
+        return self._brokers.epochs[self._shard] != self.epoch or (
+            transaction is not None and transaction.state != "open"
+        )
+
+    def _lose(self, text: str, *, culprit_likely: bool = False) -> ProducerLost:
+        self._lost = True
+        return ProducerLost(text, culprit_likely=culprit_likely)
+
+    def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
+        log, brokers = self._log, self._brokers
+        log.thread.touch("send")
+        assert not self._lost, "a lost producer was used again"
+        self._transaction, self._progress, self._culprit, self._stuck = None, progress, False, False
+        if self._fenced:
+            raise self._lose("_FENCED")
+        last = brokers.open.get(self._shard)
+        if last is not None and not brokers.mark_all(last):
+            raise self._lose("the last transaction is still being completed")
+        transaction = self._transaction = brokers.begin(self._shard, self.epoch)
+        for topic, key, value, headers, number in messages:
+            if topic not in brokers.topics or (value == POISON and topic not in (REJECTED, DEAD_LETTER)):
+                self._culprit = True
+                continue
+            partition = brokers.place(topic, key, number)
+            if brokers.is_paused(partition):
+                self._stuck = True
+                continue
+            pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
+            brokers.append(partition, key, value, pairs, transaction)
+        log.thread.touch("sent")
+
+    def commit(self, verify: Callable[[int], None]) -> Appended:
+        log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults
+        log.thread.touch("commit")
+        transaction = self._transaction
+        assert transaction is not None, "commit without send"
+        progress = brokers.topics[PROGRESS][self._shard]
+        if self._stuck or brokers.is_paused(progress):
+            log.thread.sleep(world.random.randrange(500, 12_000))
+            raise self._lose("the brokers did not take the transaction in time")
+        self._check_fenced()
+        if self._culprit:
+            self._upset = world.chance(0.5)
+            raise self._abort(culprit_likely=True)
+        if self._upset or world.chance(faults.aborts):
+            self._upset = False
+            raise self._abort(culprit_likely=False)
+        offset = brokers.append(progress, None, self._progress, (), transaction)
+        timestamp_ms = world.now_ms
+        log.thread.touch("flushed")
+        try:
+            verify(timestamp_ms)
+        except BaseException:
+            if not self._fenced:
+                brokers.decide(transaction, commit=False)
+            raise
+        log.thread.touch("verified")
+        self._check_fenced()
+        if world.chance(faults.fenced_by_nobody):
+            brokers.fence(self._shard)
+            raise self._lose("_FENCED, though nobody else is there")
+        if world.chance(faults.unclear):
+            self._end_unclear(transaction)
+        brokers.commit(transaction)
+        log.thread.touch("committed")
+        return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
+
+    def _check_fenced(self) -> None:
+        if self._fenced:
+            raise self._lose("_FENCED")
+
+    def _abort(self, *, culprit_likely: bool) -> TransactionAborted | ProducerLost:
+        assert self._transaction is not None
+        self._brokers.decide(self._transaction, commit=False)
+        if self._log.world.chance(0.1):
+            return self._lose("refused", culprit_likely=culprit_likely)
+        return TransactionAborted("refused", culprit_likely=culprit_likely)
+
+    def _end_unclear(self, transaction: Transaction) -> None:
+        """The answer got lost, or the question, or it comes late."""
+        world = self._log.world
+        end = world.random.choice(["now", "late", "never"])
+        world.tell(f"{self._log.thread.name} commit unclear: {end}")
+        if end == "now":
+            self._brokers.commit(transaction)
+        elif end == "late":
+            world.after(world.random.randrange(1, 4_000), self._brokers.commit, transaction)
+        raise self._lose("a commit was not answered in time")
+
+    def close(self) -> None:
+        self._lost = True
+
+
+class SimLog:
+    """See `ports.Log`: one thread's clients."""
+
+    def __init__(self, thread: Thread, brokers: Brokers) -> None:
+        self.thread = thread
+        self.brokers = brokers
+        self.world = thread.world
+        self.faults = thread.machine.faults
+
+    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
+        for spec in topics:
+            if spec.name not in self.brokers.topics and create:
+                self.brokers.create(spec.name, max(1, spec.partitions))
+        return {spec.name: self._info(spec.name) for spec in topics}
+
+    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        self.thread.touch("look")
+        self._check_answers()
+        return {name: self._info(name) if name in self.brokers.topics else None for name in topics}
+
+    def _info(self, name: str) -> TopicInfo:
+        partitions = self.brokers.topics[name]
+        leaderless = frozenset(place.number for place in partitions if self.brokers.is_paused(place))
+        return TopicInfo(
+            id=str(self.brokers.ids[name]), partitions=len(partitions), leaderless=leaderless, bytes_max=BYTES_MAX
+        )
+
+    def ends(self, topic: str, partition: int) -> Ends:
+        self.thread.touch("ends")
+        place = self._answering(topic, partition)
+        return Ends(start=0, stable=place.stable, high=place.high)
+
+    def stable_end(self, topic: str, partition: int) -> int:
+        self.thread.touch("end")
+        return self._answering(topic, partition).stable
+
+    def _answering(self, topic: str, partition: int) -> Partition:
+        self._check_answers()
+        place = self.brokers.topics[topic][partition]
+        if self.brokers.is_paused(place):
+            raise LogUnavailable(f"no broker said in time where {place.name} ends")
+        return place
+
+    def _check_answers(self) -> None:
+        if self.world.faulty and self.world.chance(self.faults.no_answer):
+            raise LogUnavailable("no broker answered in time")
+
+    def reader(self, topic: str, partition: int, offset: int) -> SimReader:
+        return SimReader(self, self.brokers.topics[topic][partition], offset)
+
+    def writer(self, shard: int) -> SimWriter:
+        self.thread.touch("writer")
+        self._check_answers()
+        last = self.brokers.open.get(shard)
+        epoch = self.brokers.fence(shard)
+        self.world.tell(f"{self.thread.name} fences as {epoch}")
+        self.thread.touch("fenced")
+        if last is not None and last.state == "committed" and any(map(self.brokers.is_paused, last.unmarked)):
+            raise LogUnavailable("the last transaction was not resolved in time")
+        return SimWriter(self, shard, epoch)
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        self.thread.touch("append")
+        appended = []
+        for topic, key, value, headers, number in records:
+            place = self._answering(topic, self.brokers.place(topic, key, number).number)
+            pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
+            offset = self.brokers.append(place, key, value, pairs)
+            appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=self.world.now_ms))
+        return appended
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,372 @@
+"""Machines with a clock and a disk; processes that start, freeze and die on them; threads that step replicas.
+
+What `chronos/node.py` and `chronos/driver.py` do with real threads: step a replica when it asked for it or when
+records came, report to the coordinator, control when it is this node's turn.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from chronos.core import roles
+from chronos.core.message import Rules
+from chronos.core.roles import Member
+from chronos.core.roles import Replica as Said
+from chronos.errors import CoordinatorUnavailable, Deposed, NodeIdTaken, Stop, StoreCorrupt
+from chronos.workers.master import Limits
+from chronos.workers.push import Pusher
+from chronos.workers.replica import STANDALONE, Replica, Role
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
+from tests.sim.checker import Checker
+from tests.sim.coordinator import Ensemble, SimCoordinator
+from tests.sim.log import SimLog
+from tests.sim.store import Disk, SimStore
+from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
+
+TICK_MS = 300
+"""How often a process hears from its coordinator and reports."""
+
+AWAITED_MS = 2_000
+
+
+class Faults(Struct, kw_only=True):
+    """How likely what is, each time it could happen. All of it is off while the world is healed."""
+
+    aborts: float = 0.0
+    unclear: float = 0.0
+    fenced_by_nobody: float = 0.0
+    short_reads: float = 0.0
+    no_answer: float = 0.0
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """What all nodes of a seed have in common."""
+
+    shards: int
+    limits: Limits
+    attempts_max: int
+    retry_base_ms: int
+    delivered_ms: int | None
+    deduplication_ms: int
+    max_delay_ms: int
+    poll_ms: int
+    """How long a thread sleeps at most when nothing wakes it."""
+
+
+class SimClock:
+    """See `ports.Clock`: the brokers' time, and what is wrong with this machine's."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.skew_ms = 0
+        self.drift = 0.0
+
+    def now_ms(self) -> int:
+        now_ms = self._world.now_ms
+        return now_ms + self.skew_ms + int((now_ms - START_MS) * self.drift)
+
+    def stepped_ms(self) -> int:
+        return 0
+
+
+class Machine:
+    """What outlives a process: a name, a clock, a disk with a store for each shard, and the faults around it."""
+
+    def __init__(self, name: str, world: World, brokers: Brokers, ensemble: Ensemble | None, checker: Checker,
+                 setting: Setting) -> None:  # fmt: skip
+        self.name = name
+        self.world = world
+        self.brokers = brokers
+        self.ensemble = ensemble
+        self.checker = checker
+        self.setting = setting
+        self.clock = SimClock(world)
+        self.disk = Disk()
+        self.faults = Faults()
+        self.stores: dict[int, SimStore] = {}
+        self.trap: tuple[str, str, int] | None = None
+        """`(what, where, ms)`: kill or freeze the process where it next passes there."""
+        self.process: Process | None = None
+        self.frozen_ms = 0
+
+    def store(self, shard: int) -> SimStore:
+        if shard not in self.stores:
+            self.stores[shard] = SimStore(self.world, self.disk, lambda store: self.checker.wrote(shard, store))
+        return self.stores[shard]
+
+    @property
+    def frozen(self) -> bool:
+        return self.frozen_ms > self.world.now_ms
+
+    def start(self) -> None:
+        if self.process is None:
+            self.world.tell(f"{self.name} starts")
+            self.process = Process(self)
+
+    def crash(self, down_ms: int) -> None:
+        """The process is gone; whatever it was in the middle of ends where it next calls a port."""
+        process = self.process
+        if process is None:
+            return
+        self.world.tell(f"{self.name} is killed")
+        self.process, process.dead = None, True
+        self.stores = {shard: store.crash() for shard, store in self.stores.items()}
+        self.world.after(down_ms, self.start)
+
+    def lose_stores(self) -> None:
+        """Somebody removes the data."""
+        self.crash(1_000)
+        self.stores.clear()
+
+    def heal(self) -> None:
+        self.trap, self.frozen_ms = None, 0
+        self.clock.skew_ms, self.clock.drift = 0, 0.0
+        self.disk.full = self.disk.low = self.disk.failing = False
+        self.faults = Faults()
+        if self.process is not None:
+            for thread in self.process.threads:
+                thread.log.faults = self.faults
+            if self.process.coordinator is not None:
+                self.process.coordinator.cut_ms = 0
+
+
+class Process:
+    """One life of a node."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.dead = False
+        self.started_ms = machine.world.now_ms
+        self.threads: list[Thread] = []
+        self.coordinator: SimCoordinator | None = None
+        self._threads_wanted = range(machine.setting.shards)
+        if machine.ensemble is not None:
+            self.coordinator = SimCoordinator(machine.ensemble, machine.name, lambda _: None)
+            self.coordinator.asleep = lambda: self.dead or machine.frozen
+        self.world.after(1, self._open)
+
+    def _open(self) -> None:
+        if self.dead:
+            return
+        try:
+            for shard in self._threads_wanted:
+                self.threads.append(Thread(self, shard))
+        except Crashed:
+            return
+        except StoreCorrupt:
+            self.machine.lose_stores()
+            return
+        for thread in self.threads:
+            thread.wake(self.world.now_ms + 1)
+        if self.coordinator is not None:
+            self.world.after(1, self._tick)
+
+    def _tick(self) -> None:
+        """The node's own thread: heartbeat, report, control."""
+        machine, coordinate = self.machine, self.coordinator
+        if self.dead or coordinate is None:
+            return
+        if machine.frozen:
+            self.world.at(machine.frozen_ms, self._tick)
+            return
+        try:
+            coordinate.tick()
+            if coordinate.joined:
+                coordinate.report(self._member())
+                coordinate.control(roles.plan)
+            else:
+                coordinate.join(self._member())
+        except CoordinatorUnavailable:
+            pass
+        except NodeIdTaken as error:
+            raise broken("5", f"{machine.name} was refused: {error}") from error
+        self.world.after(TICK_MS, self._tick)
+
+    def _member(self) -> Member:
+        machine = self.machine
+        return Member(
+            node=machine.name,
+            instance=machine.name,
+            address="",
+            version="",
+            started_ms=self.started_ms,
+            replicas={
+                thread.shard: Said(
+                    applied=thread.replica.state.applied,
+                    pull_offset=thread.replica.state.pull_offset,
+                    role_epoch=thread.replica.state.role_epoch,
+                    log_epoch=thread.replica.state.log_epoch,
+                    role=thread.replica.role,
+                )
+                for thread in self.threads
+            },
+        )
+
+    def role(self, shard: int) -> Role:
+        """What the coordinator says this node is for a shard."""
+        if self.coordinator is None:
+            return STANDALONE
+        outlook = self.coordinator.look()
+        given = None if outlook.roles is None else outlook.roles.shards.get(shard)
+        if given is None:
+            return Role(kind="follower", sure=outlook.sure)
+        if given.master != self.machine.name:
+            held = not given.replicas or self.machine.name in given.replicas
+            return Role(kind="follower" if held else "none", sure=outlook.sure)
+        previous = outlook.members.get(given.previous or "")
+        awaited = (
+            previous is not None
+            and given.previous != self.machine.name
+            and shard in previous.replicas
+            and previous.replicas[shard].role == "master"
+            and self.machine.clock.now_ms() - given.since_ms < AWAITED_MS
+        )
+        return Role(kind="master", epoch=given.epoch, sure=outlook.sure, awaited=awaited)
+
+
+class Thread:
+    """The thread of one replica."""
+
+    def __init__(self, process: Process, shard: int) -> None:
+        machine, setting = process.machine, process.machine.setting
+        self.process = process
+        self.machine = machine
+        self.world = process.world
+        self.shard = shard
+        self.name = f"{machine.name}/{shard}"
+        self.log = SimLog(self, machine.brokers)
+        self.steps = 0
+        self._busy = False
+        self._nudged = False
+        self._wake_ms: int | None = None
+        rules = Rules(
+            shard=shard,
+            shards=setting.shards,
+            own_topics=(DELAY, PROGRESS, REJECTED, DEAD_LETTER),
+            deny=("forbidden",),
+            max_delay_ms=setting.max_delay_ms,
+            deduplication_ms=setting.deduplication_ms,
+        )
+        self.replica = Replica(
+            log_port=self.log,
+            store=machine.store(shard),
+            clock=machine.clock,
+            rules=rules,
+            pusher=lambda: Pusher(
+                self.log,
+                rules,
+                delay_topic=DELAY,
+                rejected_topic=REJECTED,
+                dead_letter_topic=DEAD_LETTER,
+                create_topics=False,
+                attempts_max=setting.attempts_max,
+                retry_base_ms=setting.retry_base_ms,
+                retry_cap_ms=5_000,
+            ),
+            limits=setting.limits,
+            delay_topic=DELAY,
+            progress_topic=PROGRESS,
+            node=machine.name,
+            instance=machine.name,
+            delivered_ms=setting.delivered_ms,
+            deduplication_ms=setting.deduplication_ms,
+            guard=lambda: "the disk is below its reserve" if machine.disk.low else None,
+            assigned=lambda: process.role(shard),
+        )
+
+    # --- when it runs
+
+    def nudge(self) -> None:
+        """There is something to read."""
+        if self._busy:
+            self._nudged = True
+        elif not self.process.dead:
+            self.wake(self.world.now_ms + self.world.random.randrange(1, 6))
+
+    def wake(self, when_ms: int) -> None:
+        if self._wake_ms is None or when_ms < self._wake_ms:
+            self._wake_ms = when_ms
+            self.world.at(when_ms, self._run, when_ms)
+
+    def _run(self, planned_ms: int) -> None:
+        if self.process.dead or planned_ms != self._wake_ms or self._busy:
+            return
+        if self.machine.frozen:
+            self._wake_ms = None
+            self.wake(self.machine.frozen_ms)
+            return
+        self._busy, self._wake_ms, self._nudged = True, None, False
+        try:
+            self._step()
+        finally:
+            self._busy = False
+
+    def _step(self) -> None:
+        machine, clock = self.machine, self.machine.clock
+        self.steps += 1
+        before = self.replica.role
+        try:
+            wake_ms = self.replica.step(clock.now_ms())
+        except Crashed:
+            return
+        except StoreCorrupt as error:
+            if not machine.stores[self.shard].damaged:
+                raise broken("9", f"{self.name}: {error}") from error
+            machine.lose_stores()
+            return
+        except Deposed:
+            if machine.ensemble is not None:
+                raise
+            machine.crash(95_000)
+            return
+        except Stop as error:
+            raise broken("9", f"{self.name} stops: {error}") from error
+        except Finding:
+            raise
+        except Exception as error:
+            raise Finding(CRASH, f"{self.name} failed: {error!r}") from error
+        if self.process.dead:
+            return
+        if self.replica.role != before:
+            self.world.tell(f"{self.name} {self.replica.role} {self.replica.paused or ''}")
+        wait_ms = min(wake_ms - clock.now_ms(), machine.setting.poll_ms)
+        if self._nudged:
+            wait_ms = min(wait_ms, 3)
+        self.wake(self.world.now_ms + max(1, wait_ms))
+
+    # --- what happens to it
+
+    def touch(self, where: str) -> None:
+        """A port was called: here others may come in between, and here the process may freeze or die."""
+        machine = self.machine
+        if self.process.dead:
+            raise Crashed
+        trap = machine.trap
+        if trap is not None and trap[1] == where:
+            what, _, wait_ms = trap
+            machine.trap = None
+            self.world.tell(f"{self.name} {what} at {where} {wait_ms}")
+            if what == "kill":
+                machine.crash(wait_ms)
+                raise Crashed
+            if what == "freeze":
+                machine.frozen_ms = self.world.now_ms + wait_ms
+            else:
+                self.sleep(wait_ms)
+        if machine.frozen:
+            self._thaw()
+
+    def sleep(self, wait_ms: int) -> None:
+        """Wait inside a call while everybody else goes on."""
+        self.world.pass_time(wait_ms)
+        if self.process.dead:
+            raise Crashed
+        if self.machine.frozen:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        while self.machine.frozen and not self.process.dead:
+            self.world.pass_time(self.machine.frozen_ms - self.world.now_ms)
+        if self.process.dead:
+            raise Crashed

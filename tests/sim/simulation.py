@@ -1,0 +1,356 @@
+"""One seed from beginning to end: draw a world, let it fail, heal it, and see that nothing is left undone.
+
+Phase one is about safety: anything may fail, the checker watches. Phase two is about liveness: everything is mended,
+and within a bounded time whatever is due must have come to its end, on every replica alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.codec import FRESH
+from chronos.core.message import Rules
+from chronos.core.roles import Request
+from chronos.core.shard import Shard
+from chronos.workers.follow import Follower
+from chronos.workers.master import Limits
+from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
+from tests.sim.checker import Checker
+from tests.sim.coordinator import Ensemble
+from tests.sim.log import SimLog
+from tests.sim.machine import Faults, Machine, Setting
+from tests.sim.store import Disk, SimStore
+from tests.sim.workload import MAX_DELAY_MS, Producers
+from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
+
+HEALED_MS_MAX = 120_000
+"""How long everything due may take to come to its end once all is mended: a session, a take-over, every attempt."""
+
+LOOK_MS = 2_000
+"""How often the second phase looks whether it is over."""
+
+EVENTS_MAX = 60_000
+"""More than this is no progress but a loop without a pause."""
+
+PLACES = (
+    "send",
+    "sent",
+    "commit",
+    "flushed",
+    "verified",
+    "committed",
+    "writer",
+    "fenced",
+    "ends",
+    "end",
+    "read",
+    "look",
+)
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What a seed did that found nothing."""
+
+    seed: int
+    digest: str
+    events: int
+    sent: int
+    commits: int
+    deliveries: int
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
+        self.seed = seed
+        world = self.world = World(seed, lines=lines)
+        draw = world.random
+        self.checker = checker = Checker(world)
+        self.brokers = brokers = checker.brokers = Brokers(world, checker.committed)
+        self.shards = draw.choice([1, 1, 2, 3])
+        nodes = draw.choice([1, 2, 3, 3])
+        self.fault_ms = draw.randrange(5_000, 40_000)
+        self.setting = self._draw_setting()
+        checker.settled_too = self.setting.delivered_ms is None
+        self.ensemble = None
+        if nodes > 1:
+            self.ensemble = Ensemble(
+                world, shards=self.shards, replication=None, session_ms=draw.choice([2_000, 4_000])
+            )
+        for topic, partitions in ((DELAY, self.shards), (PROGRESS, self.shards), (REJECTED, 1), (DEAD_LETTER, 1)):
+            brokers.create(topic, partitions)
+        for topic in ("a", "b", "flaky"):
+            brokers.create(topic, draw.choice([1, 3]))
+        self.machines = [
+            Machine(f"n{number}", world, brokers, self.ensemble, checker, self.setting) for number in range(nodes)
+        ]
+        self.producers = Producers(world, brokers, checker, shards=self.shards)
+        self._draw_faults()
+
+    def _draw_setting(self) -> Setting:
+        draw = self.world.random
+        messages = draw.choice([1, 2, 5, 100])
+        return Setting(
+            shards=self.shards,
+            limits=Limits(
+                messages=messages,
+                bytes=draw.choice([1, 300, 1_000_000]),
+                wheel_messages=draw.choice([2, 5, 1_000]),
+                wheel_bytes=draw.choice([200, 1_000_000]),
+                wheel_horizon_ms=draw.choice([100, 3_000]),
+                pull=True,
+                push=True,
+            ),
+            attempts_max=draw.choice([1, 3]),
+            retry_base_ms=200,
+            delivered_ms=draw.choice([None, None, 60_000]),
+            deduplication_ms=draw.choice([2_000, 3_600_000]),
+            max_delay_ms=MAX_DELAY_MS,
+            poll_ms=draw.choice([200, 1_000, 3_000]),
+        )
+
+    # --- phase one
+
+    def _draw_faults(self) -> None:
+        """Each kind of fault is absent from some seeds, so that none hides what another would show."""
+        world, draw = self.world, self.world.random
+        some = lambda *rates: draw.choice([0.0, 0.0, *rates])  # noqa: E731
+        rates = {
+            "aborts": some(0.02, 0.2),
+            "unclear": some(0.02, 0.2),
+            "fenced_by_nobody": some(0.02, 0.1),
+            "short_reads": some(0.1, 0.5),
+            "no_answer": some(0.01, 0.1),
+        }
+        self.brokers.slow_markers = some(0.05, 0.4)
+        for machine in self.machines:
+            machine.faults = Faults(**rates)
+            machine.disk.flush_chance = draw.choice([0.0, 0.1, 0.5])
+            machine.clock.skew_ms = draw.randint(-200, 200)
+            machine.clock.drift = draw.uniform(-1e-4, 1e-4)
+            world.after(draw.randrange(500), machine.start)
+        if draw.random() < 0.3:
+            self.producers.targets += ["flaky"]
+            self.checker.unreliable.add("flaky")
+        if draw.random() < 0.2:
+            self.producers.targets += ["gone"]
+            self.checker.unreliable.add("gone")
+        for _ in range(draw.randint(5, 40)):
+            world.after(draw.randrange(self.fault_ms), self.producers.send)
+        kinds: list[Callable[[], None]] = [
+            kind
+            for kind in (
+                self._kill, self._freeze, self._trap, self._trap, self._pause_broker, self._set_clock, self._spoil_disk,
+                self._damage, self._cut, self._pause_ensemble, self._transfer, self._topic_goes,
+            )
+            if draw.random() < 0.5
+        ]  # fmt: skip
+        if kinds:
+            for _ in range(draw.choice([0, 2, 5, 12])):
+                world.after(draw.randrange(500, self.fault_ms), self._strike, draw.choice(kinds))
+
+    def _strike(self, kind: Callable[[], None]) -> None:
+        if self.world.faulty:
+            kind()
+
+    def _machine(self) -> Machine:
+        return self.world.random.choice(self.machines)
+
+    def _kill(self) -> None:
+        self._machine().crash(self.world.random.choice([100, 2_000, 8_000]))
+
+    def _freeze(self) -> None:
+        machine = self._machine()
+        wait_ms = self.world.random.choice([200, 3_000, 12_000])
+        self.world.tell(f"{machine.name} freezes for {wait_ms}")
+        machine.frozen_ms = max(machine.frozen_ms, self.world.now_ms + wait_ms)
+
+    def _trap(self) -> None:
+        draw = self.world.random
+        what = draw.choice(["kill", "freeze", "stall", "stall"])
+        self._machine().trap = (what, draw.choice(PLACES), draw.choice([5, 300, 2_000, 7_000, 12_000]))
+
+    def _pause_broker(self) -> None:
+        draw = self.world.random
+        broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
+        self.world.tell(f"broker {broker} pauses for {wait_ms}")
+        self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
+
+    def _set_clock(self) -> None:
+        draw = self.world.random
+        machine, skew_ms = self._machine(), draw.choice([450, 900, 10_000, 3_600_000])
+        skew_ms = draw.choice([skew_ms, -skew_ms])
+        self.world.tell(f"{machine.name} clock is {skew_ms} off")
+        machine.clock.skew_ms = skew_ms
+        self.world.after(draw.choice([300, 3_000, 10_000]), self._mend_clock, machine)
+
+    def _mend_clock(self, machine: Machine) -> None:
+        machine.clock.skew_ms = 0
+
+    def _spoil_disk(self) -> None:
+        draw = self.world.random
+        machine, what = self._machine(), draw.choice(["full", "low", "failing"])
+        self.world.tell(f"{machine.name} disk {what}")
+        setattr(machine.disk, what, True)
+        self.world.after(draw.choice([500, 4_000]), setattr, machine.disk, what, False)
+
+    def _damage(self) -> None:
+        draw = self.world.random
+        machine = self._machine()
+        if draw.random() < 0.5 or not machine.stores:
+            machine.lose_stores()
+        else:
+            shard = draw.choice(sorted(machine.stores))
+            self.world.tell(f"{machine.name}/{shard} is damaged")
+            machine.stores[shard].damaged = True
+
+    def _cut(self) -> None:
+        machine, wait_ms = self._machine(), self.world.random.choice([500, 3_000, 15_000])
+        if machine.process is not None and machine.process.coordinator is not None:
+            self.world.tell(f"{machine.name} is cut off for {wait_ms}")
+            machine.process.coordinator.cut_ms = self.world.now_ms + wait_ms
+
+    def _pause_ensemble(self) -> None:
+        if self.ensemble is not None:
+            self.world.tell("coordination pauses")
+            self.ensemble.pause(self.world.random.choice([1_000, 10_000]))
+
+    def _transfer(self) -> None:
+        if self.ensemble is not None:
+            node, shard = self._machine().name, self.world.random.randrange(self.shards)
+            self.ensemble.requests.append(
+                Request(kind="transfer", node=node, shard=shard, at_ms=self.world.now_ms)
+            )  # fmt: skip
+
+    def _topic_goes(self) -> None:
+        if "flaky" in self.brokers.topics:
+            self.world.tell("topic flaky goes")
+            self.brokers.delete("flaky")
+            self.world.after(self.world.random.choice([500, 6_000]), self._topic_comes)
+
+    def _topic_comes(self) -> None:
+        if "flaky" not in self.brokers.topics:
+            self.brokers.create("flaky", 2)
+
+    # --- phase two
+
+    def run(self) -> Result:
+        """Both phases; a Finding is raised."""
+        world = self.world
+        world.pass_time(self.fault_ms)
+        self.checker.unfinished(self.shards, 0)
+        self._heal()
+        last_due_ms = world.now_ms + self.producers.spread_ms
+        give_up_ms = last_due_ms + HEALED_MS_MAX
+        while True:
+            left = self.checker.unfinished(self.shards, last_due_ms)
+            left += [] if left else self._behind()
+            if not left:
+                break
+            if world.now_ms >= give_up_ms:
+                raise Finding(LIVENESS, f"after {HEALED_MS_MAX} ms of peace: {'; '.join(left[:5])}")
+            if world.events > EVENTS_MAX:
+                raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
+            world.pass_time(LOOK_MS)
+        self._replay()
+        commits = sum(len(steps) for steps in self.checker.steps.values())
+        return Result(
+            seed=self.seed,
+            digest=world.digest(),
+            events=world.events,
+            sent=self.producers.sent,
+            commits=commits,
+            deliveries=self.checker.deliveries,
+        )
+
+    def _heal(self) -> None:
+        self.world.tell("all is well again")
+        self.world.faulty = False
+        self.brokers.heal()
+        self._topic_comes()
+        for machine in self.machines:
+            machine.heal()
+        if self.ensemble is not None:
+            self.ensemble.down_ms = self.world.now_ms
+
+    def _behind(self) -> list[str]:
+        """Replicas that have not applied everything."""
+        behind = []
+        for machine in self.machines:
+            for shard in range(self.shards):
+                store, partition = machine.stores.get(shard), self.brokers.topics[PROGRESS][shard]
+                state = None if store is None else store.state
+                last = self.checker.steps[shard][-1].offset if self.checker.steps[shard] else -1
+                if state is None or state.applied <= last or partition.held:
+                    behind.append(f"{machine.name}/{shard} has not applied everything")
+        return behind
+
+    def _replay(self) -> None:
+        """Law 9: who reads both logs from the beginning comes to the same state, at every record and in the end."""
+        for shard in range(self.shards):
+            store = SimStore(self.world, Disk(), lambda store, shard=shard: self.checker.wrote(shard, store))
+            rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
+            shard_state = Shard(rules=rules, state=FRESH, view=store)
+            log = SimLog(Onlooker(self.world), self.brokers)  # type: ignore[arg-type]
+            follower = Follower(log, store, shard_state, delay_topic=DELAY, progress_topic=PROGRESS)
+            while follower.step():
+                pass
+            steps = self.checker.steps[shard]
+            if store.state is None or store.state.applied <= steps[-1].offset:
+                raise broken("9", f"a replay of shard {shard} ended before the log")
+            delay = self.brokers.topics[DELAY][shard]
+            pulled = steps[-1].progress.pull_offset
+            pending = self.checker.account(shard, [it for it in delay.committed() if it.offset < pulled])
+            if store.state.pending != len(pending):
+                raise broken("1", f"shard {shard} holds {store.state.pending} messages, {len(pending)} are pending")
+
+
+class Onlooker:
+    """Reads the logs in peace: the thread of nobody."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.machine = self
+        self.faults = Faults()
+        self.name = "onlooker"
+
+    def touch(self, where: str) -> None:
+        """Nothing happens here."""
+
+    def sleep(self, wait_ms: int) -> None:
+        """Nothing is waited for."""
+
+    def nudge(self) -> None:
+        """Nobody is woken."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the log lines of the code under test."""
+    known = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**known)
+
+
+def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
+    """Run one seed; raises a Finding."""
+    with quiet():
+        simulation = Simulation(seed, lines=lines)
+        try:
+            return simulation.run()
+        except Finding as finding:
+            simulation.world.tell(f"found: {finding}")
+            raise
+        except Exception as error:
+            raise Finding(CRASH, f"the simulator itself failed: {error!r}") from error
+
+
+__all__ = ["START_MS", "Result", "Simulation", "simulate"]

@@ -1,0 +1,123 @@
+"""A shard's disk: what was flushed outlives a crash, writes fail when it is full or failing, reads when damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import PENDING, State, unpack_state, unpack_word
+from chronos.core.keys import COUNT, ENTRY, STATE_KEY, WORD, entry_position
+from chronos.errors import NoSpace, StoreCorrupt
+from tests.sim.world import World
+
+
+class Disk:
+    """What is wrong with a machine's disk at the moment."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.low = False
+        """Below the reserve: no step begins."""
+        self.failing = False
+        self.flush_chance = 0.1
+        """How often a write happens to be followed by a flush of the store's own."""
+
+
+class SimStore(MemoryStore):
+    """See `ports.Store`. `wrote` is called after each write that moved the state."""
+
+    def __init__(self, world: World, disk: Disk, wrote: Callable[[SimStore], None]) -> None:
+        super().__init__()
+        self._world = world
+        self._disk = disk
+        self._wrote = wrote
+        self._error: str | None = None
+        self.damaged = False
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._check_sound()
+        return super().get(keys)
+
+    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        self._check_sound()
+        return super().scan(start, stop, count_max, bytes_max)
+
+    def _check_sound(self) -> None:
+        if self.damaged:
+            raise StoreCorrupt("a block's checksum is wrong")
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        if self._disk.failing:
+            self._error = "IO error: input/output error while flushing"
+        if self._disk.full or self._error:
+            raise NoSpace("no space left on device")
+        super().write(puts, deletes)
+        if puts:
+            self._wrote(self)
+        if self._world.chance(self._disk.flush_chance):
+            super().flush()
+
+    def flush(self) -> None:
+        if self._disk.full or self._disk.failing or self._error:
+            raise NoSpace("no space left on device")
+        super().flush()
+
+    def background_error(self) -> str | None:
+        return self._error
+
+    def reopen(self) -> None:
+        if self._disk.full or self._disk.failing:
+            raise NoSpace("no space left on device")
+        self._error = None
+        self._restore(self._flushed)
+
+    def crash(self) -> SimStore:
+        """What the disk holds once the process is gone."""
+        survivor = SimStore(self._world, self._disk, self._wrote)
+        survivor._restore(self._flushed)
+        survivor.damaged = self.damaged
+        self._closed = True
+        return survivor
+
+    def close(self) -> None:
+        if not self._disk.full and not self._disk.failing and not self._error:
+            super().close()
+        self._closed = True
+
+    def _restore(self, rows: dict[bytes, bytes]) -> None:
+        self._rows = dict(rows)
+        self._keys = sorted(rows)
+        self._flushed = dict(rows)
+
+    # --- for those who watch
+
+    @property
+    def state(self) -> State | None:
+        data = self._rows.get(STATE_KEY)
+        return None if data is None else unpack_state(data)
+
+    def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
+        """The rows that mean something: all that is pending and the state; what is settled may be cleaned up."""
+        state = self.state
+        cursor = (0, -1) if state is None else state.cursor
+        rows = {}
+        for key, value in self._rows.items():
+            space = key[:1]
+            if (
+                settled_too
+                or (space == ENTRY and entry_position(key) > cursor)
+                or (space == WORD and unpack_word(value).state == PENDING)
+                or space == COUNT
+                or key == STATE_KEY
+            ):
+                rows[key] = value
+        return rows
+
+    def digest(self, *, settled_too: bool) -> bytes:
+        """Equal for equal logical content."""
+        hashed = blake2b(digest_size=16)
+        rows = self.logical(settled_too=settled_too)
+        for key in sorted(rows):
+            hashed.update(b"%d %d " % (len(key), len(rows[key])) + key + rows[key])
+        return hashed.digest()

@@ -1,0 +1,166 @@
+"""What producers send: messages and actions on few ids and close times, so that whatever can collide does."""
+
+from __future__ import annotations
+
+from chronos.core.keys import partition_of
+from tests.sim.broker import DELAY, Brokers, Transaction
+from tests.sim.checker import Checker, Meant
+from tests.sim.log import POISON
+from tests.sim.world import World
+
+DAY_MS = 86_400_000
+MAX_DELAY_MS = 40 * DAY_MS
+
+VERBS = ("replace", "reschedule", "cancel", "fire-now")
+FLAWS = ("header", "target", "time", "far", "id", "forbidden", "names", "own-topic")
+
+Pairs = list[tuple[str, bytes | None]]
+
+
+class Producers:
+    """Everybody who writes to the delay topic. They reach the brokers always; nodes may not."""
+
+    def __init__(self, world: World, brokers: Brokers, checker: Checker, *, shards: int) -> None:
+        draw = world.random
+        self.world = world
+        self.brokers = brokers
+        self.checker = checker
+        self.shards = shards
+        self.targets = ["a", "b"]
+        self.ids = [b"id-%d" % number for number in range(draw.choice([1, 3, 8]))]
+        self.share_keyed = draw.choice([0.0, 0.3, 0.8])
+        self.share_actions = draw.choice([0.0, 0.2, 0.5])
+        self.share_flawed = draw.choice([0.0, 0.0, 0.15])
+        self.share_poison = draw.choice([0.0, 0.0, 0.1])
+        self.share_expiring = draw.choice([0.0, 0.0, 0.2])
+        self.share_far = draw.choice([0.0, 0.1])
+        self.share_transactions = draw.choice([0.0, 0.0, 0.3])
+        self.spread_ms = draw.choice([50, 2_000, 15_000])
+        self.addresses: list[tuple[int, bytes]] = []
+        self.sent = 0
+
+    def send(self) -> None:
+        """One record, or a transaction with some."""
+        draw = self.world.random
+        if self.world.faulty and self.world.chance(self.share_transactions):
+            transaction = Transaction(None, 0)
+            for _ in range(draw.randint(1, 3)):
+                self._send_one(transaction)
+            self.world.after(draw.choice([1, 50, 900, 4_000]), self._end, transaction, draw.random() < 0.7)
+        else:
+            self._send_one(None)
+
+    def _end(self, transaction: Transaction, commit: bool) -> None:
+        if transaction.state == "open":
+            self.brokers.decide(transaction, commit=commit)
+
+    def _send_one(self, transaction: Transaction | None) -> None:
+        draw = self.world.random
+        if self.world.chance(0.02):
+            self._write(transaction, draw.randrange(self.shards), Meant(verb="probe"), [("chronos-action", b"probe")])
+        elif self.world.chance(self.share_actions):
+            self._send_action(transaction)
+        else:
+            self._send_message(transaction, "schedule")
+
+    def _due_ms(self) -> int:
+        draw = self.world.random
+        if self.world.chance(self.share_far):
+            return self.world.now_ms + draw.randrange(DAY_MS, 30 * DAY_MS)
+        if self.world.chance(0.1):
+            return self.world.now_ms - draw.randrange(1, 100_000)
+        return self.world.now_ms + draw.randrange(self.spread_ms)
+
+    def _send_message(self, transaction: Transaction | None, verb: str) -> None:
+        draw, chance = self.world.random, self.world.chance
+        keyed = verb == "replace" or chance(self.share_keyed)
+        key = draw.choice(self.ids) if keyed else None
+        due_ms = self._due_ms()
+        target = draw.choice(self.targets)
+        value = POISON if chance(self.share_poison) else draw.choice([None, b"", b"v%d" % self.sent])
+        flaw = draw.choice(FLAWS) if chance(self.share_flawed) else ""
+        target_key = draw.choice([None, b"k1", b"k2"])
+        headers: Pairs = [("chronos-target-topic", target.encode()), ("trace", b"%d" % self.sent)]
+        if chance(0.3) and due_ms >= self.world.now_ms:
+            headers.append(("chronos-delay", b"%dms" % (due_ms - self.world.now_ms)))
+        else:
+            headers.append(("chronos-deliver-at", b"%d" % due_ms))
+        if target_key is not None:
+            headers.append(("chronos-target-key", target_key))
+        if verb == "replace":
+            headers.append(("chronos-action", b"replace"))
+        elif keyed and chance(0.5):
+            headers.append(("chronos-on-conflict", draw.choice([b"reject", b"replace", b"ignore"])))
+        expire_at_ms = due_ms + draw.choice([0, 100, 3_000]) if chance(self.share_expiring) else None
+        if expire_at_ms is not None:
+            headers.append(("chronos-expire-at", b"%d" % expire_at_ms))
+        if value is None and keyed:
+            value = b"null"
+        key = self._spoil(flaw, headers, key)
+        if flaw == "id" and key is None:
+            flaw = ""
+        meant = Meant(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
+                      expire_at_ms=expire_at_ms, malformed=flaw != "")  # fmt: skip
+        shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
+        offset = self._write(transaction, shard, meant, None if flaw == "names" else headers, key)
+        if key is None and not flaw:
+            self.addresses.append((shard, b"%d-%d-%d" % (shard, due_ms, offset)))
+
+    def _spoil(self, flaw: str, headers: Pairs, key: bytes | None) -> bytes | None:
+        if flaw == "header":
+            headers.append(("chronos-wish", b"1"))
+        elif flaw == "target":
+            headers[0] = ("chronos-target-topic", b"no topic")
+        elif flaw == "time":
+            headers.append(("chronos-deliver-at", b"tomorrow"))
+            headers.append(("chronos-delay", b"tomorrow"))
+        elif flaw == "far":
+            headers[:] = [pair for pair in headers if pair[0] not in ("chronos-delay", "chronos-deliver-at")]
+            headers.append(("chronos-delay", b"41d"))
+        elif flaw == "id" and key is not None:
+            return b"0-5-5"
+        elif flaw == "forbidden":
+            headers[0] = ("chronos-target-topic", b"forbidden")
+        elif flaw == "own-topic":
+            headers[0] = ("chronos-target-topic", b"rejected")
+        return key
+
+    def _send_action(self, transaction: Transaction | None) -> None:
+        draw, chance = self.world.random, self.world.chance
+        verb = draw.choice(VERBS)
+        if verb == "replace":
+            self._send_message(transaction, verb)
+            return
+        if self.addresses and chance(0.4):
+            shard, named = draw.choice(self.addresses[-6:])
+        else:
+            named = draw.choice(self.ids)
+            shard = partition_of(named, self.shards)
+        headers: Pairs = [("chronos-action", verb.encode())]
+        meant = Meant(verb=verb, id=named)
+        if verb == "reschedule":
+            meant.due_ms = self._due_ms()
+            headers.append(("chronos-deliver-at", b"%d" % meant.due_ms))
+        key: bytes | None = named
+        if chance(0.5):
+            headers.append(("chronos-id", named))
+            key = None
+        elif verb == "cancel":
+            headers = []
+        self._write(transaction, shard, meant, headers, key)
+
+    def _write(
+        self,
+        transaction: Transaction | None,
+        shard: int,
+        meant: Meant,
+        headers: Pairs | None,
+        key: bytes | None = None,
+    ) -> int:
+        partition = self.brokers.topics[DELAY][shard]
+        offset = self.brokers.append(partition, key, meant.value, headers, transaction)
+        self.checker.note_meant(partition, offset, meant)
+        self.sent += 1
+        named = (meant.id or b"").decode()
+        self.world.tell(f"send {shard}/{offset} {meant.verb} {named} {meant.due_ms - self.world.now_ms}")
+        return offset
