@@ -300,13 +300,16 @@ def services():
     return compose()["services"]
 
 
+NODES = ("chronos-1", "chronos-2", "chronos-3")
+
+
 def compose() -> dict:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 def test_compose_names_its_images_volumes_and_health(services):
     """Every service says what it runs, in which version, how it is checked, and where its data is."""
-    assert set(services) == {"kafka", "chronos"}
+    assert set(services) == {"kafka", "zookeeper", *NODES}
     for name, service in services.items():
         assert re.fullmatch(r"[\w./-]+:[\w.-]+", service["image"]), name
         assert not service["image"].endswith(":latest"), name
@@ -324,19 +327,25 @@ def test_compose_runs_the_kafka_and_the_chronos_of_this_checkout(services):
     pinned = re.search(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())[1]
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert services["kafka"]["image"] == f"apache/kafka:{pinned}"
-    assert services["chronos"]["image"] == f"chronos:{version}"
+    zookeeper = re.search(r"<zookeeper\.version>(.+?)<", (ROOT / "scripts/zookeeper/pom.xml").read_text())[1]
+    assert services["zookeeper"]["image"] == f"zookeeper:{zookeeper}"
+    assert {services[node]["image"] for node in NODES} == {f"chronos:{version}"}
 
 
 def test_compose_sets_a_configuration_that_chronos_accepts(services):
     """The variables in docker-compose.yml and in the Dockerfile mean what they say."""
-    environ = services["chronos"]["environment"]
-    assert all(isinstance(value, str) for value in environ.values())
-    config = load(None, environ, [])
-    assert config.log.kind == "kafka"
-    bootstrap = str(environ["CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS"])
-    assert bootstrap in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
-    assert services["chronos"]["ports"] == [f"127.0.0.1:{config.admin.port}:{config.admin.port}"]
-    assert any(volume.endswith(f":{config.node.data_dir}") for volume in services["chronos"]["volumes"])
+    for name in NODES:
+        environ = services[name]["environment"]
+        assert all(isinstance(value, str) for value in environ.values())
+        config = load(None, environ, [])
+        assert (config.log.kind, config.coordinator.kind, config.node.id) == ("kafka", "zookeeper", name)
+        bootstrap = str(environ["CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS"])
+        assert bootstrap in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+        assert config.coordinator.zookeeper.hosts is not None
+        assert services["zookeeper"]["hostname"] in config.coordinator.zookeeper.hosts
+        assert services[name]["ports"][0].endswith(f":{config.admin.port}")
+        assert any(volume.endswith(f":{config.node.data_dir}") for volume in services[name]["volumes"])
+    assert load(str(ROOT / "config" / "cluster" / "chronos.yaml"), {}, []).coordinator.kind == "zookeeper"
 
     dockerfile = (ROOT / "Dockerfile").read_text()
     variables = dict(re.findall(r"\b(CHRONOS_\w+)=(\S+)", dockerfile))

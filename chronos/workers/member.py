@@ -15,7 +15,7 @@ from chronos.workers.replica import Role
 
 log = structlog.get_logger("chronos.cluster")
 
-STEP_MS = 200
+STEP_MS = 50
 """Longest time between two looks at the cluster; a change wakes earlier."""
 
 REPORT_MS = 500

@@ -47,6 +47,13 @@ RECEIPT_BYTES = 512
 """More than a receipt adds to a message; below its topic's limit by so much nothing needs to be weighed exactly."""
 
 
+LOOKS_MAX = 10_000
+"""So many topics are remembered without a thought; a step names no more than it has messages."""
+
+LOOK_FORGOTTEN_MS = 60_000
+"""Beyond that, those that were not looked at for so long are forgotten."""
+
+
 class Look(Struct, kw_only=True):
     """What is known of a target topic."""
 
@@ -76,6 +83,7 @@ class Targets:
         wanted = set(topics)
         stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
         if stale:
+            self._forget_old(now_ms)
             infos = self._log.look(stale)
             if self._create:
                 missing = [topic for topic in stale if infos[topic] is None]
@@ -84,6 +92,13 @@ class Targets:
             for topic in stale:
                 self._note(topic, infos[topic], now_ms)
         return {topic: self._looks[topic] for topic in wanted}
+
+    def _forget_old(self, now_ms: int) -> None:
+        """Topics nobody has sent to for long, once there are many of them."""
+        if len(self._looks) > LOOKS_MAX:
+            self._looks = {
+                topic: look for topic, look in self._looks.items() if 0 <= now_ms - look.looked_ms < LOOK_FORGOTTEN_MS
+            }
 
     def _is_stale(self, topic: str, now_ms: int) -> bool:
         look = self._looks.get(topic)

@@ -1,0 +1,117 @@
+"""Several nodes of one cluster, each a process of its own, and what they say of their roles."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.service import Service, ServiceError
+
+SESSION_S = 4
+SETTLED_S = 60.0
+
+
+class Fleet:
+    """`count` nodes on the same topics. Their data stays in `directory` across restarts."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        bootstrap: str,
+        zookeeper: str,
+        count: int = 3,
+        shards: int = 4,
+        settings: dict[str, object] | None = None,
+        node_settings: Callable[[str], dict[str, object]] = lambda _: {},
+    ) -> None:
+        self.shards = shards
+        self.nodes = {
+            name: Service(
+                directory / name,
+                bootstrap=bootstrap,
+                settings={
+                    "node.id": name,
+                    "shards": shards,
+                    "coordinator.kind": "zookeeper",
+                    "coordinator.zookeeper.hosts": zookeeper,
+                    "coordinator.zookeeper.session_timeout": f"{SESSION_S}s",
+                    **(settings or {}),
+                    **node_settings(name),
+                },
+            )
+            for name in (f"n{at}" for at in range(1, count + 1))
+        }
+
+    def start(self) -> Self:
+        """Start all of them, and wait until every shard has a master and every node is in its place."""
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait_ready()
+        self.wait_led()
+        return self
+
+    @property
+    def running(self) -> dict[str, Service]:
+        """The nodes whose process is there."""
+        return {name: node for name, node in self.nodes.items() if node.running}
+
+    def any(self) -> Service:
+        """A node to ask."""
+        return next(iter(self.running.values()))
+
+    def masters(self, *, asked: Service | None = None) -> dict[int, str]:
+        """Master by shard, where that node says of itself that it is master."""
+        found: dict[int, str] = {}
+        for shard in (asked or self.any()).shards():
+            reigning = [each["node"] for each in shard["replicas"] if each["role"] == "master"]
+            if shard["master"] in reigning:
+                found[shard["shard"]] = shard["master"]
+        return found
+
+    def busiest(self) -> str:
+        """The node that is master of most shards."""
+        masters = list(self.masters().values())
+        return max(set(masters), key=lambda name: (masters.count(name), name))
+
+    def wait_led(self, *, without: str | None = None, timeout_s: float = SETTLED_S) -> dict[int, str]:
+        """Wait until every shard has a master that says it is; `without`: and that is not this node."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            asked = next(node for name, node in self.running.items() if name != without)
+            masters = self.masters(asked=asked)
+            if len(masters) == self.shards and without not in masters.values():
+                return masters
+            if time.monotonic() > deadline:
+                raise ServiceError(f"not every shard has a master within {timeout_s:g} s: {masters}\n{asked.tail()}")
+            time.sleep(0.05)
+
+    def wait_alike(self, *, timeout_s: float = SETTLED_S) -> None:
+        """Wait until all replicas of every shard have applied the same progress records."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            applied = [[node.shards()[at]["applied"] for node in self.running.values()] for at in range(self.shards)]
+            if all(len(set(each)) == 1 for each in applied):
+                return
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the replicas do not meet within {timeout_s:g} s: {applied}")
+            time.sleep(0.05)
+
+    def nodes_seen(self) -> dict[str, Any]:
+        """`/v1/nodes` of some node."""
+        return dict(self.any().get("/v1/nodes"))
+
+    def close(self) -> None:
+        """End them all, whatever state they are in."""
+        for node in self.nodes.values():
+            node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

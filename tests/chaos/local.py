@@ -1,0 +1,49 @@
+"""Three nodes, a Kafka broker and a ZooKeeper server on this machine, to try a cluster out; `scripts/cluster` starts it."""
+
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.broker import Broker
+from tests.chaos.fleet import Fleet
+from tests.zookeeper import ZooKeeper
+
+
+def main() -> int:
+    """Run them until Ctrl-C."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    print("starting Kafka, ZooKeeper and three nodes ...", flush=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Broker() as broker,
+        ZooKeeper() as zookeeper,
+        Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts) as fleet,
+    ):
+        fleet.start()
+        first = fleet.nodes["n1"]
+        print(f"\nKafka on {broker.bootstrap}, ZooKeeper on {zookeeper.hosts}\n")
+        for name, node in fleet.nodes.items():
+            print(f"  {name}  {node.url}  process {node.pid}  log {node.log_path}")
+        print(f"""
+Try in another terminal:
+  export CHRONOS_SERVER={first.url}
+  chronos status --watch                who is master of what, and why
+  chronos transfer 0 n2                 a planned hand-over
+  kill -9 {fleet.nodes["n3"].pid}                        what it was master of goes to the others within seconds
+
+Ctrl-C ends all of it.
+""", flush=True)  # fmt: skip
+        while not stop.wait(1.0):
+            for name, node in fleet.nodes.items():
+                if not node.running:
+                    print(f"{name} is gone; starting it again", flush=True)
+                    node.launch()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
