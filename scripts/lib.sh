@@ -92,9 +92,7 @@ set_up_python() {
     if command -v flock >/dev/null; then exec 9>&-; fi
 }
 
-# --------------------------------------------------------------------------------- Java, Maven, Kafka
-
-kafka_version() { sed -n 's:.*<kafka\.version>\(.*\)</kafka\.version>.*:\1:p' "$ROOT/scripts/kafka/pom.xml"; }
+# ---------------------------------------------------------------------- Java, Maven, Kafka, ZooKeeper
 
 need_java() {
     local java=${JAVA_HOME:+$JAVA_HOME/bin/}java version
@@ -110,29 +108,35 @@ need_java() {
 
 need_maven() {
     command -v mvn >/dev/null ||
-        fail "Maven is missing: it fetches the Kafka broker that the tests run on." \
+        fail "Maven is missing: it fetches the Kafka broker and the ZooKeeper that the tests run on." \
             "Install it (Debian, Ubuntu: apt install maven; macOS: brew install maven)." \
             "Without Maven: ./scripts/test fast"
 }
 
 # set_up_kafka: .cache/kafka-<version> with what scripts/kafka/pom.xml names.
-set_up_kafka() {
-    local pom=$ROOT/scripts/kafka/pom.xml version into named
-    version=$(kafka_version)
-    [[ -n "$version" ]] || fail "scripts/kafka/pom.xml names no kafka.version."
-    into=$CACHE/kafka-$version
+set_up_kafka() { set_up_jars Kafka kafka; }
+
+# set_up_zookeeper: .cache/zookeeper-<version> with what scripts/zookeeper/pom.xml names.
+set_up_zookeeper() { set_up_jars ZooKeeper zookeeper; }
+
+# set_up_jars TITLE NAME: .cache/NAME-<version> with what scripts/NAME/pom.xml names.
+set_up_jars() {
+    local title=$1 name=$2 pom=$ROOT/scripts/$2/pom.xml version into named
+    version=$(sed -n "s:.*<$name\.version>\(.*\)</$name\.version>.*:\1:p" "$pom")
+    [[ -n "$version" ]] || fail "scripts/$name/pom.xml names no $name.version."
+    into=$CACHE/$name-$version
     named=$(digest "$pom")
     need_java
     if is_current "$into/.made-from" "$named"; then return; fi
 
     need_maven
-    say "fetching Kafka $version into .cache"
+    say "fetching $title $version into .cache"
     mkdir -p "$CACHE"
     local partial
-    partial=$(mktemp -d "$CACHE/kafka-partial.XXXXXX")
+    partial=$(mktemp -d "$CACHE/$name-partial.XXXXXX")
     if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" </dev/null >&2; then
         rm -rf "$partial"
-        fail "Maven could not fetch Kafka $version; its reason is above."
+        fail "Maven could not fetch $title $version; its reason is above."
     fi
     printf '%s' "$named" >"$partial/.made-from"
     rm -rf "$into"

@@ -1,0 +1,432 @@
+"""The coordinator on a real ZooKeeper: membership, one controller, and what is left of both when something fails."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+import pytest
+from kazoo.client import KazooClient
+from msgspec.structs import replace
+
+from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.core.roles import Member, Replica, Request, Roles, View, plan
+from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
+from tests.zookeeper import SESSION_S, Ensemble, Process
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 20.0
+"""What every wait is bounded by; the longest takes a session's time."""
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[Ensemble]:
+    """One server that the tests of this file share."""
+    with Ensemble() as shared:
+        yield shared
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[Ensemble]:
+    """One server for this test alone."""
+    with Ensemble() as own:
+        yield own
+
+
+class Nodes:
+    """Coordinators of one cluster, which are ended with the test."""
+
+    def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
+        self.cluster = f"c-{uuid.uuid4().hex[:8]}"
+        self.made: list[ZooKeeperCoordinator] = []
+
+    def coordinator(self, node: str, *, instance: str = "", **more: object) -> ZooKeeperCoordinator:
+        """One that has not joined."""
+        settings = {"hosts": self.hosts, "session_timeout_s": SESSION_S, "shards": 2} | more
+        made = ZooKeeperCoordinator(
+            cluster=self.cluster,
+            node=node,
+            instance=instance or f"i-{node}",
+            **settings,  # type: ignore[arg-type]
+        )
+        self.made.append(made)
+        return made
+
+    def joined(self, node: str, **more: object) -> ZooKeeperCoordinator:
+        """One that has joined."""
+        made = self.coordinator(node, **more)
+        made.join(member(node))
+        return made
+
+
+@pytest.fixture
+def nodes(zookeeper: Ensemble) -> Iterator[Nodes]:
+    """Nodes of a cluster of their own on the shared server."""
+    made = Nodes(zookeeper.hosts)
+    yield made
+    for coordinator in made.made:
+        coordinator.leave()
+
+
+@pytest.fixture
+def raw(zookeeper: Ensemble) -> Iterator[KazooClient]:
+    """A client that knows nothing of Chronos."""
+    client = KazooClient(hosts=zookeeper.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False) -> Member:
+    """What a node says of itself."""
+    return Member(
+        node=node,
+        instance=instance or f"i-{node}",
+        address=f"http://{node}:7700",
+        version="1",
+        started_ms=0,
+        leaving=leaving,
+        replicas={shard: Replica(applied=applied) for shard in range(2)},
+    )
+
+
+def until(condition: Callable[[], object], *coordinators: ZooKeeperCoordinator) -> None:
+    """Let the nodes do what they do until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        for coordinator in coordinators:
+            with suppress(CoordinatorUnavailable):
+                coordinator.control(plan)
+            coordinator.wait(0.02)
+
+
+def masters(coordinator: ZooKeeperCoordinator) -> set[str | None]:
+    """The masters, as this node knows them."""
+    roles = coordinator.look().roles
+    return set() if roles is None else {given.master for given in roles.shards.values()}
+
+
+# --- Membership and roles -------------------------------------------------------------------------
+
+
+def test_before_it_joined_and_after_it_left_a_node_is_nobodys_master(nodes: Nodes) -> None:
+    """It knows nothing, is sure of nothing, and can publish nothing."""
+    coordinator = nodes.coordinator("a")
+    for _ in range(2):
+        outlook = coordinator.look()
+        assert (outlook.roles, outlook.members, outlook.sure) == (None, {}, False)
+        assert not coordinator.control(plan)
+        with pytest.raises(CoordinatorUnavailable, match="has to join again"):
+            coordinator.report(member("a"))
+        coordinator.join(member("a"))
+        assert coordinator.look().sure
+        coordinator.leave()
+
+
+def test_the_first_to_come_controls_and_everybody_hears_of_it(nodes: Nodes) -> None:
+    """Members and roles are the same for all; the second one controls nothing."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    assert a.control(plan)
+    assert not b.control(plan)
+    until(lambda: masters(b) == {"a", "b"}, a, b)
+    assert a.look() == b.look()
+    assert a.look().members == {"a": member("a"), "b": member("b")}
+    roles = a.look().roles
+    assert roles is not None
+    assert (roles.controller, roles.controller_epoch) == ("a", 1)
+
+
+def test_what_a_node_reports_wakes_the_others(nodes: Nodes) -> None:
+    """Without anybody asking."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    until(lambda: masters(a) == {"a", "b"}, a, b)
+    told = threading.Event()
+
+    def listen() -> None:
+        while not told.is_set():
+            b.wait(0.5)
+            if b.look().members["a"].leaving:
+                told.set()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    a.report(member("a", leaving=True))
+    assert told.wait(PATIENCE_S)
+    listener.join()
+    until(lambda: masters(b) == {"b"}, a, b)
+
+
+def test_nothing_new_is_nothing_published(nodes: Nodes, raw: KazooClient) -> None:
+    """A plan that changes nothing writes nothing; progress alone is written now and then."""
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    path = f"/chronos/{nodes.cluster}/roles"
+    version = raw.get(path)[1].version
+    for applied in range(2, 12):
+        a.report(member("a", applied=applied))
+        assert a.control(plan)
+    assert raw.get(path)[1].version == version
+
+
+def test_a_request_is_answered_by_the_controller_and_gone(nodes: Nodes, raw: KazooClient) -> None:
+    """Whichever node it was left with; one that nobody can read is refused where people see it."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    until(lambda: masters(b) == {"a", "b"}, a, b)
+    raw.create(f"/chronos/{nodes.cluster}/requests/request-", b"nonsense", sequence=True)
+    b.request(Request(kind="drain", node="a"))
+    until(lambda: masters(b) == {"b"}, a, b)
+    assert raw.get_children(f"/chronos/{nodes.cluster}/requests") == []
+    roles = b.look().roles
+    assert roles is not None
+    assert any("refused: there is no such request" in change.why for change in roles.history)
+
+
+def test_a_request_that_changes_nothing_is_gone_too(nodes: Nodes, raw: KazooClient) -> None:
+    """It was answered: there was nothing to do."""
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    a.request(Request(kind="transfer", node="a", shard=0))
+    until(lambda: raw.get_children(f"/chronos/{nodes.cluster}/requests") == [], a)
+
+
+# --- One controller -------------------------------------------------------------------------------
+
+
+def test_who_leaves_is_gone_at_once(nodes: Nodes) -> None:
+    """Its shards and the control are with the other long before a session would have expired."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    until(lambda: masters(b) == {"a", "b"}, a, b)
+    left = time.monotonic()
+    a.leave()
+    until(lambda: masters(b) == {"b"}, b)
+    assert time.monotonic() - left < SESSION_S / 2
+    roles = b.look().roles
+    assert roles is not None
+    assert (roles.controller, roles.controller_epoch) == ("b", 2)
+
+
+def test_the_end_of_a_session_moves_control_and_shards_at_once(nodes: Nodes, raw: KazooClient) -> None:
+    """Killed without a word: a session's time, and then no more than a moment until the new roles are there."""
+    with Process(nodes.hosts, nodes.cluster, "a") as killed:
+        killed.expect("controls")
+        b = nodes.joined("b")
+        expired, base = [], f"/chronos/{nodes.cluster}"
+        raw.get(f"{base}/members/a", watch=lambda event: event.type == "DELETED" and expired.append(time.monotonic()))
+        killed.signal(signal.SIGKILL)
+        until(lambda: masters(b) == {"b"}, b)
+        moved = time.monotonic()
+    until(lambda: expired)
+    # Generous, for a machine with two cores and much to do; on a quiet one it takes a few milliseconds.
+    assert moved - expired[0] < 1.0
+
+
+def test_a_frozen_controller_publishes_nothing_after_its_successor_did(nodes: Nodes, raw: KazooClient) -> None:
+    """It would publish at every turn; when it comes back it finds its session over, and joins as the youngest."""
+    with Process(nodes.hosts, nodes.cluster, "a") as frozen:
+        frozen.expect("controls")
+        b = nodes.joined("b")
+        frozen.signal(signal.SIGSTOP)
+        until(lambda: masters(b) == {"b"}, b)
+        path = f"/chronos/{nodes.cluster}/roles"
+        seen = []
+
+        @raw.DataWatch(path)
+        def watch(data: bytes, _: object) -> None:
+            seen.append(msgspec.json.decode(data, type=Roles).controller)
+
+        frozen.signal(signal.SIGCONT)
+        frozen.expect("joined")
+        until(lambda: "a" in b.look().members, b)
+        assert set(seen) == {"b"}
+
+
+def test_roles_are_written_only_over_those_that_were_read(nodes: Nodes, raw: KazooClient) -> None:
+    """Somebody publishes while the controller plans: its plan is thrown away, and made again from what is there."""
+    a = nodes.joined("a")
+    path = f"/chronos/{nodes.cluster}/roles"
+
+    def overtaken(view: View) -> Roles:
+        raw.set(path, msgspec.json.encode(Roles(controller="other", controller_epoch=7)))
+        return plan(view)
+
+    a.control(overtaken)
+    assert msgspec.json.decode(raw.get(path)[0], type=Roles).controller == "other"
+    until(lambda: masters(a) == {"a"}, a)
+    roles = a.look().roles
+    assert roles is not None
+    assert roles.controller_epoch == 8
+
+
+def test_who_is_no_member_any_more_publishes_nothing(nodes: Nodes, raw: KazooClient) -> None:
+    """Even when that happens while it plans."""
+    a = nodes.joined("a")
+    base = f"/chronos/{nodes.cluster}"
+
+    def deposed(view: View) -> Roles:
+        raw.delete(f"{base}/members/a")
+        return plan(view)
+
+    a.control(deposed)
+    assert raw.get(f"{base}/roles")[0] == b""
+    assert not a.control(plan)
+    with pytest.raises(CoordinatorUnavailable):
+        a.report(member("a"))
+    assert a.look().roles is None
+    a.join(member("a"))
+    assert a.control(plan)
+
+
+# --- Places ---------------------------------------------------------------------------------------
+
+
+def test_another_data_directory_with_the_same_id_is_refused(nodes: Nodes) -> None:
+    """After a session's time, naming who has it; the first one notices nothing."""
+    a = nodes.joined("a")
+    begun = time.monotonic()
+    with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
+        nodes.joined("a", instance="another")
+    assert SESSION_S <= time.monotonic() - begun < SESSION_S + 5
+    assert a.look().sure
+    assert a.control(plan)
+
+
+def test_another_data_directory_gets_the_id_once_the_first_is_gone(nodes: Nodes) -> None:
+    """A machine was replaced: its place is free when its session is over."""
+    with Process(nodes.hosts, nodes.cluster, "a") as killed:
+        killed.expect("joined")
+        killed.signal(signal.SIGKILL)
+        assert nodes.joined("a", instance="another").look().sure
+
+
+def test_a_restarted_node_takes_its_own_place_at_once_and_is_never_missed(nodes: Nodes, raw: KazooClient) -> None:
+    """After kill -9 its old session lives on for seconds: nobody waits for that, and its shards stay with it."""
+    b = nodes.joined("b")
+    with Process(nodes.hosts, nodes.cluster, "a") as killed:
+        killed.expect("joined")
+        until(lambda: masters(b) == {"a", "b"}, b)
+        before = b.look().roles
+        killed.signal(signal.SIGKILL)
+    counts = []
+    raw.ChildrenWatch(f"/chronos/{nodes.cluster}/members", lambda names: counts.append(len(names)))
+    begun = time.monotonic()
+    a = nodes.joined("a")
+    assert time.monotonic() - begun < SESSION_S / 2
+    until(lambda: b.look().members["a"] == member("a"), a, b)
+    after = b.look().roles
+    assert before is not None
+    assert after is not None
+    assert after.shards == before.shards
+    assert set(counts) == {2}
+
+
+# --- Servers that fail ----------------------------------------------------------------------------
+
+
+def test_without_a_server_nothing_is_sure_and_all_recovers(own_zookeeper: Ensemble) -> None:
+    """Killed: masters go on, nobody plans; back again: the same session, the same roles."""
+    nodes = Nodes(own_zookeeper.hosts)
+    a = nodes.joined("a", session_timeout_s=10.0)
+    until(lambda: masters(a) == {"a"}, a)
+    own_zookeeper[0].kill()
+    until(lambda: not a.look().sure, a)
+    assert masters(a) == {"a"}
+    assert not a.control(plan)
+    for verb in (lambda: a.report(member("a")), lambda: a.request(Request(kind="drain", node="a"))):
+        with pytest.raises(CoordinatorUnavailable, match="answers"):
+            verb()
+    own_zookeeper[0].start()
+    until(lambda: a.look().sure, a)
+    assert a.control(plan)
+    a.report(member("a", applied=5))
+    a.leave()
+
+
+def test_a_frozen_server_blocks_nobody(own_zookeeper: Ensemble) -> None:
+    """Every verb comes back within seconds and says so; after the freeze the session is over, and is begun anew."""
+    nodes = Nodes(own_zookeeper.hosts)
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    own_zookeeper[0].freeze()
+    begun = time.monotonic()
+    with pytest.raises(CoordinatorUnavailable):
+        a.report(member("a", applied=2))
+    assert time.monotonic() - begun < 4
+    until(lambda: not a.look().sure, a)
+    begun = time.monotonic()
+    with pytest.raises(CoordinatorUnavailable, match="no ZooKeeper server answers within"):
+        a.join(member("a"))
+    assert time.monotonic() - begun < 8
+    assert a.look().roles is None
+    own_zookeeper[0].thaw()
+    a.join(member("a"))
+    until(lambda: masters(a) == {"a"}, a)
+    a.leave()
+
+
+def test_a_quorum_of_three_loses_its_leader_and_nobody_loses_a_role() -> None:
+    """Killed, then another one frozen after the first is back: the ensemble goes on with two."""
+    with Ensemble(3) as ensemble:
+        nodes = Nodes(ensemble.hosts)
+        a, b = (nodes.joined(node, session_timeout_s=8.0) for node in "ab")
+        until(lambda: masters(b) == {"a", "b"}, a, b)
+        before = b.look().roles
+        leader = ensemble.leader()
+        for fail, repair in ((leader.kill, leader.start), (ensemble[0].freeze, ensemble[0].thaw)):
+            fail()
+            applied = int(time.monotonic() * 1000)
+
+            def is_heard(applied: int = applied) -> bool:
+                try:
+                    a.report(member("a", applied=applied))
+                except CoordinatorUnavailable:
+                    return False
+                said = b.look().members.get("a")
+                return said is not None and said.replicas[0].applied == applied
+
+            until(is_heard, a, b)
+            repair()
+        after = b.look().roles
+        assert before is not None
+        assert after is not None
+        assert {shard: replace(given, applied=0) for shard, given in after.shards.items()} == {
+            shard: replace(given, applied=0) for shard, given in before.shards.items()
+        }
+        for coordinator in (a, b):
+            coordinator.leave()
+
+
+# --- Access ---------------------------------------------------------------------------------------
+
+
+def test_with_a_password_only_its_owner_gets_in(nodes: Nodes) -> None:
+    """`creator`: what one made is closed to all who did not authenticate alike."""
+    settings = {"authentication": "digest", "username": "me", "acl": "creator", "path": f"/closed-{uuid.uuid4().hex}"}
+    a = nodes.joined("a", password="right", **settings)
+    assert a.control(plan)
+    nodes.joined("b", password="right", **settings)
+    with pytest.raises(CoordinatorUnavailable, match="NoAuth"):
+        nodes.joined("c", password="wrong", **settings)
+
+
+MISSING = {
+    "coordinator.zookeeper.ca: nowhere.pem cannot be read": {"tls": True, "ca": "nowhere.pem"},
+    "coordinator.zookeeper.authentication: sasl needs the package pure-sasl": {"authentication": "sasl"},
+}
+
+
+@pytest.mark.parametrize(("text", "settings"), MISSING.items())
+def test_what_is_missing_on_this_machine_is_said_before_anybody_connects(
+    text: str, settings: dict[str, object]
+) -> None:
+    """kazoo would fail in a thread, where nobody hears of it."""
+    with pytest.raises(ConfigurationError, match=text):
+        Nodes("127.0.0.1:1").coordinator("a", **settings)
