@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from chronos.core.codec import Identity
 from chronos.core.message import Record
 from chronos.core.roles import Member, Request, Roles
 from chronos.core.roles import View as ClusterView
@@ -237,3 +238,64 @@ class Coordinator(Protocol):
 
     def leave(self) -> None:
         """Give the place and the session back; others need not wait for it to expire."""
+
+
+class CheckpointFile(Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    blake2b: str
+    """Of its content, 32 bytes in hexadecimal."""
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """What a checkpoint says of itself: whose it is, where in the two logs it stands, and how to tell it is whole."""
+
+    format: int
+    shard: int
+    node: str
+    """Who made it, for people."""
+    version: str
+    """Of Chronos."""
+    made_at_ms: int
+    identity: Identity
+    """What the store belongs to: only where all of it is the same may it be used."""
+    applied: int
+    """Offset in the progress partition from which on it has to be replayed."""
+    pull_offset: int
+    """Offset in the delay partition from which on it has to be replayed."""
+    cursor_due_ms: int
+    cursor_offset: int
+    progress_ms: int
+    pending: int
+    digest: str
+    """`core.digest` of the store, with `remembered_ms`."""
+    remembered_ms: int
+    files: tuple[CheckpointFile, ...]
+
+    @property
+    def name(self) -> str:
+        """Sorts by how far it is."""
+        return f"{self.applied:020d}-{self.node}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+class Checkpoints(Protocol):
+    """Copies of stores at another place. Retry while that cannot be reached or written; nothing depends on it then."""
+
+    def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
+        """Make one, and read all of it back; it counts only once that was right."""
+
+    def kept(self, shard: int, identity: Identity) -> Sequence[Checkpoint]:
+        """The whole ones of this shard of these topics, the furthest first."""
+
+    def is_intact(self, checkpoint: Checkpoint) -> bool:
+        """Whether all its files are still there in their sizes; without reading them."""
+
+    def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
+        """Remove all but the furthest `keep`, and what is left of half ones; the names of what was removed."""

@@ -33,7 +33,9 @@ MAY_IMPORT = {
     "client": {"core", "errors"},
     # The loop that steps the workers of a shard: a half of node, and no more than that.
     "driver": {"workers", "ports", "core", "errors"},
-    "node": {"driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
+    # The thread of the checkpoints: another half of node.
+    "checkpointing": {"driver", "adapters", "workers", "ports", "core", "config", "errors"},
+    "node": {"checkpointing", "driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
     "admin": {"node", "driver", "workers", "ports", "core", "config", "errors", "chronos"},
     "cli": {"admin", "client", "logs", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
     "logs": {"config"},
@@ -43,7 +45,13 @@ MAY_IMPORT = {
 }
 
 # Third-party modules that belong to one part only.
-AT_HOME_IN = {"confluent_kafka": "adapters", "rocksdict": "adapters", "kazoo": "adapters", "pyspark": "spark"}
+AT_HOME_IN = {
+    "confluent_kafka": "adapters",
+    "fsspec": "adapters",
+    "kazoo": "adapters",
+    "pyspark": "spark",
+    "rocksdict": "adapters",
+}
 
 # Core is pure: it computes on values, with libraries that do the same.
 CORE_LIBRARIES = {"cronsim", "msgspec", "xxhash"}

@@ -1,0 +1,545 @@
+"""Checkpoints at another place, and as a stream: what comes back is what was there, or nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import tarfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chronos.adapters.checkpoint_files import MANIFEST, Copier, open_copy
+from chronos.adapters.checkpoints import CheckpointFolder
+from chronos.adapters.memory import MemoryStore
+from chronos.adapters.rocks import RocksStore
+from chronos.core.codec import Identity, State, pack_identity, pack_state
+from chronos.core.digest import digest
+from chronos.core.keys import IDENTITY_KEY, STATE_KEY, entry_key
+from chronos.core.progress import unpack_progress
+from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
+from chronos.ports import Store
+from tests.core.players import MASTER_RULES, Master, Replica, opened
+from tests.core.script import Step, scripts
+
+NOW_MS = 1_800_000_000_000
+SHARD = 3
+
+
+def identity(topic_id: str = "d1") -> Identity:
+    return Identity(
+        cluster="c",
+        shard=SHARD,
+        shards=4,
+        delay_topic="delay",
+        delay_topic_id=topic_id,
+        progress_topic="progress",
+        progress_topic_id="p1",
+    )
+
+
+def fill(store: Store, applied: int, topic_id: str = "d1", size: int = 300) -> None:
+    """Some pending messages, others at each position."""
+    state = State(applied=applied, pull_offset=10 * applied, cursor_due_ms=5, progress_ms=NOW_MS, pending=size)
+    random_bytes = random.Random(applied).randbytes
+    rows = [(entry_key(NOW_MS + n, n), random_bytes(200 if n else 40_000)) for n in range(size)]
+    store.write([*rows, (STATE_KEY, pack_state(state)), (IDENTITY_KEY, pack_identity(identity(topic_id)))], [])
+
+
+class Case:
+    """A node with a store, and a place for checkpoints, which is on the disk or not."""
+
+    def __init__(self, path: Path, kind: str, location: str) -> None:
+        self.path = path
+        self.kind = kind
+        self.location = location
+        self.files, self.root = fsspec.core.url_to_fs(location)
+        self.stores: list[Store] = []
+        self.copier = self.new_copier("node-1")
+        self.folder = CheckpointFolder(location, "c", self.copier, data_dir=path / "data")
+
+    def new_copier(self, node: str) -> Copier:
+        open_store = open_copy if self.kind == "rocks" else MemoryStore.restored
+        return Copier(self.path / "scratch" / node, node=node, version="9.9", open_store=open_store)
+
+    def other(self, node: str) -> CheckpointFolder:
+        """Another node with the same place."""
+        return CheckpointFolder(self.location, "c", self.new_copier(node), data_dir=self.path / "data")
+
+    def store(self) -> Store:
+        path = self.path / f"store-{len(self.stores)}"
+        self.stores.append(self.opened(path))
+        return self.stores[-1]
+
+    def opened(self, path: Path) -> Store:
+        return RocksStore(path, memtable_bytes=1 << 20) if self.kind == "rocks" else MemoryStore.restored(path)
+
+    def content(self, path: Path) -> list[tuple[bytes, bytes]]:
+        """What is in a restored store; it can be opened for good."""
+        store = self.opened(path)
+        rows = everything(store)
+        store.close()
+        return rows
+
+    def place(self, name: str) -> str:
+        return f"{self.root.rstrip('/')}/c/{SHARD}/{name}"
+
+    def left(self) -> list[Path]:
+        """What lies about in the folders for what is not finished."""
+        return [*self.path.glob("scratch/*/*"), *self.path.glob("*.part")]
+
+
+def everything(store: Store) -> list[tuple[bytes, bytes]]:
+    return store.scan(b"", b"\xff" * 9, 10**9, 10**9)
+
+
+@pytest.fixture(params=["rocks-file", "memory-file", "memory-object"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    """Both stores, a folder and something that is none."""
+    kind, place = request.param.split("-")
+    location = str(tmp_path / "place") if place == "file" else f"memory://bucket-{uuid.uuid4().hex}/deep"
+    made = Case(tmp_path, kind, location)
+    yield made
+    for store in made.stores:
+        store.close()
+    if place == "object":
+        made.files.rm(made.root, recursive=True) if made.files.exists(made.root) else None
+
+
+# ------------------------------------------------------------------------------------------ There and back
+
+
+def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> None:
+    """Every row of it; and nothing lies about afterwards."""
+    store = case.store()
+    fill(store, 7)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    rows = everything(store)
+    fill(store, 8, size=10)
+    assert case.folder.newest(SHARD, identity()) == made
+    assert case.folder.restore(SHARD, identity(), tmp_path / "back") == made
+    assert case.content(tmp_path / "back") == rows
+    assert case.left() == []
+
+
+def test_a_checkpoint_says_whose_it_is_and_where_it_stands(case: Case) -> None:
+    """In a manifest that people can read, under a name that sorts."""
+    store = case.store()
+    fill(store, 7)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    assert made.name == "00000000000000000007-node-1"
+    told = json.loads(case.files.cat_file(f"{case.place(made.name)}/{MANIFEST}"))
+    assert (told["applied"], told["pull_offset"], told["cursor_due_ms"], told["pending"]) == (7, 70, 5, 300)
+    assert (told["shard"], told["node"], told["version"], told["made_at_ms"]) == (SHARD, "node-1", "9.9", NOW_MS)
+    assert told["digest"] == digest(store)
+    there = {Path(each["name"]).name: each["size"] for each in case.files.ls(case.place(made.name), detail=True)}
+    assert {file["name"]: file["bytes"] for file in told["files"]} == {
+        name: size for name, size in there.items() if name != MANIFEST
+    }
+
+
+def test_a_shard_that_never_saw_a_message_has_a_checkpoint(case: Case, tmp_path: Path) -> None:
+    """Its position is 0."""
+    store = case.store()
+    store.write([(IDENTITY_KEY, pack_identity(identity()))], [])
+    assert case.folder.save(SHARD, store, NOW_MS).applied == 0
+    restored = case.folder.restore(SHARD, identity(), tmp_path / "back")
+    assert restored is not None
+    assert case.content(tmp_path / "back") == everything(store)
+
+
+def test_without_a_checkpoint_nothing_is_restored(case: Case, tmp_path: Path) -> None:
+    """None, and no folder."""
+    assert case.folder.newest(SHARD, identity()) is None
+    assert case.folder.restore(SHARD, identity(), tmp_path / "back") is None
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
+    """Whatever lies where the checkpoint should go stays there."""
+    store = case.store()
+    fill(store, 7)
+    case.folder.save(SHARD, store, NOW_MS)
+    (tmp_path / "back").mkdir()
+    with pytest.raises(ConfigurationError, match="is there already"):
+        case.folder.restore(SHARD, identity(), tmp_path / "back")
+    assert list((tmp_path / "back").iterdir()) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(script=scripts, at=st.integers(0, 12), kind=st.sampled_from(["rocks", "memory"]))
+def test_a_restored_replica_that_reads_on_has_the_digest_of_its_master(
+    tmp_path: Path, script: list[Step], at: int, kind: str
+) -> None:
+    """A random history, a checkpoint at any point of it, and the rest of the two logs."""
+    path = tmp_path / uuid.uuid4().hex
+    master = Master()
+    master.play(script)
+    at = min(at, len(master.progress))
+    case = Case(path, kind, str(path / "place"))
+    store = case.store()
+    store.write([*master.snapshots[at].items(), (IDENTITY_KEY, pack_identity(identity()))], [])
+    case.folder.save(SHARD, store, NOW_MS)
+    store.close()
+    assert case.folder.restore(SHARD, identity(), path / "back") is not None
+    rows = dict(case.content(path / "back"))
+    del rows[IDENTITY_KEY]
+    replica = Replica(master, at, MASTER_RULES, 1_000_000)
+    replica.store.rows = rows
+    replica.shard = opened(replica.store)
+    for offset, timestamp_ms, data in master.progress[at:]:
+        replica.follow(unpack_progress(data), offset, timestamp_ms)
+    assert digest(replica.store) == digest(master.store)
+
+
+# ------------------------------------------------------------------------------------------------- Several
+
+
+def test_the_furthest_comes_first_whoever_made_it(case: Case) -> None:
+    """By the position in the progress log, not by the clock."""
+    store, other = case.store(), case.other("node-2")
+    for applied, folder in ((9, case.folder), (100, other), (20, case.folder)):
+        fill(store, applied)
+        folder.save(SHARD, store, NOW_MS - applied)
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [100, 20, 9]
+    assert case.folder.kept(SHARD + 1, identity()) == []
+
+
+def test_what_was_made_before_is_not_made_again(case: Case) -> None:
+    """The same position of the same node: the first one stays; made anew when a file of it is gone."""
+    store = case.store()
+    fill(store, 7)
+    first = case.folder.save(SHARD, store, NOW_MS)
+    assert case.folder.save(SHARD, store, NOW_MS + 1) == first
+    case.files.rm_file(f"{case.place(first.name)}/{first.files[0].name}")
+    assert not case.folder.is_intact(first)
+    second = case.folder.save(SHARD, store, NOW_MS + 2)
+    assert second.made_at_ms == NOW_MS + 2
+    assert case.folder.is_intact(second)
+    case.folder.verify(second)
+
+
+def test_one_that_has_no_manifest_does_not_count(case: Case, tmp_path: Path) -> None:
+    """An upload that was cut short: it is neither listed nor restored, and made anew by whoever began it."""
+    store = case.store()
+    fill(store, 7)
+    case.folder.save(SHARD, store, NOW_MS)
+    fill(store, 8)
+    half = case.folder.save(SHARD, store, NOW_MS)
+    case.files.rm_file(f"{case.place(half.name)}/{MANIFEST}")
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [7]
+    restored = case.folder.restore(SHARD, identity(), tmp_path / "back")
+    assert restored is not None
+    assert restored.applied == 7
+    case.folder.save(SHARD, store, NOW_MS)
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [8, 7]
+
+
+def test_those_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> None:
+    """A topic that was deleted and created again begins at 0: what was kept of the old one is further, and is not it."""
+    store = case.store()
+    fill(store, 900, topic_id="old")
+    case.folder.save(SHARD, store, NOW_MS)
+    for applied in (1, 2, 3, 4):
+        fill(store, applied)
+        case.folder.save(SHARD, store, NOW_MS)
+    newest = case.folder.restore(SHARD, identity(), tmp_path / "back")
+    assert newest is not None
+    assert newest.applied == 4
+    case.folder.prune(SHARD, identity(), 3)
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [4, 3, 2]
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity("old"))] == [900]
+
+
+def test_pruning_keeps_the_furthest_and_removes_half_ones_behind_them(case: Case) -> None:
+    """A half one further on may be an upload that is going on."""
+    store = case.store()
+    for applied in range(1, 7):
+        fill(store, applied)
+        made = case.folder.save(SHARD, store, NOW_MS)
+        if applied in (1, 6):
+            case.files.rm_file(f"{case.place(made.name)}/{MANIFEST}")
+    assert case.folder.prune(SHARD, identity(), 9) == []
+    removed = case.folder.prune(SHARD, identity(), 3)
+    assert removed == ["00000000000000000002-node-1", "00000000000000000001-node-1"]
+    assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [5, 4, 3]
+    assert case.files.exists(case.place("00000000000000000006-node-1"))
+    assert not case.files.exists(case.place("00000000000000000002-node-1"))
+
+
+# -------------------------------------------------------------------------------------------------- Damage
+
+
+def flip(data: bytes) -> bytes:
+    at = len(data) // 2
+    if not data:
+        return data
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "one bit": flip,
+    "cut short": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "empty": lambda data: b"",
+    "gone": lambda data: None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_next_older(case: Case, tmp_path: Path, damage: str) -> None:
+    """Whichever file it is, the manifest included; and nothing of it is left in the way."""
+    store = case.store()
+    fill(store, 7)
+    case.folder.save(SHARD, store, NOW_MS)
+    fill(store, 8)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    for name in [MANIFEST, *(file.name for file in made.files)]:
+        path = f"{case.place(made.name)}/{name}"
+        data = case.files.cat_file(path)
+        changed = DAMAGES[damage](data)
+        if changed == data:
+            continue  # an empty file cannot be emptied
+        if changed is None:
+            case.files.rm_file(path)
+        else:
+            case.files.pipe_file(path, changed)
+        if name != MANIFEST:
+            with pytest.raises(StoreCorrupt, match=r"another checkpoint"):
+                case.folder.verify(made)
+            with pytest.raises(StoreCorrupt, match=r"another checkpoint"):
+                case.folder.fetch(made, tmp_path / "back")
+            assert case.folder.is_intact(made) == (damage == "one bit" and bool(data))
+        if name != MANIFEST or damage not in ("one bit", "longer"):
+            restored = case.folder.restore(SHARD, identity(), tmp_path / f"back-{name}")
+            assert restored is not None
+            assert restored.applied == 7
+        assert case.left() == []
+        case.files.pipe_file(path, data)
+    case.folder.verify(made)
+
+
+def test_when_all_are_damaged_it_says_so_and_what_to_do(case: Case, tmp_path: Path) -> None:
+    """It does not start empty, as if nothing had ever been there."""
+    store = case.store()
+    for applied in (7, 8):
+        fill(store, applied)
+        made = case.folder.save(SHARD, store, NOW_MS)
+        path = f"{case.place(made.name)}/{max(made.files, key=lambda file: file.bytes).name}"
+        case.files.pipe_file(path, flip(case.files.cat_file(path)))
+    with pytest.raises(StoreCorrupt, match="all are damaged") as raised:
+        case.folder.restore(SHARD, identity(), tmp_path / "back")
+    assert "00000000000000000008-node-1, 00000000000000000007-node-1" in str(raised.value)
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_manifest_of_another_store_is_found_out(case: Case, tmp_path: Path) -> None:
+    """All files are as described, and the store in them is not the one that was meant."""
+    store = case.store()
+    fill(store, 7)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    path = f"{case.place(made.name)}/{MANIFEST}"
+    told = json.loads(case.files.cat_file(path))
+    for name, value in (("digest", "0" * 32), ("pull_offset", 71)):
+        case.files.pipe_file(path, json.dumps({**told, name: value}).encode())
+        (lying,) = case.folder.kept(SHARD, identity())
+        with pytest.raises(StoreCorrupt, match=f"is no copy of what it says: {name}"):
+            case.folder.fetch(lying, tmp_path / "back")
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"format": 2}, False),
+        ({"files": [{"name": "../x", "bytes": 1, "blake2b": ""}]}, False),
+        ({"files": [{"name": "/etc/x", "bytes": 1, "blake2b": ""}]}, False),
+        ({"files": [{"name": MANIFEST, "bytes": 1, "blake2b": ""}]}, False),
+        ({"applied": 8}, False),
+        ({"applied": "x"}, False),
+        ({"later": 1}, True),
+    ],
+)
+def test_a_manifest_that_cannot_be_ours_is_ignored(case: Case, change: dict[str, object], kept: bool) -> None:
+    """A newer format, names that lead elsewhere, another position than its name; more fields are no harm."""
+    store = case.store()
+    fill(store, 7)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    path = f"{case.place(made.name)}/{MANIFEST}"
+    told = json.loads(case.files.cat_file(path))
+    case.files.pipe_file(path, json.dumps({**told, **change}).encode())
+    assert case.folder.kept(SHARD, identity()) == ([made] if kept else [])
+
+
+def test_a_place_that_cannot_be_used_is_told_without_its_password(tmp_path: Path) -> None:
+    """It may be back later: Retry; but one of a kind that is not known is a wrong setting."""
+    (tmp_path / "file").write_text("")
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+    folder = CheckpointFolder(str(tmp_path / "file" / "below"), "c", copier, data_dir=tmp_path / "data")
+    store = MemoryStore()
+    fill(store, 1)
+    with pytest.raises(Retry, match=r"checkpoints\.location .* failed"):
+        folder.save(SHARD, store, NOW_MS)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    with pytest.raises(ConfigurationError, match=r"checkpoints\.location") as raised:
+        CheckpointFolder("nonsense://me:hunter2@there/c", "c", copier, data_dir=tmp_path)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_place_inside_the_data_directory_is_refused(tmp_path: Path, form: str) -> None:
+    """Also when a link leads there: it would be lost with the disk."""
+    copier = Copier(tmp_path / "scratch", node="n", version="1")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    for name in ("data", "data/c", "link/c", "x/../data"):
+        with pytest.raises(ConfigurationError, match=r"inside node\.data_dir"):
+            CheckpointFolder(form.format(tmp_path / name), "c", copier, data_dir=tmp_path / "data")
+    CheckpointFolder(form.format(tmp_path / "data2"), "c", copier, data_dir=tmp_path / "data")
+
+
+# ------------------------------------------------------------------------------------------------- Streams
+
+
+def test_a_store_comes_out_of_a_stream_as_it_went_in(case: Case, tmp_path: Path) -> None:
+    """In chunks of any size."""
+    store = case.store()
+    fill(store, 7)
+    sent = b"".join(case.copier.stream(SHARD, store, NOW_MS))
+    for size in (1 << 20, 1_000, 513):
+        chunks = [sent[at : at + size] for at in range(0, len(sent), size)]
+        into = tmp_path / f"back-{size}"
+        received = case.new_copier("node-2").receive(chunks, into)
+        assert (received.applied, received.node, received.identity) == (7, "node-1", identity())
+        assert case.content(into) == everything(store)
+    assert case.left() == []
+
+
+def test_a_stream_is_a_tar_that_any_tool_reads(case: Case) -> None:
+    """The manifest first."""
+    store = case.store()
+    fill(store, 7)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(case.copier.stream(SHARD, store, NOW_MS)))) as tar:
+        names = tar.getnames()
+        manifest = json.loads(tar.extractfile(MANIFEST).read())  # type: ignore[union-attr]
+    assert names == [MANIFEST, *(file["name"] for file in manifest["files"])]
+
+
+def test_a_stream_that_nobody_reads_to_its_end_leaves_nothing(case: Case) -> None:
+    """It is closed, as a server does when its client has gone."""
+    store = case.store()
+    fill(store, 7)
+    stream = case.copier.stream(SHARD, store, NOW_MS)
+    assert next(stream)
+    assert case.left() != []
+    stream.close()  # type: ignore[attr-defined]
+    assert case.left() == []
+
+
+def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: Path) -> None:
+    """At a hundred places each."""
+    store = case.store()
+    fill(store, 7, size=40)
+    sent = b"".join(case.copier.stream(SHARD, store, NOW_MS))
+    copier, into, dice = case.new_copier("node-2"), tmp_path / "back", random.Random(5)
+    content = len(sent.rstrip(b"\0"))
+    for at in [0, 1, 511, 512, *(dice.randrange(content) for _ in range(100))]:
+        with pytest.raises(StoreCorrupt):
+            copier.receive([sent[:at]], into)
+        assert not into.exists()
+    harmless = 0
+    for at in (dice.randrange(content) for _ in range(100)):
+        damaged = sent[:at] + bytes([sent[at] ^ 0x55]) + sent[at + 1 :]
+        try:
+            copier.receive([damaged], into)
+        except StoreCorrupt:
+            assert not into.exists()
+        else:
+            # A byte that nobody reads: who made it, when, or padding.
+            assert case.content(into) == everything(store)
+            into.rename(tmp_path / f"harmless-{at}")
+            harmless += 1
+    assert harmless < 50
+    assert case.left() == []
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_a_stream_writes_nowhere_but_where_it_should(tmp_path: Path) -> None:
+    """Names that lead elsewhere, links, and files nobody announced."""
+    store = MemoryStore()
+    fill(store, 7)
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(copier.stream(SHARD, store, NOW_MS)))) as tar:
+        manifest = tar.extractfile(MANIFEST).read()  # type: ignore[union-attr]
+        rows = tar.extractfile("rows").read()  # type: ignore[union-attr]
+    link = tarfile.TarInfo("rows")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+    for sent in (
+        b"",
+        b"nonsense" * 1_000,
+        archive((tarfile.TarInfo("rows"), rows), (tarfile.TarInfo(MANIFEST), manifest)),
+        archive((tarfile.TarInfo(MANIFEST), manifest), (tarfile.TarInfo("../outside"), rows)),
+        archive((tarfile.TarInfo(MANIFEST), manifest), (tarfile.TarInfo("rows"), rows), (tarfile.TarInfo("more"), b"")),
+        archive((tarfile.TarInfo(MANIFEST), manifest), (link, b"")),
+        archive((tarfile.TarInfo(MANIFEST), manifest.replace(b'"rows"', b'"../r"')), (tarfile.TarInfo("../r"), rows)),
+    ):
+        with pytest.raises(StoreCorrupt):
+            copier.receive([sent], tmp_path / "into" / "back")
+        assert list((tmp_path / "into").iterdir()) == []
+        assert not (tmp_path / "outside").exists()
+
+
+def test_errors_of_the_sender_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    """A connection that breaks is the receiver's to name."""
+    store = MemoryStore()
+    fill(store, 7)
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+
+    def broken() -> Iterator[bytes]:
+        yield from list(copier.stream(SHARD, store, NOW_MS))[:2]
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        copier.receive(broken(), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
+    """A file-size limit stands for it: nothing is left of what was begun."""
+    resource = pytest.importorskip("resource")
+    store = MemoryStore()
+    fill(store, 7)
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+    sent = list(copier.stream(SHARD, store, NOW_MS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(NoSpace, match="Make room"):
+            copier.receive(sent, tmp_path / "back")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path / "scratch") == []
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_new_copier_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Links to tables would hold disk for ever."""
+    left = tmp_path / "scratch" / "3-abc"
+    left.mkdir(parents=True)
+    (left / "000001.sst").write_text("")
+    Copier(tmp_path / "scratch", node="n", version="1")
+    assert not left.exists()
