@@ -14,18 +14,22 @@ from pathlib import Path
 import structlog
 
 from chronos import __version__
+from chronos.adapters.checkpoint_files import Copier
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.rocks import RocksStore, shared_cache
+from chronos.checkpointing import Keeping
 from chronos.config import Config
-from chronos.core.codec import Identity, pack_identity, unpack_identity
+from chronos.core.codec import Identity, State, pack_identity, unpack_identity
 from chronos.core.keys import IDENTITY_KEY
 from chronos.core.message import Rules
 from chronos.core.roles import Member
 from chronos.core.roles import Replica as Described
 from chronos.driver import ShardDriver
-from chronos.errors import ChronosError, LogMismatch, NoSpace, Retry, Stop, StoreInUse
+from chronos.errors import ChronosError, ConfigurationError, LogMismatch, NoSpace, Retry, Stop, StoreInUse
 from chronos.ports import Clock, Coordinator, Log, Store, TopicInfo, TopicSpec
+from chronos.workers.checkpoint import Position
+from chronos.workers.delete import words_kept_ms
 from chronos.workers.master import Limits
 from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
@@ -46,6 +50,9 @@ STOP_S = 10.0
 HAND_OVER_S = 5.0
 """How long a node that stops waits for others to take over its shards."""
 
+AWAY_MS = 7 * 86_400_000
+"""A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
+
 IN_PLACE = ("master", "follower", "none")
 """Roles of a replica that has nothing left to do before it serves."""
 
@@ -62,7 +69,8 @@ HEADROOM_BYTES = 256 * 1024
 class Node:
     """One Chronos process."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, *, clock: Clock | None = None, from_checkpoint: bool = False) -> None:
+        """`from_checkpoint`: begin with the newest checkpoints, also where there are stores."""
         self.config = config
         self.clock = clock or SystemClock()
         self.started_ms = self.clock.now_ms()
@@ -73,6 +81,11 @@ class Node:
         """Why the node cannot go on, once that is so."""
         self.failed = threading.Event()
         self._cache = shared_cache(config.store.block_cache)
+        self.checkpoints: Keeping | None = None
+        """The checkpoints of this node's shards; None without a location for them."""
+        self._from_checkpoint = from_checkpoint
+        self._flushed: dict[int, Position] = {}
+        """Where each shard's store stood at its last flush: what a crash would leave."""
         self.membership: Membership | None = None
         """This node's place in the cluster; None for a standalone node."""
         self._coordinator: Coordinator | None = None
@@ -95,15 +108,16 @@ class Node:
             topics = self.own_topics()
             infos = self.log.prepare(topics, create=self.config.topics.create)
             self._watch = Watch(self.log, topics[:2], infos)
+            self.checkpoints = self._open_checkpoints()
             for number in range(self.config.shards):
-                store = self.open_store(number)
-                self.check_identity(store, number, infos)
-                self.shards.append(self._driver(number, store))
+                self.shards.append(self._open_shard(number, infos))
             if self.config.coordinator.kind == "zookeeper":
                 self._join()
             for shard in self.shards:
                 shard.start()
             self._keeper.start()
+            if self.checkpoints is not None:
+                self.checkpoints.start()
         except BaseException:
             self.stop()
             raise
@@ -193,10 +207,76 @@ class Node:
         self._stores.append(store)
         return store
 
-    def check_identity(self, store: Store, number: int, infos: dict[str, TopicInfo]) -> None:
-        """A store belongs to one shard of one pair of topics; the topics' ids tell whether they are still the same."""
+    def _open_checkpoints(self) -> Keeping | None:
+        if self.config.checkpoints.location is None:
+            return None
+        if self.config.log.kind == "embedded":
+            raise ConfigurationError([
+                "checkpoints.location: the embedded log lies on the same disk as the store, and a checkpoint of the store is"
+                " worth nothing without it. Copy the whole data directory instead, or use log.kind: kafka"
+            ])  # fmt: skip
+        retention = self.config.retention
+        copier = Copier(
+            self._data_dir / "copies",
+            node=self.config.node.id,
+            version=__version__,
+            remembered_ms=words_kept_ms(retention.delivered, retention.deduplication),
+        )
+        return Keeping(self.config, self.log, self.clock, copier=copier, failed=self._fail)
+
+    def _open_shard(self, number: int, infos: dict[str, TopicInfo]) -> ShardDriver:
+        """Its store, from a checkpoint where there is none or one that the logs do not reach back to; and its driver."""
+        identity, path = self._identity(number, infos), self._data_dir / "shards" / str(number)
+        if self.checkpoints is not None:
+            if not path.exists():
+                self.checkpoints.restore(number, identity, path)
+            elif self._from_checkpoint:
+                self.checkpoints.replace(number, identity, path)
+        store = self.open_store(number)
+        self.check_identity(store, number, infos)
+        if self.checkpoints is not None and self.checkpoints.is_behind(number, store):
+            store.close()
+            self._stores.remove(store)
+            self.checkpoints.replace(number, identity, path)
+            store = self.open_store(number)
+            self.check_identity(store, number, infos)
+        shard = self._driver(number, store)
+        self._flushed[number] = _position(shard.state)
+        if self.checkpoints is not None:
+            self.checkpoints.add(
+                shard,
+                identity,
+                replicas=lambda: self._replica_positions(number),
+                trims=lambda: shard.role == "master",
+            )
+        return shard
+
+    def _replica_positions(self, number: int) -> list[Position | None]:
+        """From where on each registered replica needs the logs; None: not known, so nothing may be trimmed."""
+        positions: list[Position | None] = [self._flushed[number]]
+        if self.membership is None:
+            return positions
+        outlook = self.membership.outlook()
+        if outlook.roles is None or not outlook.sure:
+            return [None]
+        for member in outlook.members.values():
+            replica = member.replicas.get(number)
+            if member.node != self.config.node.id and replica is not None and replica.role != "none":
+                kept = (replica.kept_applied, replica.kept_pull_offset)
+                positions.append(None if None in kept else Position(applied=kept[0], pull_offset=kept[1]))  # type: ignore[arg-type]
+        now_ms = self.clock.now_ms()
+        given = outlook.roles.shards.get(number)
+        if given is not None and any(
+            now_ms - outlook.roles.away.get(node, now_ms) < AWAY_MS
+            for node in given.replicas
+            if node not in outlook.members
+        ):
+            positions.append(None)
+        return positions
+
+    def _identity(self, number: int, infos: dict[str, TopicInfo]) -> Identity:
         topics = self.config.topics
-        identity = Identity(
+        return Identity(
             cluster=self.config.cluster,
             shard=number,
             shards=self.config.shards,
@@ -205,6 +285,10 @@ class Node:
             progress_topic=topics.progress,
             progress_topic_id=infos[topics.progress].id,
         )
+
+    def check_identity(self, store: Store, number: int, infos: dict[str, TopicInfo]) -> None:
+        """A store belongs to one shard of one pair of topics; the topics' ids tell whether they are still the same."""
+        identity = self._identity(number, infos)
         (data,) = store.get([IDENTITY_KEY])
         if data is None:
             store.write([(IDENTITY_KEY, pack_identity(identity))], [])
@@ -281,7 +365,16 @@ class Node:
         from chronos.adapters.zookeeper import ZooKeeperCoordinator
         from chronos.core.roles import plan
 
-        self._coordinator = coordinator = ZooKeeperCoordinator(**self._zookeeper_settings())
+        settings = self.config.coordinator.zookeeper
+        assert settings.hosts is not None
+        self._coordinator = coordinator = ZooKeeperCoordinator(
+            hosts=settings.hosts,
+            cluster=self.config.cluster,
+            node=self.config.node.id,
+            instance=self.instance,
+            shards=self.config.shards,
+            session_timeout_s=settings.session_timeout / 1_000,
+        )
         self.membership = Membership(
             coordinator, node=self.config.node.id, clock=self.clock, describe=self.describe, plan=plan
         )
@@ -298,7 +391,7 @@ class Node:
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
-            replicas={shard.number: _described(shard) for shard in self.shards},
+            replicas={shard.number: _described(shard, self._flushed[shard.number]) for shard in self.shards},
         )
 
     def _be_member(self) -> None:
@@ -383,6 +476,7 @@ class Node:
             # Read before the flush: at least this much of the logs is needed no more.
             state = shard.state
             shard.store.flush()
+            self._flushed[shard.number] = _position(state)
             if isinstance(self.log, EmbeddedLog):
                 self.log.trim(topics.delay, shard.number, state.pull_offset)
                 self.log.trim(topics.progress, shard.number, state.applied)
@@ -392,6 +486,8 @@ class Node:
     def stop(self) -> None:
         """Stop in the reverse order; what is in the store is flushed, so that the next start replays nothing."""
         self._hand_over()
+        if self.checkpoints is not None:
+            self.checkpoints.stop()
         deadline = time.monotonic() + STOP_S
         self._stopping.set()
         for shard in self.shards:
@@ -422,7 +518,11 @@ class Node:
         log.info("stopped")
 
 
-def _described(shard: ShardDriver) -> Described:
+def _position(state: State) -> Position:
+    return Position(applied=state.applied, pull_offset=state.pull_offset)
+
+
+def _described(shard: ShardDriver, kept: Position) -> Described:
     state = shard.state
     return Described(
         applied=state.applied if shard.replica.known else None,
@@ -432,4 +532,6 @@ def _described(shard: ShardDriver) -> Described:
         log_epoch=state.log_epoch,
         role=shard.role,
         reason=shard.paused,
+        kept_applied=kept.applied,
+        kept_pull_offset=kept.pull_offset,
     )

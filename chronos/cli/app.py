@@ -56,7 +56,14 @@ HERE = "http://127.0.0.1:7700"
 
 
 @app.command()
-def serve(config: ConfigFile = None, settings: Settings = None) -> None:
+def serve(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    from_checkpoint: Annotated[
+        bool,
+        typer.Option("--from-checkpoint", help="Begin with the newest checkpoints, also where there are stores."),
+    ] = False,
+) -> None:
     """Run the service in the foreground. SIGINT or SIGTERM end it in order, a second one at once.
 
     Without settings: the embedded log in ./chronos-data, HTTP and the web page on 127.0.0.1:7700.
@@ -70,7 +77,7 @@ def serve(config: ConfigFile = None, settings: Settings = None) -> None:
     """
     from chronos.cli.serve import run
 
-    run(config, settings or [])
+    run(config, settings or [], from_checkpoint=from_checkpoint)
 
 
 @app.command()

@@ -56,7 +56,7 @@ class _Signals:
         self._loop.call_soon_threadsafe(self._stop.set)
 
 
-def run(path: str | None, overrides: list[str]) -> None:
+def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False) -> None:
     """Serve until a signal; a failure of the node is raised."""
     from chronos.config import load
     from chronos.logs import set_up
@@ -67,7 +67,7 @@ def run(path: str | None, overrides: list[str]) -> None:
 
     sys.setswitchinterval(SWITCH_S)
     signals = _Signals()
-    node = Node(config)
+    node = Node(config, from_checkpoint=from_checkpoint)
     try:
         node.start()
     except KeyboardInterrupt:

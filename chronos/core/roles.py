@@ -42,6 +42,10 @@ class Replica(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The node whose record has that role epoch; empty: not told."""
     log_epoch: int = 0
     """The greatest log epoch seen in the progress log."""
+    kept_applied: int | None = None
+    """`applied` as of the last flush: from there on a crash leaves it to the logs. None: not told."""
+    kept_pull_offset: int | None = None
+    """`pull_offset` as of the last flush."""
     role: str = "starting"
     """What the replica does at the moment: `master`, `follower`, `recovering`, ..."""
     reason: str | None = None
