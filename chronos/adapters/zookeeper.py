@@ -13,6 +13,7 @@ has a bound in time, and everything kazoo raises becomes CoordinatorUnavailable 
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +132,7 @@ class ZooKeeperCoordinator:
         session = self._connected()
         try:
             with _translated():
-                _answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
+                session.answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
         except CoordinatorUnavailable as error:
             if isinstance(error.__cause__, NoNodeError):
                 session.lose()  # Somebody removed it: as after the end of a session, the place must be taken again.
@@ -149,7 +150,7 @@ class ZooKeeperCoordinator:
         session = self._connected()
         with _translated():
             path = f"{self._base}/{REQUESTS}/request-"
-            _answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
+            session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
 
     def control(self, plan: Callable[[View], Roles]) -> bool:
         """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is."""
@@ -208,10 +209,10 @@ class ZooKeeperCoordinator:
         while True:
             gone = threading.Event()
             try:
-                stored, stat = _answer(session.client.get_async(path, watch=lambda _, gone=gone: gone.set()))
+                stored, stat = session.answer(session.client.get_async(path, watch=lambda _, gone=gone: gone.set()))
             except NoNodeError:
                 with suppress(NodeExistsError):
-                    _answer(session.client.create_async(path, data, ephemeral=True))
+                    session.answer(session.client.create_async(path, data, ephemeral=True))
                     return
                 continue
             other = _decoded(stored, Member)
@@ -285,7 +286,7 @@ class _Session:
             raise CoordinatorUnavailable(f"no ZooKeeper server answers within {CONNECT_S:g} s ({self._hosts()})")
         self.connected = True
         for name in (MEMBERS, REQUESTS, ROLES):
-            _answer(self.client.ensure_path_async(f"{self._base}/{name}"))
+            self.answer(self.client.ensure_path_async(f"{self._base}/{name}"))
 
     def end(self) -> threading.Thread:
         """Give the session back. kazoo may wait ten seconds for a server that does not answer: not here."""
@@ -299,6 +300,22 @@ class _Session:
         self.lost, self.sure = True, False
         self._woken.set()
 
+    def answer(self, result: IAsyncResult) -> Any:
+        """What a question was answered, within ANSWER_S; raises what kazoo raises.
+
+        kazoo takes every request it sends for a heartbeat: with one in each of its periods it never notices that nothing
+        is answered, and the session runs out on a server that hangs (measured). So the connection is ended here, and
+        kazoo goes to another server with the same session.
+        """
+        try:
+            return result.get(timeout=ANSWER_S)
+        except KazooTimeoutError:
+            connection = self.client._connection._socket
+            if connection is not None:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            raise
+
     def member_path(self, node: str) -> str:
         """The znode of a member."""
         return f"{self._base}/{MEMBERS}/{node}"
@@ -308,7 +325,7 @@ class _Session:
         change = self.client.transaction()
         change.delete(path, version)
         change.create(path, data, ephemeral=True)
-        return not any(isinstance(result, Exception) for result in _answer(change.commit_async()))
+        return not any(isinstance(result, Exception) for result in self.answer(change.commit_async()))
 
     # What kazoo's threads say
 
@@ -355,11 +372,11 @@ class _Session:
             self.sure = self.connected and not self.lost and drops == self._drops
 
     def _children(self, name: str) -> list[str]:
-        names: list[str] = _answer(self.client.get_children_async(f"{self._base}/{name}", watch=self._mark(name)))
+        names: list[str] = self.answer(self.client.get_children_async(f"{self._base}/{name}", watch=self._mark(name)))
         return names
 
     def _read_roles(self) -> None:
-        data, stat = _answer(self.client.get_async(f"{self._base}/{ROLES}", watch=self._mark(ROLES)))
+        data, stat = self.answer(self.client.get_async(f"{self._base}/{ROLES}", watch=self._mark(ROLES)))
         roles = _decoded(data, Roles) if data else None
         if data and roles is None:
             raise CoordinatorUnavailable(f"{self._base}/{ROLES} in ZooKeeper holds what this version cannot read")
@@ -376,7 +393,7 @@ class _Session:
             self._forget(name)
         for name, result in asked.items():
             try:
-                data, stat = _answer(result)
+                data, stat = self.answer(result)
             except NoNodeError:  # It went while we asked; its parent is marked by that.
                 self._forget(name)
                 continue
@@ -403,7 +420,7 @@ class _Session:
         for path, result in asked.items():
             with suppress(NoNodeError):
                 # What cannot be read is answered like any other: by a refusal that people can see.
-                found[path] = _decoded(_answer(result)[0], Request) or Request(kind="unreadable", node="-")
+                found[path] = _decoded(self.answer(result)[0], Request) or Request(kind="unreadable", node="-")
         return found
 
     def _request_paths(self) -> list[str]:
@@ -433,7 +450,7 @@ class _Session:
         for path in answered:
             change.delete(path)
         try:
-            results = _answer(change.commit_async())
+            results = self.answer(change.commit_async())
         finally:
             # Read again what was written, also when it is not known whether it was.
             with self._lock:
@@ -475,11 +492,6 @@ def _check(authentication: str, **files: str | None) -> None:
         )
     if problems:
         raise ConfigurationError(problems)
-
-
-def _answer(result: IAsyncResult) -> Any:
-    """What a question was answered, within ANSWER_S; raises what kazoo raises."""
-    return result.get(timeout=ANSWER_S)
 
 
 @contextmanager
