@@ -19,7 +19,7 @@ VERSION = b"\x01"
 DIGEST_BYTES = 16
 """Enough to tell two stores apart: nobody makes them alike on purpose."""
 
-PORTION_ROWS, PORTION_BYTES = 1_000, 4_000_000
+PORTION_ROWS, PORTION_BYTES = 200, 1_000_000
 """Read at a time: it bounds the memory, and others get their turn in between."""
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -10,13 +10,15 @@ import tarfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chronos.adapters.checkpoint_files import MANIFEST, Copier, open_copy
+from chronos.adapters.checkpoint_files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy
 from chronos.adapters.checkpoints import CheckpointFolder
 from chronos.adapters.memory import MemoryStore
 from chronos.adapters.rocks import RocksStore
@@ -25,7 +27,7 @@ from chronos.core.digest import digest
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY, entry_key
 from chronos.core.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
-from chronos.ports import Store
+from chronos.ports import Checkpoint, CheckpointFile, Store
 from tests.core.players import MASTER_RULES, Master, Replica, opened
 from tests.core.script import Step, scripts
 
@@ -272,6 +274,115 @@ def test_pruning_keeps_the_furthest_and_removes_half_ones_behind_them(case: Case
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [5, 4, 3]
     assert case.files.exists(case.place("00000000000000000006-node-1"))
     assert not case.files.exists(case.place("00000000000000000002-node-1"))
+
+
+def test_the_manifest_of_a_format_stays_as_it_is() -> None:
+    """What an older node wrote must be read by a newer one: another meaning takes another format number."""
+    assert decode_manifest(GOLDEN.encode(), "here") == Checkpoint(
+        format=1,
+        shard=SHARD,
+        node="n-1",
+        version="0.1.0",
+        made_at_ms=NOW_MS,
+        identity=identity(),
+        applied=7,
+        pull_offset=70,
+        cursor_due_ms=5,
+        cursor_offset=6,
+        progress_ms=8,
+        pending=9,
+        digest="0123",
+        remembered_ms=21_780_000,
+        files=(CheckpointFile(name="000008.sst", bytes=12, blake2b="ab"),),
+    )
+    assert json.loads(encode_manifest(decode_manifest(GOLDEN.encode(), "here"))) == json.loads(GOLDEN)
+
+
+GOLDEN = """{
+  "format": 1, "shard": 3, "node": "n-1", "version": "0.1.0", "made_at_ms": 1800000000000,
+  "identity": ["c", 3, 4, "delay", "d1", "progress", "p1"],
+  "applied": 7, "pull_offset": 70, "cursor_due_ms": 5, "cursor_offset": 6, "progress_ms": 8, "pending": 9,
+  "digest": "0123", "remembered_ms": 21780000,
+  "files": [{"name": "000008.sst", "bytes": 12, "blake2b": "ab"}]
+}"""
+
+
+# ----------------------------------------------------------------------------------------- Storage that fails
+
+
+class Flaky(MemoryFileSystem):
+    """Object storage that loses its mind when told to."""
+
+    protocol = "flaky"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    writes_left: ClassVar[int] = 10**9
+    rotten: ClassVar[bool] = False
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode != "rb":
+            if Flaky.writes_left == 0:
+                raise PermissionError("403: the token has expired; https://me:hunter2@there/c")
+            Flaky.writes_left -= 1
+        opened = super()._open(path, mode, **options)
+        return io.BytesIO(flip(opened.getvalue())) if Flaky.rotten and mode == "rb" else opened
+
+
+@pytest.fixture
+def flaky() -> type[Flaky]:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    Flaky.store.clear()
+    Flaky.writes_left, Flaky.rotten = 10**9, False
+    return Flaky
+
+
+def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flaky], tmp_path: Path) -> None:
+    """The next attempt makes it whole; passwords are told to nobody."""
+    case = Case(tmp_path, "rocks", "flaky://bucket/deep")
+    store = case.store()
+    fill(store, 7)
+    with case.copier.made(SHARD, store, NOW_MS) as (_, described):
+        files = len(described.files)
+    for writes in range(files + 1):
+        flaky.writes_left = writes
+        with pytest.raises(Retry, match="token has expired") as raised:
+            case.folder.save(SHARD, store, NOW_MS)
+        assert "hunter2" not in str(raised.value)
+        assert case.folder.kept(SHARD, identity()) == []
+        assert case.left() == []
+    flaky.writes_left = files + 1
+    made = case.folder.save(SHARD, store, NOW_MS)
+    assert case.folder.kept(SHARD, identity()) == [made]
+    case.folder.verify(made)
+    store.close()
+
+
+def test_storage_that_gives_back_other_bytes_gets_no_checkpoint(flaky: type[Flaky], tmp_path: Path) -> None:
+    """All of it is read back before it counts; nothing may be trimmed behind what cannot be read."""
+    case = Case(tmp_path, "rocks", "flaky://bucket/deep")
+    store = case.store()
+    fill(store, 7)
+    flaky.rotten = True
+    with pytest.raises(Retry, match="does not give back what was written"):
+        case.folder.save(SHARD, store, NOW_MS)
+    flaky.rotten = False
+    assert case.folder.kept(SHARD, identity()) == []
+    store.close()
+
+
+def test_a_store_that_is_damaged_makes_no_checkpoint(tmp_path: Path) -> None:
+    """Its damage is found while the copy is read: what is kept elsewhere is not pushed out by it."""
+    case = Case(tmp_path, "rocks", str(tmp_path / "place"))
+    store = case.store()
+    fill(store, 7, size=3_000)
+    store.flush()
+    (table,) = sorted((tmp_path / "store-0").glob("*.sst"), key=lambda file: file.stat().st_size)[-1:]
+    table.write_bytes(flip(table.read_bytes()))
+    with pytest.raises(StoreCorrupt, match="so that one is damaged too"):
+        case.folder.save(SHARD, store, NOW_MS)
+    assert case.folder.kept(SHARD, identity()) == []
+    assert case.left() == []
+    store.close()
 
 
 # -------------------------------------------------------------------------------------------------- Damage
