@@ -222,14 +222,11 @@ class ZooKeeperCoordinator:
             elif (remaining_s := deadline - time.monotonic()) > 0:
                 gone.wait(remaining_s)
             else:
-                raise NodeIdTaken(self._taken(other))
-
-    def _taken(self, other: Member | None) -> str:
-        where = "another process" if other is None else f"the node at {other.address}"
-        return (
-            f"node.id {self._node} is taken: {where} serves cluster {self._cluster} under it from another data "
-            "directory; give this node an id of its own, or stop the other one"
-        )
+                where = "another process" if other is None else f"the node at {other.address}"
+                raise NodeIdTaken(
+                    f"node.id {self._node} is taken: {where} serves cluster {self._cluster} under it from another data "
+                    "directory; give this node an id of its own, or stop the other one"
+                )
 
     def _view(self, session: "_Session", requests: tuple[Request, ...]) -> View:
         roles = session.roles or Roles()

@@ -26,6 +26,8 @@ def _tree(section: BaseModel, prefix: str) -> dict[str, Any]:
             tree[name] = _tree(value, f"{found.path}.")
         elif found.kind == "map":
             tree[name] = {item: MASK if is_secret(item) else text for item, text in value.items()}
+        elif value is not None and is_secret(name):
+            tree[name] = MASK
         elif found.kind == "text" and value is not None:
             tree[name] = re.sub(r"(?<=://)[^/]*@", f"{MASK}@", value)  # A URL may hold a password.
         else:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chronos.config.values import (
+    Address,
     Addresses,
     Duration,
     Name,
@@ -143,13 +144,46 @@ class TopicsConfig(_Section):
 class ZooKeeperConfig(_Section):
     """The ZooKeeper ensemble; for `coordinator.kind: zookeeper`."""
 
-    hosts: Addresses | None = key(None, "ZooKeeper servers, as `host:port` separated by commas.")
+    hosts: Addresses | None = key(
+        None,
+        "ZooKeeper servers, as `host:port` separated by commas. Required with `coordinator.kind: zookeeper`.",
+    )
     session_timeout: Duration = key(
         "10s",
         "How long a node may be silent before its session ends and its shards get another master. Shorter "
-        "switches sooner, and more often for nothing; ZooKeeper allows no less than two of its ticks.",
-        least="1s", most="5m",
+        "switches sooner, and more often for nothing; ZooKeeper grants between 2 and 20 of its ticks.",
+        least="4s", most="30s",
     )  # fmt: skip
+    path: Text = key(
+        "/chronos",
+        "Where clusters are kept in ZooKeeper; each has a znode with its name below it. It is made if it is missing.",
+    )
+    authentication: Literal["none", "digest", "sasl"] = key(
+        "none",
+        "How this node says who it is: `digest` is ZooKeeper's own scheme and needs nothing else; `sasl` is "
+        "DIGEST-MD5 over SASL and needs the Python package `pure-sasl`.",
+    )
+    username: Text | None = key(None, "Who this node is. Required with `digest` and `sasl`.")
+    password: Text | None = Field(
+        default=None,
+        repr=False,  # A representation ends up in logs.
+        description="Its password; better given as the variable `CHRONOS_COORDINATOR__ZOOKEEPER__PASSWORD`.",
+    )
+    acl: Literal["open", "creator"] = key(
+        "open",
+        "Who may read and change what Chronos keeps in ZooKeeper: `open` for everybody, as ZooKeeper's own default; "
+        "`creator` for those who authenticate as this node does, so all nodes must do it alike.",
+    )
+    tls: bool = key(
+        False,
+        "Encrypt the connections, and check the servers' certificates and names. The servers have "
+        "a port of their own for it (`secureClientPort`).",
+    )
+    ca: Text | None = key(
+        None, "PEM file with the certificates of who signed those of the servers; null takes those of the system."
+    )
+    certfile: Text | None = key(None, "PEM file with this node's certificate, where the servers ask for one.")
+    keyfile: Text | None = key(None, "PEM file with the private key of `certfile`.")
 
 
 class CoordinatorConfig(_Section):
@@ -157,9 +191,15 @@ class CoordinatorConfig(_Section):
 
     kind: Literal["standalone", "zookeeper", "raft"] = key(
         "standalone",
-        "`standalone`: this node is master of every shard. `zookeeper` and `raft`, for clusters, "
-        "are not supported yet.",
+        "`standalone`: this node is master of every shard. `zookeeper`: several nodes share the shards, and take "
+        "over from each other. `raft` is not supported yet.",
     )
+    replication: int | None = key(
+        None,
+        "How many nodes hold each shard; null: every node, so that any of them can take over and answer for all. "
+        "A number makes a node that is added take load off the others.",
+        least=2, most=100,
+    )  # fmt: skip
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 
@@ -340,6 +380,13 @@ class AdminConfig(_Section):
         "password; `0.0.0.0` for all.",
     )
     port: int = key(7700, "Port to listen on; 0 takes any free one and logs which.", least=0, most=65_535)
+    advertised: Address | None = Field(
+        default=None,
+        repr=False,  # A URL may hold a password.
+        description="URL under which the other nodes of the cluster reach this one, for example "
+        "`http://chronos-1:7700`; null makes it from `host` and `port`, which is right only where all nodes run on "
+        "one machine or `host` is this machine's own address.",
+    )
 
 
 class LoggingConfig(_Section):

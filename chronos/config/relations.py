@@ -13,7 +13,7 @@ from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
 from chronos.config.values import duration_text, size_text
 
-COORDINATORS_SUPPORTED: Final = ("standalone",)
+COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
 
 # One progress record names every message of its step that was not simply delivered: position 16,
 # outcome 1, new due time 8, occurrence 8, attempt 2, and what the step refused, about 12 for each.
@@ -47,6 +47,8 @@ class Conflict:
 def conflicts(config: Config) -> Iterator[Conflict]:
     """Everything that does not go together, in the order of the keys."""
     yield from _coordinator_exists(config)
+    yield from _cluster_can_be(config)
+    yield from _zookeeper_is_told_apart(config)
     yield from _kafka_has_brokers(config)
     yield from _topics_are_apart(config)
     yield from _replicas_suffice(config)
@@ -63,6 +65,47 @@ def _coordinator_exists(config: Config) -> Iterator[Conflict]:
         yield Conflict(
             paths=("coordinator.kind",),
             text=f"{kind} is not supported yet; use {' or '.join(COORDINATORS_SUPPORTED)}",
+        )
+
+
+def _cluster_can_be(config: Config) -> Iterator[Conflict]:
+    kind = config.coordinator.kind
+    if kind == "zookeeper" and config.coordinator.zookeeper.hosts is None:
+        yield Conflict(
+            paths=("coordinator.zookeeper.hosts", "coordinator.kind"),
+            text=f"is missing, and coordinator.kind is {kind}; name its servers, for example localhost:2181",
+        )
+    if kind == "zookeeper" and config.log.kind != "kafka":
+        yield Conflict(
+            paths=("coordinator.kind", "log.kind"),
+            text=f"{kind} is for several nodes, and log.kind is {config.log.kind}, which is inside one; "
+            "use log.kind: kafka, or coordinator.kind: standalone",
+        )
+
+
+def _zookeeper_is_told_apart(config: Config) -> Iterator[Conflict]:
+    settings = config.coordinator.zookeeper
+    section = "coordinator.zookeeper"
+    if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", settings.path):
+        yield Conflict(paths=(f"{section}.path",), text=f"{settings.path} is no path; write it like /chronos")
+    if settings.authentication != "none":
+        for name in ("username", "password"):
+            if getattr(settings, name) is None:
+                yield Conflict(
+                    paths=(f"{section}.{name}", f"{section}.authentication"),
+                    text=f"is missing, and {section}.authentication is {settings.authentication}",
+                )
+    elif settings.acl == "creator":
+        yield Conflict(
+            paths=(f"{section}.acl", f"{section}.authentication"),
+            text=f"creator shuts out everybody who does not authenticate, and {section}.authentication is none; "
+            "use digest or sasl, or acl: open",
+        )
+    if (settings.certfile is None) != (settings.keyfile is None):
+        missing, there = ("keyfile", "certfile") if settings.keyfile is None else ("certfile", "keyfile")
+        yield Conflict(
+            paths=(f"{section}.{missing}", f"{section}.{there}"),
+            text=f"is missing, and {section}.{there} is given; they belong together",
         )
 
 

@@ -121,6 +121,12 @@ def _addresses(text: str) -> str:
     return text
 
 
+def _address(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#]+/?", url, re.ASCII):
+        raise ValueError(f"{quoted(url)} is no address; write http://host:port")
+    return url.rstrip("/")
+
+
 def _replicas(count: int) -> int:
     if count == 0:
         raise ValueError("0 replicas hold nothing; use -1 for the broker's default, or 1 or more")
@@ -144,6 +150,7 @@ Size = Annotated[int, BeforeValidator(size_bytes)]
 Text = Annotated[str, AfterValidator(_not_empty)]
 Name = Annotated[str, AfterValidator(_name)]
 Topic = Annotated[str, AfterValidator(_topic)]
+Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]

@@ -235,6 +235,12 @@ WRONG_VALUES = {
     "store.blob_bytes_min=2GiB": "store.blob_bytes_min: 2GiB is not within 0 to 1GiB",
     "retention.deduplication=0s": "retention.deduplication: 0ms is not within 1ms to 3650d",
     "retention.delivered=0ms": "retention.delivered: 0ms is not within 1ms to 3650d",
+    "admin.advertised=node-1:7700":
+        'admin.advertised: "node-1:7700" is no address; write http://host:port',
+    "admin.advertised=http://node-1:7700": None,
+    "coordinator.zookeeper.session_timeout=3s":
+        "coordinator.zookeeper.session_timeout: 3s is not within 4s to 30s",
+    "coordinator.replication=1": "coordinator.replication: 1 is not within 2 to 100",
     "admin.port=65536": "admin.port: 65536 is not within 0 to 65535",
     "topics.replication_factor=0":
         "topics.replication_factor: 0 replicas hold nothing; use -1 for the broker's default, or 1 or more",
@@ -382,14 +388,29 @@ def test_a_file_that_cannot_be_read_is_a_problem_like_any_other() -> None:
 
 # --- What is wrong: settings that do not go together ----------------------------------------------
 
+ON_KAFKA = ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092")
 CONFLICTS: dict[tuple[str, ...], str | None] = {
     ("log.kind=kafka",):
         "log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
         "name its brokers, for example localhost:9092",
     ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092"): None,
-    ("coordinator.kind=raft",): "coordinator.kind: raft is not supported yet; use standalone",
+    ("coordinator.kind=raft",): "coordinator.kind: raft is not supported yet; use standalone or zookeeper",
+    (*ON_KAFKA, "coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"): None,
+    (*ON_KAFKA, "coordinator.kind=zookeeper"):
+        "coordinator.zookeeper.hosts: is missing, and coordinator.kind is zookeeper; "
+        "name its servers, for example localhost:2181",
     ("coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"):
-        "coordinator.kind: zookeeper is not supported yet; use standalone",
+        "coordinator.kind: zookeeper is for several nodes, and log.kind is embedded, which is inside one; "
+        "use log.kind: kafka, or coordinator.kind: standalone",
+    ("coordinator.zookeeper.path=chronos",):
+        "coordinator.zookeeper.path: chronos is no path; write it like /chronos",
+    ("coordinator.zookeeper.authentication=digest", "coordinator.zookeeper.username=me"):
+        "coordinator.zookeeper.password: is missing, and coordinator.zookeeper.authentication is digest",
+    ("coordinator.zookeeper.acl=creator",):
+        "coordinator.zookeeper.acl: creator shuts out everybody who does not authenticate, and "
+        "coordinator.zookeeper.authentication is none; use digest or sasl, or acl: open",
+    ("coordinator.zookeeper.certfile=node.pem",):
+        "coordinator.zookeeper.keyfile: is missing, and coordinator.zookeeper.certfile is given; they belong together",
     ("topics.rejected=chronos_delay",):
         "topics.rejected: chronos_delay is the topic of topics.delay too, as Kafka reads names "
         "('.' and '_' are one); give each its own",
@@ -563,7 +584,12 @@ def _value(found: Key) -> st.SearchStrategy[Any]:
 
 # One goes with `log.kind: kafka`, the other with large batches.
 REQUIRED = ("log.kafka.bootstrap_servers", "topics.message_bytes_max")
-LEFT_OUT = ("coordinator.kind",)  # until there is more than one
+# What goes with other keys only: a kind of coordinator, and ways to authenticate.
+LEFT_OUT = (
+    "coordinator.kind",
+    *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
+    "admin.advertised",
+)
 LEAVES = {found.path: _value(found) for found in keys().values() if not found.model}
 SETTINGS = st.fixed_dictionaries(
     {path: LEAVES[path] for path in REQUIRED},
@@ -593,12 +619,14 @@ def test_what_is_shown_names_every_key_and_no_secret() -> None:
     secrets = ["sasl.password", "ssl.key.pem", "ssl.key.password", "sasl.oauthbearer.client.secret"]
     overrides = [f"log.kafka.properties.{name}=hunter2" for name in secrets]
     overrides += ["log.kafka.properties.sasl.username=me", "checkpoints.location=s3://me:hunter2@bucket/c"]
+    overrides += ["coordinator.zookeeper.password=hunter2", "admin.advertised=http://me:hunter2@node"]
     config = load(None, {}, overrides)
     shown = yaml.safe_load(show(config))
     assert "hunter2" not in show(config)
     assert "hunter2" not in repr(config)
     assert "hunter2" not in str(config)
     assert shown["log"]["kafka"]["properties"] == dict.fromkeys(secrets, "********") | {"sasl.username": "me"}
+    assert shown["coordinator"]["zookeeper"]["password"] == "********"
     assert shown["checkpoints"]["location"] == "s3://********@bucket/c"
     assert _paths(shown, "") == {found.path for found in keys().values()}
 
