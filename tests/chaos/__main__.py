@@ -13,7 +13,7 @@ from tests.broker import Broker
 from tests.chaos.drill import Drill, Result
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
 from tests.chaos.fleet import Fleet
-from tests.zookeeper import ZooKeeper
+from tests.zookeeper import Ensemble
 
 FAULT_S = {"kill": 14, "freeze": 24, "transfer": 4, "roll": 24, "disk": 20}
 """About how long each takes until the cluster is whole again: for how long the load must last."""
@@ -35,7 +35,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         Broker() as broker,
-        ZooKeeper() as zookeeper,
+        Ensemble() as zookeeper,
         Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts) as fleet,
     ):
         fleet.start()

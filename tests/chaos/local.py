@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.broker import Broker
 from tests.chaos.fleet import Fleet
-from tests.zookeeper import ZooKeeper
+from tests.zookeeper import Ensemble
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         Broker() as broker,
-        ZooKeeper() as zookeeper,
+        Ensemble() as zookeeper,
         Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts) as fleet,
     ):
         fleet.start()

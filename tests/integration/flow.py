@@ -125,7 +125,7 @@ class Flow:
         """Whether everything acknowledged was pulled, and nothing is pending."""
         shards = service.shards()
         pulled = all(
-            shard["pull_offset"] >= self.ends.offsets.get(shard["shard"], 0) and shard["role"] == "master"
+            shard["pull_offset"] >= self.ends.offsets.get(shard["shard"], 0) and shard["role"] in ("master", "follower")
             for shard in shards
         )
         return pulled and sum(shard["pending"] for shard in shards) == 0

@@ -1,0 +1,147 @@
+"""Three nodes, a real Kafka and a real ZooKeeper: roles, hand-overs, failover, fencing, and nodes that come back."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker import Broker
+from tests.chaos.drill import Drill
+from tests.chaos.faults import FAULTS, epochs_complaints
+from tests.chaos.fleet import SESSION_S, Fleet
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.service import Service
+from tests.zookeeper import Ensemble
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[Ensemble]:
+    """One server for all tests of this file: each has a cluster name of its own."""
+    with Ensemble() as server:
+        yield server
+
+
+@pytest.fixture
+def flow(broker: Broker) -> KafkaFlow:
+    """Messages, and topics of their own."""
+    return KafkaFlow(broker, 1)
+
+
+@pytest.fixture
+def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
+    """Three nodes that serve the flow, not started yet."""
+    settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
+    with Fleet(
+        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+    ) as nodes:
+        yield nodes
+
+
+def judge(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
+    """Everything has come to its one end, and no epoch went back."""
+    flow.flush()
+    flow.wait_settled(fleet.any())
+    assert flow.complaints() == []
+    assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
+
+
+@pytest.mark.timeout(240)
+def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+    """Masters are told by all alike; a message can be found and cancelled through any node."""
+    fleet.start()
+    seen = [fleet.masters(asked=node) for node in fleet.nodes.values()]
+    assert seen[0] == seen[1] == seen[2]
+    written = flow.write(300, now_ms() + 20_000, now_ms() + 25_000, keyed=1.0)
+    flow.flush()
+    for node in fleet.nodes.values():
+        found = node.get(f"/v1/messages/{written[0].id}")
+        assert found["state"] == "pending"
+    for message, node in zip(written, fleet.nodes.values(), strict=False):
+        status, answer = node.ask("DELETE", f"/v1/messages/{message.id}")
+        assert (status, answer["result"]) == (200, "cancelled")
+    for node in fleet.nodes.values():
+        node.wait_until(lambda node=node: node.pending() == 297, "hold what is pending")  # type: ignore[misc]
+    fleet.wait_alike()
+    seen_nodes = fleet.nodes_seen()
+    assert sorted(node["node"] for node in seen_nodes["nodes"]) == ["n1", "n2", "n3"]
+    assert seen_nodes["controller"] in fleet.nodes
+    assert {change["shard"] for change in seen_nodes["history"]} == set(range(SHARDS))
+
+
+@pytest.mark.timeout(240)
+def test_a_node_killed_frozen_drained_and_restarted_costs_no_message(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker
+) -> None:
+    """Each fault once, with messages on their way; what is wrong is told by the topics alone."""
+    fleet.start()
+    dice = random.Random(7)
+    for fault in FAULTS:
+        written = flow.write(3_000, now_ms() - 500, now_ms() + 6_000)
+        flow.poll()
+        fault.act(fleet, dice)
+        flow.cancel(written[::40])
+    judge(flow, fleet, broker)
+
+
+@pytest.mark.timeout(180)
+def test_a_drained_node_is_master_of_nothing_until_it_is_told_otherwise(fleet: Fleet) -> None:
+    """Over HTTP, as `chronos transfer --drain` does."""
+    fleet.start()
+    name = fleet.busiest()
+    asked = next(node for other, node in fleet.nodes.items() if other != name)
+    assert asked.post(f"/v1/nodes/{name}/drain", None)["result"] == "done"
+    assert name not in fleet.wait_led().values()
+    assert asked.ask("POST", f"/v1/nodes/{name}/undrain")[0] == 202
+    assert asked.post(f"/v1/shards/0/transfer?to={name}", None)["result"] == "done"
+    assert fleet.wait_led()[0] == name
+    status, problem = asked.ask("POST", "/v1/shards/0/transfer?to=nobody")
+    assert (status, "nobody" in problem["detail"]) == (404, True)
+
+
+@pytest.mark.timeout(180)
+def test_a_second_node_with_the_same_id_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+    """Another data directory under the name of a node that lives: exit code 1, and it says of whom."""
+    fleet.start()
+    first = fleet.nodes["n1"]
+    twin = Service(tmp_path / "twin", settings={**first.settings, "node.data_dir": tmp_path / "twin", "admin.port": 1})
+    twin.settings["admin.port"] = twin.port
+    twin.launch()
+    assert twin.wait_exit(timeout_s=SESSION_S + 20.0) == 1
+    assert "n1" in twin.tail()
+    assert fleet.wait_led()
+
+
+@pytest.mark.timeout(240)
+def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+    """It is told from the lost one by nobody: the same name, an empty directory."""
+    fleet.start()
+    flow.write(2_000, now_ms() - 500, now_ms() + 15_000)
+    flow.flush()
+    name = fleet.busiest()
+    node = fleet.nodes[name]
+    node.kill()
+    shutil.rmtree(node.data_dir)
+    fleet.wait_led(without=name)
+    node.start()
+    fleet.wait_alike()
+    for shard in range(SHARDS):
+        assert fleet.any().post(f"/v1/shards/{shard}/transfer?to={name}", None)["result"] == "done"
+    judge(flow, fleet, broker)
+
+
+@pytest.mark.timeout(240)
+def test_under_load_failover_loses_doubles_and_hurries_nothing(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+    """The drill of `scripts/chaos` in a short form; its bars for lateness are judged there."""
+    fleet.start()
+    dice = random.Random(3)
+    with Drill(broker, f"{flow.prefix}.delay", f"{flow.prefix}.load", rate=1_000, seconds=45) as drill:
+        for fault in FAULTS:
+            if fault.name in ("kill", "transfer", "freeze"):
+                drill.fault(fault.name, lambda fault=fault: fault.act(fleet, dice))  # type: ignore[misc]
+        found = drill.result()
+    assert (found.lost, found.doubled, found.early) == (0, 0, 0)
+    assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
