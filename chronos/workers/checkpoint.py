@@ -132,7 +132,8 @@ class Checkpointer:
 
     def _due_ms(self, now_ms: int) -> int:
         """By the youngest there is, whoever made it: nodes take turns instead of all making the same."""
-        made_ms = [min(checkpoint.made_at_ms, now_ms) for checkpoint in self.kept]
+        # One that will be made in ten years, by its own account, must not hold up the others until then.
+        made_ms = [kept.made_at_ms for kept in self.kept if kept.made_at_ms <= now_ms + self._every_ms]
         return max(made_ms) + self._every_ms if made_ms else now_ms
 
     def _trim(self, now_ms: int) -> None:

@@ -17,8 +17,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from chronos.adapters.checkpoint_files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy
+from chronos.adapters.checkpoint_files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy, pack
 from chronos.adapters.checkpoints import CheckpointFolder
 from chronos.adapters.memory import MemoryStore
 from chronos.adapters.rocks import RocksStore
@@ -352,6 +353,14 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flak
         assert case.left() == []
     flaky.writes_left = files + 1
     made = case.folder.save(SHARD, store, NOW_MS)
+    # Made anew because a file of it is gone, and cut short in that: the old manifest does not speak for it.
+    case.files.rm_file(f"{case.place(made.name)}/{made.files[0].name}")
+    flaky.writes_left = 1
+    with pytest.raises(Retry, match="token has expired"):
+        case.folder.save(SHARD, store, NOW_MS)
+    assert case.folder.kept(SHARD, identity()) == []
+    flaky.writes_left = files + 1
+    made = case.folder.save(SHARD, store, NOW_MS)
     assert case.folder.kept(SHARD, identity()) == [made]
     case.folder.verify(made)
     store.close()
@@ -560,6 +569,10 @@ def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: P
     sent = b"".join(case.copier.stream(SHARD, store, NOW_MS))
     copier, into, dice = case.new_copier("node-2"), tmp_path / "back", random.Random(5)
     content = len(sent.rstrip(b"\0"))
+    with tarfile.open(fileobj=io.BytesIO(sent)) as tar:
+        last = tar.getmembers()[-1]
+    with pytest.raises(StoreCorrupt, match=f"ended early, without {last.name}"):
+        copier.receive([sent[: last.offset]], into)
     for at in [0, 1, 511, 512, *(dice.randrange(content) for _ in range(100))]:
         with pytest.raises(StoreCorrupt):
             copier.receive([sent[:at]], into)
@@ -578,6 +591,17 @@ def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: P
             harmless += 1
     assert harmless < 50
     assert case.left() == []
+
+
+def test_a_stream_of_another_store_than_it_says_is_found_out(case: Case, tmp_path: Path) -> None:
+    """All files are as described, and the store in them is not the one that was meant."""
+    store = case.store()
+    fill(store, 7)
+    with case.copier.made(SHARD, store, NOW_MS) as (folder, described):
+        lying = b"".join(pack(folder, replace(described, digest="0" * 32)))
+    with pytest.raises(StoreCorrupt, match="is no copy of what it says: digest"):
+        case.copier.receive([lying], tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
