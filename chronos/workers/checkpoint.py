@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from chronos.core.codec import Identity
-from chronos.errors import Retry
+from chronos.errors import ChronosError
 from chronos.ports import Checkpoint, Checkpoints, Log, Store
 
 CHECKPOINTS_MIN = 3
@@ -109,7 +109,7 @@ class Checkpointer:
         self._look_ms = now_ms + AGAIN_MS
         try:
             self._look_ms = self._step(now_ms)
-        except Retry as error:
+        except ChronosError as error:
             self.problem = str(error)
             raise
         self.problem = None
