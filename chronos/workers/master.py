@@ -109,6 +109,8 @@ class Master:
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
+        self._stepped_ms = clock.stepped_ms()
+        """By how much the clock had been set when it was last believed."""
         self.last: Stepped | None = None
 
     def begin(self) -> None:
@@ -118,6 +120,10 @@ class Master:
     def step(self, now_ms: int) -> int:
         """One step; when to be called again, in epoch ms. At most one transaction."""
         self.last = None
+        if self._clock_was_set():
+            # Also `now_ms` may be from before: come back with what the clock says now.
+            self._disagree()
+            return self._clock.now_ms()
         # A clock that went back would hold the heartbeat up, and with it the word that the clock is wrong.
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
             self._beat()
@@ -227,6 +233,15 @@ class Master:
         self._apply(staged, selection, progress, appended)
         return plan.decisions
 
+    def _clock_was_set(self) -> bool:
+        return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
+
+    def _disagree(self) -> None:
+        """What this machine's clock said before is not to be believed: neither the time, nor when the end was reached."""
+        self._clock_agrees = False
+        self._reached_ms = 0
+        self._stepped_ms = self._clock.stepped_ms()
+
     def _finish(self, produced_ms: int) -> Appended:
         appended = self._writer.commit(lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms))
         self._clock_agrees = True
@@ -237,9 +252,12 @@ class Master:
         """Law 2: the broker's timestamp lies between produce and report, give or take half a second."""
         reported_ms = self._clock.now_ms()
         early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
-        if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS:
+        was_set = self._clock_was_set()
+        if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS and not was_set:
             return
-        self._clock_agrees = False
+        self._disagree()
+        if was_set:
+            raise ClockDisagrees("this machine's clock was set during a step, which was aborted; check NTP")
         raise ClockDisagrees(
             f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this machine's. The step was"
             " aborted and nothing is delivered until they agree; check NTP on both"

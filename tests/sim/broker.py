@@ -74,11 +74,15 @@ class Brokers:
         self.deciding = deciding
         self.topics: dict[str, list[Partition]] = {}
         self.ids: dict[str, int] = {}
+        self.deleted_ms: dict[str, int] = {}
+        """When each topic went for the first time: it may have come back between two looks that missed it."""
         self.paused: list[int] = [0] * BROKERS
         """Until when each broker answers nobody."""
         self.epochs: dict[int, int] = {}
         self.open: dict[int, Transaction] = {}
         """The last transaction of each shard that is not fully marked."""
+        self.refusing_ms: dict[str, int] = {}
+        """Until when a topic takes nothing, though it looks as if it did."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -93,6 +97,7 @@ class Brokers:
     def delete(self, topic: str) -> None:
         """Its partitions are nobody's any more; what writes to it fails."""
         del self.topics[topic]
+        self.deleted_ms.setdefault(topic, self.world.now_ms)
 
     def place(self, topic: str, key: bytes | None, partition: int) -> Partition:
         partitions = self.topics[topic]
@@ -102,6 +107,10 @@ class Brokers:
                 return self.world.random.choice(led)
             partition = partition_of(key, len(partitions))
         return partitions[partition]
+
+    def takes(self, topic: str) -> bool:
+        """Whether the topic is there, and open to be written to."""
+        return topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
 
     def is_paused(self, partition: Partition) -> bool:
         return self.paused[partition.broker] > self.world.now_ms
@@ -206,6 +215,7 @@ class Brokers:
     def heal(self) -> None:
         """Everything answers again."""
         self.paused = [0] * BROKERS
+        self.refusing_ms.clear()
         for transaction in self.open.values():
             if transaction.state != "open":
                 self.mark_all(transaction)

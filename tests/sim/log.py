@@ -115,7 +115,7 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
-            if topic not in brokers.topics or (value == POISON and topic not in (REJECTED, DEAD_LETTER)):
+            if not brokers.takes(topic) or (value == POISON and topic not in (REJECTED, DEAD_LETTER)):
                 self._culprit = True
                 continue
             partition = brokers.place(topic, key, number)

@@ -12,8 +12,9 @@ from chronos.core import roles
 from chronos.core.message import Rules
 from chronos.core.roles import Member
 from chronos.core.roles import Replica as Said
-from chronos.errors import CoordinatorUnavailable, Deposed, NodeIdTaken, Stop, StoreCorrupt
+from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
 from chronos.workers.master import Limits
+from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.replica import STANDALONE, Replica, Role
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
@@ -26,8 +27,6 @@ from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 TICK_MS = 300
 """How often a process hears from its coordinator and reports."""
 
-AWAITED_MS = 2_000
-
 
 class Faults(Struct, kw_only=True):
     """How likely what is, each time it could happen. All of it is off while the world is healed."""
@@ -37,6 +36,8 @@ class Faults(Struct, kw_only=True):
     fenced_by_nobody: float = 0.0
     short_reads: float = 0.0
     no_answer: float = 0.0
+    jitter: float = 0.0
+    """That a call takes a while, in which others come in between."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,8 @@ class SimClock:
     def __init__(self, world: World) -> None:
         self._world = world
         self.skew_ms = 0
+        self.began_ms = 0
+        """How far the clock was off in the beginning."""
         self.drift = 0.0
 
     def now_ms(self) -> int:
@@ -66,7 +69,7 @@ class SimClock:
         return now_ms + self.skew_ms + int((now_ms - START_MS) * self.drift)
 
     def stepped_ms(self) -> int:
-        return 0
+        return self.skew_ms - self.began_ms
 
 
 class Machine:
@@ -140,10 +143,14 @@ class Process:
         self.started_ms = machine.world.now_ms
         self.threads: list[Thread] = []
         self.coordinator: SimCoordinator | None = None
+        self.membership: Membership | None = None
         self._threads_wanted = range(machine.setting.shards)
         if machine.ensemble is not None:
-            self.coordinator = SimCoordinator(machine.ensemble, machine.name, lambda _: None)
+            self.coordinator = SimCoordinator(machine.ensemble, machine.name, self._touch)
             self.coordinator.asleep = lambda: self.dead or machine.frozen
+            self.membership = Membership(
+                self.coordinator, node=machine.name, clock=machine.clock, describe=self._member, plan=roles.plan
+            )
         self.world.after(1, self._open)
 
     def _open(self) -> None:
@@ -164,24 +171,36 @@ class Process:
 
     def _tick(self) -> None:
         """The node's own thread: heartbeat, report, control."""
-        machine, coordinate = self.machine, self.coordinator
-        if self.dead or coordinate is None:
+        machine = self.machine
+        if self.dead or self.coordinator is None or self.membership is None:
             return
         if machine.frozen:
-            self.world.at(machine.frozen_ms, self._tick)
+            # Awake again, a process believes what it knew until it hears.
+            self.world.at(machine.frozen_ms + self.world.random.randrange(1, TICK_MS), self._tick)
             return
+        self.coordinator.tick()
         try:
-            coordinate.tick()
-            if coordinate.joined:
-                coordinate.report(self._member())
-                coordinate.control(roles.plan)
-            else:
-                coordinate.join(self._member())
-        except CoordinatorUnavailable:
-            pass
+            self.membership.step(machine.clock.now_ms())
+        except Crashed:
+            return
         except NodeIdTaken as error:
             raise broken("5", f"{machine.name} was refused: {error}") from error
         self.world.after(TICK_MS, self._tick)
+
+    def _touch(self, where: str) -> None:
+        """Between a look and what follows from it, the node's own thread may freeze or die too."""
+        machine, trap = self.machine, self.machine.trap
+        if trap is not None and trap[1] == where:
+            machine.trap = None
+            self.world.tell(f"{machine.name} {trap[0]} at {where} {trap[2]}")
+            if trap[0] == "kill":
+                machine.crash(trap[2])
+            else:
+                machine.frozen_ms = self.world.now_ms + trap[2]
+        while machine.frozen and not self.dead:
+            self.world.pass_time(machine.frozen_ms - self.world.now_ms)
+        if self.dead:
+            raise Crashed
 
     def _member(self) -> Member:
         machine = self.machine
@@ -204,25 +223,8 @@ class Process:
         )
 
     def role(self, shard: int) -> Role:
-        """What the coordinator says this node is for a shard."""
-        if self.coordinator is None:
-            return STANDALONE
-        outlook = self.coordinator.look()
-        given = None if outlook.roles is None else outlook.roles.shards.get(shard)
-        if given is None:
-            return Role(kind="follower", sure=outlook.sure)
-        if given.master != self.machine.name:
-            held = not given.replicas or self.machine.name in given.replicas
-            return Role(kind="follower" if held else "none", sure=outlook.sure)
-        previous = outlook.members.get(given.previous or "")
-        awaited = (
-            previous is not None
-            and given.previous != self.machine.name
-            and shard in previous.replicas
-            and previous.replicas[shard].role == "master"
-            and self.machine.clock.now_ms() - given.since_ms < AWAITED_MS
-        )
-        return Role(kind="master", epoch=given.epoch, sure=outlook.sure, awaited=awaited)
+        """What this node is to be for a shard."""
+        return STANDALONE if self.membership is None else self.membership.role(shard)
 
 
 class Thread:
@@ -318,7 +320,7 @@ class Thread:
         except Deposed:
             if machine.ensemble is not None:
                 raise
-            machine.crash(95_000)
+            machine.crash(5_000)
             return
         except Stop as error:
             raise broken("9", f"{self.name} stops: {error}") from error
@@ -354,6 +356,8 @@ class Thread:
                 machine.frozen_ms = self.world.now_ms + wait_ms
             else:
                 self.sleep(wait_ms)
+        elif self.world.chance(machine.faults.jitter):
+            self.sleep(self.world.random.randrange(1, 40))
         if machine.frozen:
             self._thaw()
 

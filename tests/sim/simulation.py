@@ -30,6 +30,9 @@ from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 HEALED_MS_MAX = 120_000
 """How long everything due may take to come to its end once all is mended: a session, a take-over, every attempt."""
 
+ALONE_MS_MAX = 300_000
+"""The same where nobody gives out roles: a node that was deposed waits for 90 s of silence, and may be so twice."""
+
 LOOK_MS = 2_000
 """How often the second phase looks whether it is over."""
 
@@ -37,6 +40,7 @@ EVENTS_MAX = 60_000
 """More than this is no progress but a loop without a pause."""
 
 PLACES = (
+    "control",
     "send",
     "sent",
     "commit",
@@ -78,7 +82,8 @@ class Simulation:
         self.setting = self._draw_setting()
         checker.settled_too = self.setting.delivered_ms is None
         self.ensemble = None
-        if nodes > 1:
+        # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
+        if nodes > 1 and draw.random() < 0.95:
             self.ensemble = Ensemble(
                 world, shards=self.shards, replication=None, session_ms=draw.choice([2_000, 4_000])
             )
@@ -108,7 +113,7 @@ class Simulation:
             ),
             attempts_max=draw.choice([1, 3]),
             retry_base_ms=200,
-            delivered_ms=draw.choice([None, None, 60_000]),
+            delivered_ms=draw.choice([None, None, 3_000, 60_000]),
             deduplication_ms=draw.choice([2_000, 3_600_000]),
             max_delay_ms=MAX_DELAY_MS,
             poll_ms=draw.choice([200, 1_000, 3_000]),
@@ -126,12 +131,13 @@ class Simulation:
             "fenced_by_nobody": some(0.02, 0.1),
             "short_reads": some(0.1, 0.5),
             "no_answer": some(0.01, 0.1),
+            "jitter": some(0.01, 0.1),
         }
         self.brokers.slow_markers = some(0.05, 0.4)
         for machine in self.machines:
             machine.faults = Faults(**rates)
             machine.disk.flush_chance = draw.choice([0.0, 0.1, 0.5])
-            machine.clock.skew_ms = draw.randint(-200, 200)
+            machine.clock.skew_ms = machine.clock.began_ms = draw.randint(-200, 200)
             machine.clock.drift = draw.uniform(-1e-4, 1e-4)
             world.after(draw.randrange(500), machine.start)
         if draw.random() < 0.3:
@@ -145,13 +151,13 @@ class Simulation:
         kinds: list[Callable[[], None]] = [
             kind
             for kind in (
-                self._kill, self._freeze, self._trap, self._trap, self._pause_broker, self._set_clock, self._spoil_disk,
-                self._damage, self._cut, self._pause_ensemble, self._transfer, self._topic_goes,
+                self._kill, self._freeze, self._trap, self._trap, self._trap, self._pause_broker, self._set_clock, self._spoil_disk,
+                self._damage, self._cut, self._pause_ensemble, self._transfer, self._topic_goes, self._refuse_rejects,
             )
             if draw.random() < 0.5
         ]  # fmt: skip
         if kinds:
-            for _ in range(draw.choice([0, 2, 5, 12])):
+            for _ in range(draw.choice([0, 3, 8, 20])):
                 world.after(draw.randrange(500, self.fault_ms), self._strike, draw.choice(kinds))
 
     def _strike(self, kind: Callable[[], None]) -> None:
@@ -187,6 +193,7 @@ class Simulation:
         skew_ms = draw.choice([skew_ms, -skew_ms])
         self.world.tell(f"{machine.name} clock is {skew_ms} off")
         machine.clock.skew_ms = skew_ms
+        self.checker.clocks_jump = True
         self.world.after(draw.choice([300, 3_000, 10_000]), self._mend_clock, machine)
 
     def _mend_clock(self, machine: Machine) -> None:
@@ -223,15 +230,24 @@ class Simulation:
     def _transfer(self) -> None:
         if self.ensemble is not None:
             node, shard = self._machine().name, self.world.random.randrange(self.shards)
-            self.ensemble.requests.append(
-                Request(kind="transfer", node=node, shard=shard, at_ms=self.world.now_ms)
-            )  # fmt: skip
+            kind = self.world.random.choice(["transfer", "transfer", "drain", "undrain"])
+            self.world.tell(f"{kind} {node} {shard}")
+            self._ask(kind, node, shard)
+
+    def _ask(self, kind: str, node: str, shard: int = -1) -> None:
+        if self.ensemble is not None:
+            self.ensemble.requests.append(Request(kind=kind, node=node, shard=shard, at_ms=self.world.now_ms))
 
     def _topic_goes(self) -> None:
         if "flaky" in self.brokers.topics:
             self.world.tell("topic flaky goes")
             self.brokers.delete("flaky")
             self.world.after(self.world.random.choice([500, 6_000]), self._topic_comes)
+
+    def _refuse_rejects(self) -> None:
+        wait_ms = self.world.random.choice([500, 4_000])
+        self.world.tell(f"topic {REJECTED} takes nothing for {wait_ms}")
+        self.brokers.refusing_ms[REJECTED] = self.world.now_ms + wait_ms
 
     def _topic_comes(self) -> None:
         if "flaky" not in self.brokers.topics:
@@ -246,14 +262,14 @@ class Simulation:
         self.checker.unfinished(self.shards, 0)
         self._heal()
         last_due_ms = world.now_ms + self.producers.spread_ms
-        give_up_ms = last_due_ms + HEALED_MS_MAX
+        give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
         while True:
             left = self.checker.unfinished(self.shards, last_due_ms)
             left += [] if left else self._behind()
             if not left:
                 break
             if world.now_ms >= give_up_ms:
-                raise Finding(LIVENESS, f"after {HEALED_MS_MAX} ms of peace: {'; '.join(left[:5])}")
+                raise Finding(LIVENESS, f"after {give_up_ms - last_due_ms} ms of peace: {'; '.join(left[:5])}")
             if world.events > EVENTS_MAX:
                 raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
             world.pass_time(LOOK_MS)
@@ -275,6 +291,7 @@ class Simulation:
         self._topic_comes()
         for machine in self.machines:
             machine.heal()
+            self._ask("undrain", machine.name)
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
 

@@ -1,0 +1,173 @@
+"""Faults to plant in the real code, by changing one line of it: what a simulator that finds nothing must find.
+
+A fault names a function, what stands there and what is to stand there instead. When the code has changed so that
+the text is not there any more, planting fails: the table is mended then, not dropped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from chronos.core.shard import Shard
+from chronos.workers.delete import Deleter
+from chronos.workers.follow import Follower
+from chronos.workers.master import Master
+from chronos.workers.push import Pusher
+from chronos.workers.replica import Replica
+
+Change = tuple[type, str, str, str]
+"""Class, function, what stands there, what is to stand there."""
+
+FAULTS: dict[str, list[Change]] = {
+    "a retry or deferral is forgotten on apply": [
+        (Shard, "_settle", "if decision.outcome in CARRIED_ON:", "if decision.outcome in CARRIED_ON:\n    continue\nif 0:"),
+    ],
+    "apply before commit": [
+        (
+            Master,
+            "_commit",
+            "appended = self._finish(produced_ms)",
+            "appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)\n"
+            "self._apply(staged, selection, progress, appended)\n"
+            "self._finish(produced_ms)\n"
+            "return plan.decisions",
+        ),
+    ],
+    "a new master replays nothing": [
+        (Replica, "_resolve", "if self._catch_up(follower, now_ms):", "if False:"),
+        (Replica, "_resolve", "if follower.position < ends.high:", "if False:"),
+    ],
+    "select ahead of the watermark": [
+        (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
+    ],
+    "a replica decides again": [
+        (Shard, "stage_as_told", "self._stage(records, self._replay_rules, refused)", "self._stage(records, self.rules, None)"),
+    ],
+    "placed behind the cursor": [
+        (
+            Shard,
+            "_place",
+            "place_ms = max(timestamp_ms, self.state.cursor_due_ms + 1)",
+            "place_ms = max(timestamp_ms, place_ms)",
+        ),
+    ],
+    "the pull offset counts records, not offsets": [
+        (Shard, "_stage", "staged.pull_offset = records[-1].offset + 1", "staged.pull_offset = state.pull_offset + len(records)"),
+    ],
+    "a failed apply is kept": [
+        (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "pass"),
+    ],
+    "the role epoch is not compared": [
+        (Replica, "_may_reign", "if state.role_epoch >= role.epoch:", "if False:"),
+        (Replica, "_role_ended", "if role.continues(self._reign_role):", "if True:"),
+    ],
+    "the end is the last stable offset": [
+        (Replica, "_resolve", "if follower.position < ends.high:", "if follower.position < ends.stable:"),
+    ],
+    "a cancelled message is delivered": [
+        (Shard, "_merge", "if staged.removed:", "if False:"),
+    ],
+    "the clock is not compared": [
+        (Master, "_check_clock", "<= CLOCK_TOLERANCE_MS", "<= 10**9"),
+        (Master, "_check_pulled", "> CLOCK_TOLERANCE_MS", "> 10**9"),
+    ],
+    "an abort forgets what was staged": [
+        (Master, "_commit", "self._suspect_of(error, staged, selection)", "self._puller.release(10**9)\nraise"),
+    ],
+    "the wheel keeps what was taken away": [
+        (Shard, "adopt", "wheel.forget(due_ms, offset)", "pass"),
+    ],
+    "the cursor passes what did not fit": [
+        (Shard, "select", "cursor, complete = items[-1][:2], False", "cursor, complete = max(known, self.state.cursor), False"),
+    ],
+    "two masters in one epoch": [
+        (Replica, "_crown", "log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)"),
+    ],
+    "a lost producer is taken for an abort": [
+        (
+            Master,
+            "_commit",
+            "appended = self._finish(produced_ms)",
+            "try:\n"
+            "    appended = self._finish(produced_ms)\n"
+            "except ProducerLost:\n"
+            "    raise TransactionAborted('lost', culprit_likely=False)",
+        ),
+    ],
+    "a lost producer is taken for a commit": [
+        (
+            Master,
+            "_commit",
+            "appended = self._finish(produced_ms)",
+            "try:\n"
+            "    appended = self._finish(produced_ms)\n"
+            "except ProducerLost:\n"
+            "    appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)",
+        ),
+    ],
+    "the retention takes what is pending": [
+        (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, stood", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
+    ],
+    "a reader runs ahead of the progress record": [
+        (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
+    ],
+    "what cannot be written with refused records stays for ever": [
+        (Master, "_suspect_of", "suspicion.apart = True", "raise LogUnavailable('the refused records cannot be written')"),
+    ],
+    "a lost producer is used again": [
+        (Master, "_suspect_of", "if isinstance(error, ProducerLost):", "if False:"),
+    ],
+    "one look is enough to bury": [
+        (Pusher, "_weigh", "look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS", "True"),
+    ],
+    "selected before it is due": [
+        (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),
+    ],
+    "what a wrong clock said is believed once it is right": [
+        (Master, "_clock_was_set", "return abs", "return False and abs"),
+        (Master, "_disagree", "self._reached_ms = 0", "pass"),
+        (Master, "_pull", "self._reached_ms = 0 ", "pass "),
+    ],
+    "an expired message is delivered": [
+        (Pusher, "_weigh", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+    ],
+}  # fmt: skip
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The code with the fault in it."""
+    undo: list[tuple[type, str, Any]] = []
+    try:
+        for owner, function, old, new in FAULTS[name]:
+            now = owner.__dict__[function]
+            undo.append((owner, function, now))
+            setattr(owner, function, _changed(owner, function, old, new))
+        yield
+    finally:
+        for owner, function, before in reversed(undo):
+            setattr(owner, function, before)
+
+
+def _changed(owner: type, function: str, old: str, new: str) -> Callable[..., Any]:
+    now = owner.__dict__[function]
+    source = getattr(now, "__planted__", None) or textwrap.dedent(inspect.getsource(now))
+    if source.count(old) != 1:
+        raise LookupError(f"{owner.__name__}.{function} has {source.count(old)} times: {old}")
+    at = source.index(old)
+    indent = " " * (at - source.rindex("\n", 0, at) - 1)
+    if "\n" in new and source[source.rindex("\n", 0, at) + 1 : at].strip():
+        raise LookupError("several lines can only take the place of whole ones")
+    source = source.replace(old, new.replace("\n", "\n" + indent))
+    names: dict[str, Any] = {}
+    exec(
+        compile(source, f"<planted in {owner.__name__}.{function}>", "exec"), vars(sys.modules[owner.__module__]), names
+    )
+    made: Callable[..., Any] = names[function]
+    made.__planted__ = source  # type: ignore[attr-defined]
+    return made
