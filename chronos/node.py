@@ -373,7 +373,17 @@ class Node:
             node=self.config.node.id,
             instance=self.instance,
             shards=self.config.shards,
+            replication=self.config.coordinator.replication,
             session_timeout_s=settings.session_timeout / 1_000,
+            path=settings.path,
+            authentication=settings.authentication,
+            username=settings.username,
+            password=settings.password,
+            acl=settings.acl,
+            tls=settings.tls,
+            ca=settings.ca,
+            certfile=settings.certfile,
+            keyfile=settings.keyfile,
         )
         self.membership = Membership(
             coordinator, node=self.config.node.id, clock=self.clock, describe=self.describe, plan=plan
@@ -387,7 +397,7 @@ class Node:
         return Member(
             node=config.node.id,
             instance=self.instance,
-            address=f"http://{config.admin.host}:{config.admin.port}",
+            address=str(config.admin.advertised or f"http://{config.admin.host}:{config.admin.port}"),
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,

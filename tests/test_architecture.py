@@ -213,7 +213,7 @@ def test_everything_imported_is_a_declared_dependency():
     """What the package imports is asked for in pyproject.toml, not there by the grace of something else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["zookeeper"], *extras["spark"]]
+    asked = [*project["dependencies"], *extras["spark"]]
     declared = {re.split(r"[^\w-]", each)[0].lower().replace("-", "_") for each in asked}
     for path in (ROOT / "chronos").rglob("*.py"):
         for line, name in imports(ast.parse(path.read_text()), "chronos", is_package=True):

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka.admin import NewTopic
-
 from tests.broker import Clients
 
 LOWEST_MS, HIGHEST_MS = 3_000, 6_000
@@ -53,7 +51,7 @@ class Drill:
         self.windows: list[Window] = []
         self._count = int(rate * seconds)
         self._ends_s = time.monotonic() + seconds
-        kafka.admin().create_topics([NewTopic(target, 1, 1)])[target].result(30)
+        kafka.create_topic(target)
         arguments = {"bootstrap": kafka.bootstrap, "topic": target, "count": self._count,
                      "timeout_s": seconds + HIGHEST_MS / 1_000 + READ_S}  # fmt: skip
         self._reader = _launch("trace", arguments)
