@@ -88,6 +88,8 @@ class Checkpointer:
         self._wanted = False
         """Asked for and not made yet."""
         self._look_ms = 0
+        self._archived_last: dict[str, int] = {}
+        """By topic, where the archive stood: Kafka forgets a group that was silent for a week, and it is still one."""
         self.kept: Sequence[Checkpoint] = ()
         """Those there are, the furthest first, as last seen."""
         self.problem: str | None = None
@@ -159,9 +161,15 @@ class Checkpointer:
             to = trim_to(
                 checkpoints=checkpoints,
                 replicas=positions,
-                archived=self._archived(topic, self._shard),
+                archived=self._archive_at(topic),
                 by_age=self._log.offset_at(topic, self._shard, kept_from_ms),
                 start=start,
             )
             if to > start:
                 self._log.trim(topic, self._shard, to)
+
+    def _archive_at(self, topic: str) -> int | None:
+        found = self._archived(topic, self._shard)
+        if found is not None:
+            self._archived_last[topic] = found
+        return self._archived_last.get(topic)

@@ -276,6 +276,15 @@ def test_the_archive_holds_up_what_it_has_not_read(case: Case) -> None:
     case.archived = {"delay": 17}
     case.step()
     assert case.starts() == (17, 182)
+    # Kafka has forgotten the group: nobody took the archive away.
+    case.archived = {}
+    case.clock.now += LOOK_MS
+    case.step()
+    assert case.starts() == (17, 182)
+    case.archived = {"delay": 18}
+    case.clock.now += LOOK_MS
+    case.step()
+    assert case.starts() == (18, 182)
 
 
 def test_a_checkpoint_that_lost_a_file_is_not_trimmed_behind(case: Case) -> None:
