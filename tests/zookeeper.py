@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -79,13 +79,26 @@ def zookeeper_files() -> Path:
 
 
 class Server:
-    """One server. `start()` after `kill()` brings it back with the same port and data."""
+    """One server. `start()` after `kill()` brings it back with the same port and data.
 
-    def __init__(self, number: int = 1, peers: Sequence[str] = (), port: int = 0) -> None:
+    `settings` go into its `zoo.cfg`, `options` to its JVM.
+    """
+
+    def __init__(
+        self,
+        number: int = 1,
+        peers: Sequence[str] = (),
+        port: int = 0,
+        *,
+        settings: Mapping[str, object] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         self.number = number
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._peers = tuple(peers)
+        self._settings = dict(settings or {})
+        self._options = tuple(options)
         self._dir: Path | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,6 +118,7 @@ class Server:
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "srvr",
             "maxClientCnxns": 0,
+            **self._settings,
         }
         if self._peers:
             config |= {"initLimit": 20, "syncLimit": 6}
@@ -118,7 +132,7 @@ class Server:
         classes = ("-cp", f"{zookeeper_files()}/*", "org.apache.zookeeper.server.quorum.QuorumPeerMain")
         with (directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["java", *SERVER_OPTIONS, *classes, str(directory / "zoo.cfg")],
+                ["java", *SERVER_OPTIONS, *self._options, *classes, str(directory / "zoo.cfg")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -174,6 +188,19 @@ class Server:
             self._watchdog.stdin.close()
             self._watchdog.wait(STOP_TIMEOUT_S)
         self._watchdog = self._dir = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def running(self) -> bool:

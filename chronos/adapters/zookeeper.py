@@ -12,6 +12,7 @@ Watches only leave a mark. All reading is done by the thread that calls `wait`, 
 has a bound in time, and everything kazoo raises becomes CoordinatorUnavailable here and nowhere else.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -54,6 +55,10 @@ PROGRESS_EVERY_S = 2.0
 it only to tell a replica that lacks something from one that is a moment behind."""
 
 MEMBERS, ROLES, REQUESTS = "members", "roles", "requests"
+
+# kazoo warns of every attempt at every server; here it is said once, when it changes.
+KAZOO_LOG = logging.getLogger("chronos.zookeeper.kazoo")
+KAZOO_LOG.setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
@@ -98,6 +103,7 @@ class ZooKeeperCoordinator:
             "hosts": hosts,
             "timeout": session_timeout_s,
             "connection_retry": RECONNECT,
+            "logger": KAZOO_LOG,
             "default_acl": CREATOR_ALL_ACL if acl == "creator" else OPEN_ACL_UNSAFE,
         }
         _check(authentication, ca=ca, certfile=certfile, keyfile=keyfile)
@@ -334,9 +340,12 @@ class _Session:
                 self._drops += 1
                 # Watches end with a connection.
                 self._stale |= {MEMBERS, ROLES, REQUESTS, *map(self.member_path, self._stats)}
+            ended = self.lost
             if state == KazooState.LOST:
                 self.lost = True
         self._woken.set()
+        if not ended:
+            log.log(logging.INFO if self.connected else logging.WARNING, "zookeeper session", state=state.lower())
 
     def _mark(self, what: str) -> Callable[[WatchedEvent], None]:
         def mark(_: WatchedEvent) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +19,8 @@ from msgspec.structs import replace
 from chronos.adapters.zookeeper import ZooKeeperCoordinator
 from chronos.core.roles import Member, Replica, Request, Roles, View, plan
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
-from tests.zookeeper import SESSION_S, Ensemble, Process
+from tests.broker import free_port
+from tests.zookeeper import SESSION_S, Ensemble, Process, Server
 
 pytestmark = pytest.mark.integration
 
@@ -415,6 +418,51 @@ def test_with_a_password_only_its_owner_gets_in(nodes: Nodes) -> None:
     nodes.joined("b", password="right", **settings)
     with pytest.raises(CoordinatorUnavailable, match="NoAuth"):
         nodes.joined("c", password="wrong", **settings)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a server of 127.0.0.1, a client, and an authority that signed neither."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    for authority in ("ca", "other"):
+        openssl("req", "-x509", *new_key, "-keyout", f"{authority}.key", "-out", f"{authority}.pem",
+                "-subj", f"/CN={authority}", "-days", "2")  # fmt: skip
+    for name in ("server", "client"):
+        openssl("req", "-x509", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
+                "-days", "2", "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE",
+                "-addext", "subjectAltName=IP:127.0.0.1")  # fmt: skip
+    (folder / "store.pem").write_text((folder / "server.key").read_text() + (folder / "server.pem").read_text())
+    return folder
+
+
+def test_over_tls_both_sides_show_a_certificate(certificates: Path) -> None:
+    """With the right ones all is as without; a server that somebody else vouches for is not spoken to."""
+    port = free_port()
+    settings = {
+        "secureClientPort": port,
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": certificates / "store.pem",
+        "ssl.trustStore.location": certificates / "ca.pem",
+    }
+    netty = "-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory"
+    shown = {"tls": True, "certfile": str(certificates / "client.pem"), "keyfile": str(certificates / "client.key")}
+    with Server(settings=settings, options=(netty,)) as server:
+        nodes = Nodes(f"127.0.0.1:{port}")
+        a = nodes.joined("a", ca=str(certificates / "ca.pem"), **shown)
+        until(lambda: masters(a) == {"a"}, a)
+        server.freeze()
+        until(lambda: not a.look().sure, a)
+        server.thaw()
+        a.join(member("a"))
+        assert a.control(plan)
+        with pytest.raises(CoordinatorUnavailable, match="no ZooKeeper server answers"):
+            nodes.joined("b", ca=str(certificates / "other.pem"), **shown)
+        a.leave()
 
 
 MISSING = {
