@@ -273,8 +273,8 @@ class Checker:
                 elif meant.verb == "reschedule":
                     pending[holder] = meant.due_ms
                 else:
-                    # A message that waits for another attempt may be due already: then it is due anew, or still.
-                    fired.add((holder, record.timestamp_ms))
+                    # One that waits for another attempt, or its turn, may be due already: then it is due anew, or still.
+                    fired |= {(holder, record.timestamp_ms), (holder, pending[holder])}
                     pending[holder] = min(pending[holder], record.timestamp_ms)
                 continue
             if alive:
