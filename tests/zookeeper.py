@@ -316,6 +316,9 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
     from chronos.core.roles import Member, Replica, Roles, View, plan
     from chronos.errors import CoordinatorUnavailable
+    from chronos.logs import set_up
+
+    set_up("error", "console")  # On stderr, as the service does.
 
     def say(event: str, **more: object) -> None:
         print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
