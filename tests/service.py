@@ -53,6 +53,8 @@ class Service:
         if bootstrap is not None:
             self.settings |= {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap}
         self.settings |= settings or {}
+        self.arguments: list[str] = []
+        """Further options of `chronos serve`."""
         self._process: subprocess.Popen[bytes] | None = None
 
     # --- life
@@ -60,7 +62,7 @@ class Service:
     def launch(self) -> None:
         """Start the process and return at once."""
         assert not self.running
-        command = [sys.executable, "-m", "chronos", "serve"]
+        command = [sys.executable, "-m", "chronos", "serve", *self.arguments]
         for path, value in self.settings.items():
             command += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:

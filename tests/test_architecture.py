@@ -36,7 +36,7 @@ MAY_IMPORT = {
     # The thread of the checkpoints: another half of node.
     "checkpointing": {"driver", "adapters", "workers", "ports", "core", "config", "errors"},
     "node": {"checkpointing", "driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
-    "admin": {"node", "driver", "workers", "ports", "core", "config", "errors", "chronos"},
+    "admin": {"node", "checkpointing", "driver", "workers", "ports", "core", "config", "errors", "chronos"},
     "cli": {"admin", "client", "logs", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
     "logs": {"config"},
     "__main__": {"cli"},

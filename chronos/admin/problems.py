@@ -20,6 +20,7 @@ TITLES = {
     "no-topic": "There is no such topic",
     "no-partition": "There is no such partition",
     "no-shard": "There is no such shard",
+    "no-checkpoints": "No place for checkpoints is configured",
     "no-node": "There is no such node",
     "trimmed": "The record is not in the log any more",
     "on-kafka": "The records are in Kafka",

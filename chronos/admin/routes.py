@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from chronos.admin import wire
+from chronos.admin.checkpoints import CheckpointHandlers
 from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
 from chronos.admin.messages import Messages
@@ -53,7 +54,9 @@ class Route(Struct, frozen=True, kw_only=True):
     """Types of the parameters in the path."""
 
 
-def routes(messages: Messages, overview: Overview, cluster: Cluster, topics: TopicReads) -> list[Route]:
+def routes(
+    messages: Messages, overview: Overview, cluster: Cluster, checkpoints: CheckpointHandlers, topics: TopicReads
+) -> list[Route]:
     """All of them, in the order of the documentation."""
     by_id = {"id": wire.Id}
     return [
@@ -127,6 +130,17 @@ def routes(messages: Messages, overview: Overview, cluster: Cluster, topics: Top
                      501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
+            method="GET", path="/v1/checkpoints", name="checkpoints", handler=checkpoints.kept,
+            summary="The checkpoints of every shard, as this node saw them last.", answer=wire.CheckpointsInfo,
+            answers={200: "All of them.", 501: "No place for them is configured."},
+        ),
+        Route(
+            method="POST", path="/v1/checkpoints", name="checkpoint", handler=checkpoints.make,
+            summary="Make a checkpoint of every shard now. `GET` shows them once they are whole.",
+            answer=wire.CheckpointsInfo,
+            answers={202: "Asked for.", 403: "A web page elsewhere sent this.", 501: "No place for them is configured."},
+        ),
+        Route(
             method="GET", path="/v1/topics", name="topics", handler=topics.topics,
             summary="The topics of the embedded log.", answer=wire.Topics,
             answers={200: "All topics.", 409: "The topics are Kafka's: ask it."},
@@ -166,4 +180,4 @@ def routes(messages: Messages, overview: Overview, cluster: Cluster, topics: Top
 def table(context: Context | None) -> list[Route]:
     """The routes over a context; without one, only to be read."""
     known: Any = context
-    return routes(Messages(known), Overview(known), Cluster(known), TopicReads(known))
+    return routes(Messages(known), Overview(known), Cluster(known), CheckpointHandlers(known), TopicReads(known))

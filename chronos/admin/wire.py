@@ -321,6 +321,33 @@ class Nodes(Struct, kw_only=True):
     history: Annotated[list[RoleChange], Meta(description="The last changes of roles, newest first.")]
 
 
+class CheckpointInfo(Struct, kw_only=True):
+    """One copy of a shard's store."""
+
+    name: str
+    node: Annotated[str, Meta(description="Who made it.")]
+    made_at: Instant
+    applied: Annotated[int, Meta(ge=0, description="From here on it needs the progress topic.")]
+    pull_offset: Annotated[int, Meta(ge=0, description="From here on it needs the delay topic.")]
+    pending: Count
+    digest: Annotated[str, Meta(description="Of its logical content.")]
+    bytes: Count
+
+
+class ShardCheckpoints(Struct, kw_only=True):
+    """The checkpoints of one shard, the furthest first."""
+
+    shard: Count
+    problem: Annotated[str | None, Meta(description="Why the last attempt of this node failed.")]
+    checkpoints: list[CheckpointInfo]
+
+
+class CheckpointsInfo(Struct, kw_only=True):
+    """The checkpoints of all shards."""
+
+    shards: list[ShardCheckpoints]
+
+
 class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Where a shard goes."""
 

@@ -145,3 +145,30 @@ def test_under_load_failover_loses_doubles_and_hurries_nothing(fleet: Fleet, flo
         found = drill.result()
     assert (found.lost, found.doubled, found.early) == (0, 0, 0)
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_node_begins_with_a_checkpoint_when_its_disk_is_gone(broker: Broker, flow: KafkaFlow, tmp_path: Path) -> None:
+    """Made on demand, three deep; restored alone and by command; and then it delivers what is pending, once."""
+    settings = {**flow.settings(), "checkpoints.location": tmp_path / "checkpoints"}
+    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=settings) as service:
+        service.start()
+        flow.write(5_000, now_ms() - 500, now_ms() + 30_000)
+        flow.flush()
+
+        def kept() -> list[int]:
+            return [len(shard["checkpoints"]) for shard in service.get("/v1/checkpoints")["shards"]]
+
+        service.wait_until(lambda: min(kept()) >= 1, "make its first checkpoints")
+        assert service.ask("POST", "/v1/checkpoints")[0] == 202
+        service.wait_until(lambda: min(kept()) >= 2, "make one on demand")
+        service.kill()
+        shutil.rmtree(service.data_dir / "shards")
+        service.start()
+        assert service.log_path.read_text().count('"event": "restored"') == SHARDS
+        service.kill()
+        service.arguments = ["--from-checkpoint"]
+        service.start()
+        assert service.log_path.read_text().count('"event": "restored"') == 2 * SHARDS
+        flow.wait_settled(service)
+        assert flow.complaints() == []

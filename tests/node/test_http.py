@@ -480,7 +480,11 @@ def test_shards_and_nodes_say_how_they_are(service):
     found = service.get("/v1/nodes")
     (node,) = found["nodes"]
     assert (node["ready"], node["reasons"], node["log"]) == (True, [], "embedded")
-    assert [(shard["shard"], shard["role"]) for shard in node["shards"]] == [(0, "master"), (1, "master"), (2, "master")]
+    assert [(shard["shard"], shard["role"]) for shard in node["shards"]] == [
+        (0, "master"),
+        (1, "master"),
+        (2, "master"),
+    ]
     assert (found["controller"], found["history"], found["sure"]) == (None, [], True)
 
 
