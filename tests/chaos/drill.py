@@ -18,6 +18,9 @@ from tests.broker import Clients
 LOWEST_MS, HIGHEST_MS = 3_000, 6_000
 """How far ahead messages of the load are due."""
 
+GAP_S = 4.0
+"""Quiet after each fault."""
+
 READ_S = 120.0
 """How long the reader waits for the rest once the load has ended."""
 
@@ -72,6 +75,8 @@ class Drill:
         act()
         window.end_ms = time.time_ns() // 1_000_000
         self.windows.append(window)
+        # So that what one fault makes late is not put down to the next.
+        time.sleep(GAP_S)
 
     def result(self) -> Result:
         """Wait for the load and the reader to end."""
@@ -79,8 +84,7 @@ class Drill:
         found = _output(self._reader)
         worst = {int(second): late for second, late in found["worst_ms"].items()}
         for window in self.windows:
-            # A message due before the fault may be late because of it, and one due until its end.
-            seconds = range(window.start_ms // 1_000 - 1, window.end_ms // 1_000 + 2)
+            seconds = range(window.start_ms // 1_000, window.end_ms // 1_000 + 2)
             window.worst_ms = max((worst.get(second, 0.0) for second in seconds), default=0.0)
         return Result(
             messages=self._count,
