@@ -284,6 +284,10 @@ class Replica:
                     f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
                 ))  # fmt: skip
             return now_ms + LOOK_MS
+        if not self._may_reign(role, now_ms):
+            # Somebody took over with a later role between 1 and 2: our fence was the mistake, and it ends here.
+            self._restart()
+            return now_ms + LOOK_MS
         if self._replayed >= REPLAYED_FLUSH:
             self.store.flush()
         reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset)

@@ -16,11 +16,6 @@ from tests.sim.world import Finding
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 1_000
 
-KNOWN: dict[int, str] = {
-    1969: "a replica frozen before it fences does not compare role epochs again before it writes its epoch record",
-}
-"""Seeds that find something not mended yet, and what: each is expected to fail, and to be taken out then."""
-
 SCENARIOS = {
     "a lost producer is not used again when the refused records could not be written": 1,
     "a message that nobody takes is convicted though refused records come with it": 0,
@@ -32,28 +27,18 @@ SCENARIOS = {
 
 def test_fifty_clusters_break_no_law_and_finish_their_work() -> None:
     for seed in range(50):
-        if seed not in KNOWN:
-            simulate(seed)
+        simulate(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_thousand_clusters_break_no_law_and_finish_their_work() -> None:
     for seed in range(50, SEEDS):
-        if seed not in KNOWN:
-            simulate(seed)
+        simulate(seed)
 
 
 @pytest.mark.parametrize("seed", SCENARIOS.values(), ids=SCENARIOS.keys())
 def test_what_failed_once_does_not_fail_again(seed: int) -> None:
-    if seed in KNOWN:
-        pytest.skip(KNOWN[seed])
-    simulate(seed)
-
-
-@pytest.mark.parametrize("seed", KNOWN)
-@pytest.mark.xfail(raises=Finding, strict=True)
-def test_what_is_known_and_not_mended_yet_is_still_found(seed: int) -> None:
     simulate(seed)
 
 
@@ -63,8 +48,6 @@ def test_what_is_known_and_not_mended_yet_is_still_found(seed: int) -> None:
 def test_a_planted_fault_is_found(fault: str) -> None:
     with planted(fault):
         for seed in range(SEEDS):
-            if seed in KNOWN:
-                continue
             try:
                 simulate(seed)
             except Finding:
