@@ -10,6 +10,9 @@ from tests.broker import Broker
 from tests.chaos.fleet import Fleet
 from tests.zookeeper import Ensemble
 
+AWAY_S = 20
+"""When a node that was killed is started again: late enough to see the others take over."""
+
 
 def main() -> int:
     """Run them until Ctrl-C."""
@@ -24,7 +27,8 @@ def main() -> int:
         Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts) as fleet,
     ):
         fleet.start()
-        first = fleet.nodes["n1"]
+        master = fleet.busiest()
+        first = next(node for name, node in fleet.nodes.items() if name != master)
         print(f"\nKafka on {broker.bootstrap}, ZooKeeper on {zookeeper.hosts}\n")
         for name, node in fleet.nodes.items():
             print(f"  {name}  {node.url}  process {node.pid}  log {node.log_path}")
@@ -33,14 +37,16 @@ Try in another terminal:
   export CHRONOS_SERVER={first.url}
   chronos status --watch                who is master of what, and why
   chronos transfer 0 n2                 a planned hand-over
-  kill -9 {fleet.nodes["n3"].pid}                        what it was master of goes to the others within seconds
+  kill -9 {fleet.nodes[master].pid}                        what {master} was master of goes to the others within seconds
 
 Ctrl-C ends all of it.
 """, flush=True)  # fmt: skip
+        gone_s = dict.fromkeys(fleet.nodes, 0)
         while not stop.wait(1.0):
             for name, node in fleet.nodes.items():
-                if not node.running:
-                    print(f"{name} is gone; starting it again", flush=True)
+                gone_s[name] = 0 if node.running else gone_s[name] + 1
+                if gone_s[name] == AWAY_S:
+                    print(f"{name} was gone for {AWAY_S} s; starting it again", flush=True)
                     node.launch()
     return 0
 
