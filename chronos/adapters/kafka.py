@@ -500,19 +500,33 @@ class KafkaLog:
 
     def _topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Settings by topic; empty for a topic whose settings we may not read."""
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
         settings: dict[str, dict[str, str]] = {name: {} for name in topics}
-        if not resources:
-            return settings
+        deadline = time.monotonic() + LEADER_MOVES_S
+        left = list(topics)
+        while left:
+            unknown = self._read_settings(left, settings, patient=time.monotonic() < deadline)
+            if unknown:
+                time.sleep(LEADER_POLL_S)
+            left = unknown
+        return settings
+
+    def _read_settings(self, topics: Sequence[str], settings: dict[str, dict[str, str]], *, patient: bool) -> list[str]:
+        """Ask once; the topics that this broker does not know yet, if that is still to be waited for."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+        unknown = []
         for resource, future in self._admin.describe_configs(resources, request_timeout=ASK_TIMEOUT_S).items():
             try:
                 settings[resource.name] = {name: entry.value for name, entry in future.result(ANSWER_S).items()}
             except TimeoutError:
                 raise LogUnavailable(f"looking at {resource.name}: no broker answered in time") from None
             except KafkaException as error:
-                if error.args[0].code() not in FORBIDDEN_CODES:
+                code = error.args[0].code()
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART and patient:
+                    # Another broker has just shown it: one that was made a moment ago is not known to all at once.
+                    unknown.append(resource.name)
+                elif code not in FORBIDDEN_CODES:
                     raise _translated(f"reading the settings of {resource.name}", error) from error
-        return settings
+        return unknown
 
     # --- offsets
 
