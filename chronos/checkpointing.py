@@ -3,7 +3,6 @@
 It may take minutes with a large store, so it has a thread of its own; nothing else waits for it.
 """
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ import structlog
 from chronos.adapters.checkpoint_files import Copier
 from chronos.adapters.checkpoints import CheckpointFolder
 from chronos.config import Config
-from chronos.core.codec import FRESH, Identity, unpack_state
-from chronos.core.keys import STATE_KEY
+from chronos.core.codec import Identity
 from chronos.driver import ShardDriver
 from chronos.errors import ChronosError, Retry, StoreCorrupt
-from chronos.ports import Clock, Log, Store
+from chronos.ports import Checkpoint, Clock, Log
 from chronos.workers.checkpoint import Checkpointer, Position
 
 log = structlog.get_logger("chronos.checkpoints")
@@ -49,37 +47,9 @@ class Keeping:
 
     # --- a store that begins with one
 
-    def restore(self, number: int, identity: Identity, path: Path) -> bool:
-        """Make the store of a shard from the newest checkpoint; False when there is none. StoreCorrupt: all damaged."""
-        found = self._folder.restore(number, identity, path)
-        if found is not None:
-            log.info("restored", shard=number, checkpoint=found.name, pending=found.pending, bytes=found.size_bytes)
-        return found is not None
-
-    def is_behind(self, number: int, store: Store) -> bool:
-        """Whether the logs begin behind the store: it was away for longer than they are kept."""
-        (data,) = store.get([STATE_KEY])
-        state = FRESH if data is None else unpack_state(data)
-        topics = self._config.topics
-        return (
-            self._log.ends(topics.progress, number).start > state.applied
-            or self._log.ends(topics.delay, number).start > state.pull_offset
-        )
-
-    def replace(self, number: int, identity: Identity, path: Path) -> None:
-        """A store that the logs do not reach back to gives way to a checkpoint that they do."""
-        old = path.with_name(f"{path.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        try:
-            restored = self.restore(number, identity, path)
-        except BaseException:
-            old.rename(path)
-            raise
-        if restored:
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(path)
+    def restore(self, number: int, identity: Identity, into: Path) -> Checkpoint | None:
+        """Make a store of the newest checkpoint; None when there is none. StoreCorrupt: all damaged; Retry."""
+        return self._folder.restore(number, identity, into)
 
     # --- while the node runs
 

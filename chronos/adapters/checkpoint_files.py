@@ -11,7 +11,7 @@ import re
 import shutil
 import tarfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from chronos.adapters.rocks import RocksStore
-from chronos.core.codec import FRESH, UNDECODABLE, unpack_identity, unpack_state
+from chronos.core.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
 from chronos.core.digest import digest
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.errors import ConfigurationError, NoSpace, StoreCorrupt
@@ -106,13 +106,22 @@ class Copier:
         folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
         try:
             store.checkpoint(folder)
-            yield folder, self._described(shard, folder, now_ms)
+            names = sorted(file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name))
+            files = tuple(describe_file(folder / name) for name in names)
+            yield folder, self._described(shard, folder, now_ms, files)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _described(self, shard: int, folder: Path, now_ms: int) -> Checkpoint:
-        names = sorted(file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name))
-        files = tuple(describe_file(folder / name) for name in names)
+    def digest(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
+        """What a checkpoint made now would say of itself, but for its files: its digest, and where it stands."""
+        folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
+        try:
+            store.checkpoint(folder)
+            return self._described(shard, folder, now_ms, ())
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _described(self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]) -> Checkpoint:
         copy = self.open_store(folder)
         try:
             data, named = copy.get([STATE_KEY, IDENTITY_KEY])
@@ -177,16 +186,19 @@ class Copier:
 
     # --- one stream, from one node to another
 
-    def stream(self, shard: int, store: Store, now_ms: int) -> Iterator[bytes]:
+    def stream(self, shard: int, store: Store, now_ms: int) -> Generator[bytes, None, None]:
         """A checkpoint of the store as a tar: the manifest, then its files. Close it when it is not read to the end."""
         with self.made(shard, store, now_ms) as (folder, checkpoint):
             yield from pack(folder, checkpoint)
 
-    def receive(self, chunks: Iterable[bytes], into: Path) -> Checkpoint:
-        """Make a folder of a stream: all of it, and checked, or nothing. StoreCorrupt when it is damaged or ends early."""
+    def receive(self, chunks: Iterable[bytes], into: Path, identity: Identity | None = None) -> Checkpoint:
+        """Make a folder of a stream: all of it, and checked, or nothing. StoreCorrupt when it is damaged or ends early,
+        or is of something else than `identity`."""
         where = "the checkpoint of another node"
         with self.taking(into) as part:
             checkpoint = unpack(chunks, part)
+            if identity is not None and checkpoint.identity != identity:
+                raise StoreCorrupt(f"{where} is of {checkpoint.identity}, not of {identity}: it serves other topics")
             self.check(part, checkpoint, where)
         return checkpoint
 

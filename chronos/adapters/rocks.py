@@ -49,6 +49,8 @@ class RocksStore:
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
         remedy = remedy or f"Remove {path}: it is rebuilt from the logs. `chronos doctor` tells more."
         self._db = Database(path, options, wal=False, remedy=remedy, read_only=read_only)
+        self.path = path
+        self.replace = self._db.replace
         self._reopen_bytes = 2 * memtable_bytes
         self.get = self._db.get
         self.scan = self._db.scan

@@ -5,6 +5,7 @@ two promises that the client, rocksdict, does not: a read never ends early in si
 no call waits inside RocksDB with Python's lock held.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,6 +146,20 @@ class Database:
         with suppress(ChronosError):  # that it cannot flush was known
             self.close()
         self._open()
+
+    def replace(self, folder: Path) -> None:
+        """Be the database in `folder`, which takes the place of this one's; what was here is gone."""
+        old = self.path.with_name(f"{self.path.name}.old")
+        try:
+            shutil.rmtree(old, ignore_errors=True)
+            with suppress(ChronosError):
+                self.close()
+            self.path.rename(old)
+            folder.rename(self.path)
+        except OSError as error:
+            raise self._translated(error, "replacing") from error
+        self._open()
+        shutil.rmtree(old, ignore_errors=True)
 
     def _check_complete(self) -> None:
         if not self.path.is_dir():

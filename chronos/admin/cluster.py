@@ -1,12 +1,13 @@
 """The cluster: its nodes, who is master of what and why, and what an operator may ask of the controller."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 
 from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError
+from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.wire import Asked, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
 from chronos.core.moment import format_time
 from chronos.core.roles import Assignment, Change, Member, Request
@@ -17,6 +18,9 @@ TRANSFER_S = 10.0
 """How long a hand-over may take before the answer is that it was asked for."""
 
 LOOK_S = 0.02
+
+PASSWORD = re.compile(r"//[^/@]*@")
+"""What the other nodes need to get through a proxy is not for everybody."""
 
 
 class Cluster:
@@ -63,7 +67,7 @@ class Cluster:
             node=member.node,
             cluster=config.cluster,
             instance=member.instance,
-            address=member.address,
+            address=PASSWORD.sub("//", member.address),
             version=member.version,
             coordinator=config.coordinator.kind,
             log=config.log.kind,
@@ -89,7 +93,7 @@ class Cluster:
         number = call.request.match_info["shard"]
         shards = len(self._context.shards)
         if not number.isdecimal() or not number.isascii() or int(number) >= shards:
-            raise ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
+            raise no_shard(shards)
         membership = self._membership()
         query: TransferQuery = call.query
         if query.to is UNSET:

@@ -21,6 +21,9 @@ TITLES = {
     "no-partition": "There is no such partition",
     "no-shard": "There is no such shard",
     "no-checkpoints": "No place for checkpoints is configured",
+    "not-held": "This node does not hold the shard",
+    "not-a-member": "Only members of the cluster may ask for this",
+    "busy-copying": "Other nodes fetch checkpoints already",
     "no-node": "There is no such node",
     "trimmed": "The record is not in the log any more",
     "on-kafka": "The records are in Kafka",
@@ -63,6 +66,11 @@ def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> Pro
 def wrong_field(field: str, detail: str) -> ProblemError:
     """422 for one field of a request that is no batch."""
     return invalid(f"{field}: {detail}", [Fault(field=field, detail=detail)])
+
+
+def no_shard(shards: int) -> ProblemError:
+    """404 for a number that is none."""
+    return ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
 
 
 def from_error(error: ChronosError) -> ProblemError:

@@ -3,17 +3,19 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from aiohttp import web
 from msgspec import Struct, field
 
 from chronos.admin import wire
 from chronos.admin.checkpoints import CheckpointHandlers
 from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
+from chronos.admin.copies import Copies
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.topics import TopicReads
 
-Handler = Callable[[Call], Awaitable[tuple[int, object]]]
+Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
 
 UNAVAILABLE = {503: "The log does not answer, or too much waits to be written.", 507: "The disk is full."}
 COORDINATOR = {503: "The coordinator does not answer."}
@@ -55,7 +57,12 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 def routes(
-    messages: Messages, overview: Overview, cluster: Cluster, checkpoints: CheckpointHandlers, topics: TopicReads
+    messages: Messages,
+    overview: Overview,
+    cluster: Cluster,
+    checkpoints: CheckpointHandlers,
+    copies: Copies,
+    topics: TopicReads,
 ) -> list[Route]:
     """All of them, in the order of the documentation."""
     by_id = {"id": wire.Id}
@@ -109,6 +116,22 @@ def routes(
             answers={200: "It is master.", 202: "Asked for, not done yet.",
                      403: "A web page elsewhere sent this.", 404: "There is no such shard or node.",
                      422: "The node is missing.", 501: "A standalone node has nobody to transfer to.", **COORDINATOR},
+        ),
+        Route(
+            method="GET", path="/v1/shards/{shard}/digest", name="digest", handler=copies.digest,
+            parameters={"shard": wire.Count}, answer=wire.DigestInfo,
+            summary="What this node's replica comes to. Replicas that have applied the same records have the same digest.",
+            answers={200: "The digest.", 404: "There is no such shard.", 503: "This node holds nothing of it.",
+                     507: "The disk is full."},
+        ),
+        Route(
+            method="GET", path="/v1/shards/{shard}/checkpoint", name="copy", handler=copies.checkpoint,
+            parameters={"shard": wire.Count}, media="application/x-tar",
+            summary="A checkpoint of the shard, for another node of the cluster that begins with it. That node names"
+            " itself in `Chronos-Node`, and shows in `Chronos-Token` what it told the coordinator.",
+            answers={200: "A tar: the manifest, then the files it names.", 403: "Not asked for by a member.",
+                     404: "There is no such shard.", 503: "This node holds nothing of it, or sends others already.",
+                     507: "The disk is full."},
         ),
         Route(
             method="GET", path="/v1/nodes", name="nodes", handler=cluster.nodes,
@@ -180,4 +203,6 @@ def routes(
 def table(context: Context | None) -> list[Route]:
     """The routes over a context; without one, only to be read."""
     known: Any = context
-    return routes(Messages(known), Overview(known), Cluster(known), CheckpointHandlers(known), TopicReads(known))
+    return routes(
+        Messages(known), Overview(known), Cluster(known), CheckpointHandlers(known), Copies(known), TopicReads(known)
+    )

@@ -64,6 +64,7 @@ class Server:
             client_max_size=max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max),
             middlewares=[_guard(local_only=_is_loopback(config.admin.host))],
         )
+        app.on_response_prepare.append(_seal)
         exposition = metrics.Exposition(context)
         described = _encode(openapi.document())
         html, policy = page()
@@ -102,17 +103,20 @@ class Server:
 
 
 def _guard(*, local_only: bool) -> Middleware:
-    """Every request passes here first, every answer last."""
+    """Every request passes here first."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await _answered(request, handler, local_only=local_only)
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cache-Control"] = "no-store"
-        response.headers["Referrer-Policy"] = "no-referrer"
-        return response
+        return await _answered(request, handler, local_only=local_only)
 
     return guarded
+
+
+async def _seal(_: web.Request, response: web.StreamResponse) -> None:
+    """Every answer passes here last, also one that is sent piece by piece."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["Referrer-Policy"] = "no-referrer"
 
 
 async def _answered(request: web.Request, handler: Handler, *, local_only: bool) -> web.StreamResponse:
@@ -163,7 +167,10 @@ class _Runner:
             assert self._own is not None
             return await self._own(request)
         body = b"" if route.body is None else await _body(request)
-        status, found = await route.handler(Call(request, query, body))
+        answered = await route.handler(Call(request, query, body))
+        if isinstance(answered, web.StreamResponse):
+            return answered
+        status, found = answered
         return web.Response(status=status, body=_encode(found), content_type="application/json")
 
 

@@ -348,6 +348,21 @@ class CheckpointsInfo(Struct, kw_only=True):
     shards: list[ShardCheckpoints]
 
 
+class DigestInfo(Struct, kw_only=True):
+    """What a replica's content comes to, at one progress record. Replicas with the same `applied` have the same digest."""
+
+    shard: Count
+    node: Annotated[str, Meta(description="Whose replica it is.")]
+    applied: Annotated[int, Meta(ge=0, description="Records of the progress topic applied.")]
+    pull_offset: Count
+    cursor_at: Instant
+    pending: Count
+    digest: Annotated[str, Meta(description="Of its logical content. It is compared, never taken apart.")]
+    remembered_ms: Annotated[
+        int, Meta(ge=0, description="Settled words count for so long; replicas with another value are not comparable.")
+    ]
+
+
 class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Where a shard goes."""
 

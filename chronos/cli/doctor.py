@@ -5,6 +5,7 @@ settings -> data directory -> the service, if it runs -> disk -> stores -> log -
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -87,7 +88,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         return
     node = Node(config)
     try:
-        node.claim_data_dir()
+        node.directory.claim()
     except StoreInUse:
         yield Finding(
             what="data directory", verdict="ok", text=f"{config.node.data_dir} is in use by a running service"
@@ -148,18 +149,38 @@ def _disk(node: "Node", config: "Config") -> Finding:
 def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
     """The stores and the log, which are ours while we hold the data directory."""
     stores: dict[int, Store] = {}
+    try:
+        yield from _stores(node, config, stores)
+        yield from _log(node, config, stores)
+    finally:
+        for store in stores.values():
+            store.close()
+
+
+def _stores(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
+    """Reads all of each; those that can be read stay open."""
+    from chronos.node.opening import open_store
+
     for number_, folder in _store_folders(config):
-        found = yield from _guarded(f"store of shard {number_}", lambda n=number_: node.open_store(n))  # type: ignore[misc]
+        found = yield from _guarded(f"store of shard {number_}", partial(open_store, config, node.directory, number_))
         if found is None:
             continue
+        stores[number_] = found
         rows = yield from _guarded(f"store of shard {number_}", found.verify)
-        if rows is not None:
-            stores[number_] = found
+        if rows is None:
+            found.close()
+            del stores[number_]
+        else:
             text = f"{folder}: {number(rows)} rows read, {size(found.size_bytes())}, every checksum is right"
             yield Finding(what=f"store of shard {number_}", verdict="ok", text=text)
     if not os.path.isdir(os.path.join(config.node.data_dir, "shards")):
         yield Finding(what="stores", verdict="note", text="there are none yet")
-    log = yield from _guarded("log", node.open_log)
+
+
+def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
+    from chronos.node.opening import open_log
+
+    log = yield from _guarded("log", lambda: open_log(config, node.directory, node.clock))
     if log is None:
         return
     node.log = log
@@ -179,6 +200,8 @@ def _store_folders(config: "Config") -> list[tuple[int, str]]:
 
 
 def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
+    from chronos.node.opening import check_identity, identity, own_topics
+
     names = [config.topics.delay, config.topics.progress, config.topics.rejected, config.topics.dead_letter]
     infos = yield from _guarded("log", lambda: node.log.look(names))
     if infos is None:
@@ -191,14 +214,13 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
             text=f"missing: {', '.join(missing)}; {will}", exit_code=0 if config.topics.create else 2,
         )  # fmt: skip
         return
-    prepared = yield from _guarded("topics", lambda: node.log.prepare(node.own_topics(), create=False))
+    prepared = yield from _guarded("topics", lambda: node.log.prepare(own_topics(config), create=False))
     if prepared is None:
         return
     yield Finding(what="topics", verdict="ok", text=f"{', '.join(names)}: {config.shards} partitions each")
     for number_, store in stores.items():
-        yield from _guarded(
-            f"store of shard {number_}", lambda s=store, n=number_: node.check_identity(s, n, prepared)  # type: ignore[misc]
-        )  # fmt: skip
+        mine, path = identity(config, number_, prepared), node.directory.store(number_)
+        yield from _guarded(f"store of shard {number_}", partial(check_identity, store, mine, path))
     yield from _clock(node, config)
 
 

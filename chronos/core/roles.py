@@ -64,6 +64,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_ms: int
     leaving: bool = False
     """It is about to stop: give its shards to others."""
+    token: str = ""
+    """Who shows it to another member is this node: only the coordinator is told. Never logged, never shown."""
     replicas: Mapping[int, Replica] = {}
 
 

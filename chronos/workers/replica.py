@@ -83,6 +83,21 @@ STANDALONE = Role(kind="master")
 """The role of every replica where there is nobody else."""
 
 
+class Replay(Struct, frozen=True, kw_only=True):
+    """What it would take to go on with the logs from what a store holds."""
+
+    empty: bool
+    """It holds nothing yet."""
+    whole: bool
+    """The logs reach back to it."""
+    records: int
+    """How many records of both logs would be read."""
+    applied_min: int
+    """Where the progress partition begins: what is behind that is of no use."""
+    pull_offset_min: int
+    """Where the delay partition begins."""
+
+
 class Replica:
     """One shard on this node."""
 
@@ -103,7 +118,10 @@ class Replica:
         deduplication_ms: int,
         guard: Callable[[], str | None],
         assigned: Callable[[], Role],
+        begin: Callable[[Replay], bool] = lambda replay: False,
     ) -> None:
+        """`begin`: put a checkpoint in the place of what the store holds, where that is better than a replay, or the only
+        way; whether it did. Raises Retry: it cannot be done yet."""
         self.number = rules.shard
         self.store = store
         self.role = "starting"
@@ -131,6 +149,7 @@ class Replica:
         self._deduplication_ms = deduplication_ms
         self._guard = guard
         self._assigned = assigned
+        self._begin_elsewhere = begin
         self._suspicion = Suspicion(messages_max=limits.messages)
         self._phase: Callable[[int], int] = self._start
         self._pause_ms = ABORT_PAUSE_MS
@@ -225,6 +244,8 @@ class Replica:
         if self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
+        if self._take_beginning(self.state):
+            self.shard = self._load()
         self._check_positions(self.state)
         self._follower = Follower(
             self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
@@ -423,6 +444,25 @@ class Replica:
         self._restart()
         self._resting = False
         return True
+
+    def _take_beginning(self, state: State) -> bool:
+        """Whether the store was exchanged for one that is further."""
+        progress = self._log.ends(self._progress_topic, self.number)
+        delay = self._log.ends(self._delay_topic, self.number)
+        if progress.high == 0:
+            return False
+        replay = Replay(
+            empty=state.applied == 0,
+            whole=progress.start <= state.applied and delay.start <= state.pull_offset,
+            records=progress.high - state.applied + delay.high - state.pull_offset,
+            applied_min=progress.start,
+            pull_offset_min=delay.start,
+        )
+        if replay.empty or not replay.whole:
+            self.role, self.known = "restoring", False
+        taken = self._begin_elsewhere(replay)
+        self.known = True
+        return taken
 
     def _check_positions(self, state: State) -> None:
         """The logs must hold everything from the store's positions on."""

@@ -1,0 +1,60 @@
+"""The data directory: it belongs to one process at a time, and to one node for ever."""
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+
+from chronos.errors import Stop, StoreInUse
+
+
+class DataDirectory:
+    """Where a node keeps everything it has, and who it is."""
+
+    def __init__(self, path: Path, *, node: str) -> None:
+        self.path = path
+        self.instance = ""
+        """The id of the directory, which is the node's incarnation; empty before `claim`."""
+        self._node = node
+        self._lock_file: int | None = None
+
+    def claim(self) -> None:
+        """Take it for this process, and learn its id. Raises StoreInUse; Stop when it cannot be used at all."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, 200).decode("utf-8", "replace").strip()
+            os.close(handle)
+            raise StoreInUse(
+                f"{self.path} is in use by another Chronos ({owner or 'unknown'}). Stop it, or give this node"
+                " another node.data_dir."
+            ) from None
+        self._lock_file = handle
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()}, node {self._node}\n".encode(), 0)
+        named = self.path / "instance"
+        if not named.exists():
+            fresh = self.path / "instance.new"
+            fresh.write_text(uuid.uuid4().hex + "\n")
+            fresh.replace(named)
+        self.instance = named.read_text().strip()
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def store(self, shard: int) -> Path:
+        """The folder of a shard's store."""
+        return self.path / "shards" / str(shard)
+
+    def free_bytes(self) -> int:
+        """Bytes an unprivileged process may still write where it is."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize

@@ -1,0 +1,112 @@
+"""What a node opens: its log with Chronos's own topics, and stores that belong to them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.rocks import BlockCache, RocksStore
+from chronos.config import Config
+from chronos.core.codec import Identity, pack_identity, unpack_identity
+from chronos.core.keys import IDENTITY_KEY
+from chronos.errors import LogMismatch
+from chronos.node.directory import DataDirectory
+from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
+
+HEADROOM_BYTES = 256 * 1024
+"""What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
+
+EMBEDDED_REMEDY = (
+    "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that what was pending"
+    " is in this store alone. `chronos doctor` tells more."
+)
+"""What to do about a damaged store whose log is on the same disk."""
+
+
+def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
+    """The log that `log.kind` names."""
+    if config.log.kind == "embedded":
+        return EmbeddedLog(
+            directory.path / "log",
+            clock=clock,
+            progress_topic=config.topics.progress,
+            retention_ms=config.log.embedded.retention,
+            partitions_default=config.log.embedded.partitions,
+            disk_reserve_bytes=config.limits.disk_reserve,
+        )
+    # Imported here: a node on the embedded log runs without the Kafka client.
+    from chronos.adapters.kafka import KafkaLog
+
+    assert config.log.kafka.bootstrap_servers is not None
+    return KafkaLog(
+        bootstrap_servers=config.log.kafka.bootstrap_servers,
+        properties=config.log.kafka.properties,
+        cluster=config.cluster,
+        progress_topic=config.topics.progress,
+        transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
+    )
+
+
+def own_topics(config: Config) -> list[TopicSpec]:
+    """Chronos's own four topics, as they have to be."""
+    topics = config.topics
+    common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
+    if topics.min_insync_replicas is not None:
+        common["min.insync.replicas"] = str(topics.min_insync_replicas)
+    # The log is the only other copy of what is pending: it is kept for ever.
+    kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
+            "message.timestamp.type": "LogAppendTime"}  # fmt: skip
+    # What came in can go out, and waits there until somebody has looked at it.
+    letters = {**common, "retention.ms": "-1", "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES)}
+    shards = config.shards
+    return [
+        TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
+                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
+        TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
+                  settings={**kept, "max.message.bytes": "4194304"}),
+        TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
+        TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
+    ]  # fmt: skip
+
+
+def open_store(config: Config, directory: DataDirectory, shard: int, cache: BlockCache | None = None) -> RocksStore:
+    """The store of a shard; `cache`: what all stores of a node share, its own by default."""
+    settings = config.store
+    return RocksStore(
+        directory.store(shard),
+        block_cache=settings.block_cache if cache is None else cache,
+        memtable_bytes=settings.memtable,
+        blob_bytes_min=settings.blob_bytes_min,
+        remedy=EMBEDDED_REMEDY if config.log.kind == "embedded" else None,
+    )
+
+
+def identity(config: Config, shard: int, infos: Mapping[str, TopicInfo]) -> Identity:
+    """What a store of the shard belongs to: one shard of one pair of topics."""
+    topics = config.topics
+    return Identity(
+        cluster=config.cluster,
+        shard=shard,
+        shards=config.shards,
+        delay_topic=topics.delay,
+        delay_topic_id=infos[topics.delay].id,
+        progress_topic=topics.progress,
+        progress_topic_id=infos[topics.progress].id,
+    )
+
+
+def check_identity(store: Store, mine: Identity, path: Path) -> None:
+    """The store in `path`: without an identity it gets this one; LogMismatch when it has another. The topics' ids tell."""
+    (data,) = store.get([IDENTITY_KEY])
+    if data is None:
+        store.write([(IDENTITY_KEY, pack_identity(mine))], [])
+        return
+    known = unpack_identity(data)
+    for name in Identity.__struct_fields__:
+        was, now = getattr(known, name), getattr(mine, name)
+        if was != now:
+            raise LogMismatch(
+                f"the store in {path} was built with {name}={was}, now it is {now}."
+                " A topic id changes when a topic is deleted and created again: its pending messages are gone"
+                " from the log. Point Chronos to the right cluster and topics; or, to start anew, remove the data"
+                " directory and both the delay and the progress topic."
+            )

@@ -1,0 +1,99 @@
+"""A node's place in the cluster: the coordinator, the membership over it, and the thread that keeps it up."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from chronos.config import Config
+from chronos.core.roles import Member
+from chronos.errors import ChronosError
+from chronos.ports import Clock, Coordinator
+from chronos.workers.member import Membership
+
+WAIT_MAX_S = 1.0
+"""Longest single wait, so that an end is noticed."""
+
+HAND_OVER_S = 5.0
+"""How long a node that stops waits for others to take over its shards."""
+
+LOOK_S = 0.02
+
+
+def open_coordinator(config: Config, instance: str) -> Coordinator:
+    """The coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
+    # Imported here: a standalone node runs without the ZooKeeper client.
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+
+    settings = config.coordinator.zookeeper
+    assert settings.hosts is not None
+    return ZooKeeperCoordinator(
+        hosts=settings.hosts,
+        cluster=config.cluster,
+        node=config.node.id,
+        instance=instance,
+        shards=config.shards,
+        replication=config.coordinator.replication,
+        session_timeout_s=settings.session_timeout / 1_000,
+        path=settings.path,
+        authentication=settings.authentication,
+        username=settings.username,
+        password=settings.password,
+        acl=settings.acl,
+        tls=settings.tls,
+        ca=settings.ca,
+        certfile=settings.certfile,
+        keyfile=settings.keyfile,
+    )
+
+
+class Place:
+    """One node's place, from `take` to `leave`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        node: str,
+        clock: Clock,
+        describe: Callable[[], Member],
+        failed: Callable[[ChronosError], None],
+    ) -> None:
+        from chronos.core.roles import plan
+
+        self.membership = Membership(coordinator, node=node, clock=clock, describe=describe, plan=plan)
+        self._coordinator = coordinator
+        self._clock = clock
+        self._failed = failed
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="member", daemon=True)
+
+    def take(self) -> None:
+        """Join, and keep the place up from now on. Raises NodeIdTaken, CoordinatorUnavailable."""
+        self.membership.join()
+        self._thread.start()
+
+    def hand_over(self, handed_over: Callable[[], bool]) -> None:
+        """Wait until the other nodes have taken over what this one is master of, as long as there are others."""
+        deadline = time.monotonic() + HAND_OVER_S
+        while self._thread.is_alive() and time.monotonic() < deadline and len(self.membership.outlook().members) > 1:
+            if handed_over():
+                return
+            time.sleep(LOOK_S)
+
+    def leave(self, timeout_s: float) -> None:
+        """End the thread, and give the place back."""
+        self._left.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._coordinator.leave()
+
+    def _run(self) -> None:
+        while not self._left.is_set():
+            try:
+                wake_ms = self.membership.step(self._clock.now_ms())
+            except ChronosError as error:
+                self._failed(error)
+                return
+            timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
+            if timeout_s > 0:
+                self._coordinator.wait(min(timeout_s, WAIT_MAX_S))

@@ -1,0 +1,97 @@
+"""One shard of a node: its replica, made of everything that works on it, and the thread that steps it."""
+
+from collections.abc import Callable
+
+from chronos.config import Config
+from chronos.core.message import Rules
+from chronos.core.roles import Replica as Described
+from chronos.driver import ShardDriver
+from chronos.errors import ChronosError
+from chronos.ports import Clock, Log, Store
+from chronos.workers.checkpoint import Position
+from chronos.workers.master import Limits
+from chronos.workers.push import Pusher
+from chronos.workers.replica import Replay, Replica, Role
+
+
+def make_shard(
+    config: Config,
+    number: int,
+    *,
+    log_port: Log,
+    store: Store,
+    clock: Clock,
+    instance: str,
+    guard: Callable[[], str | None],
+    assigned: Callable[[], Role],
+    begin: Callable[[Replay], bool],
+    failed: Callable[[ChronosError], None],
+) -> ShardDriver:
+    """The driver, not started yet. `guard`, `assigned` and `begin` are those of `workers.replica`."""
+    topics, delivery, settings = config.topics, config.delivery, config.store
+    rules = Rules(
+        shard=number,
+        shards=config.shards,
+        own_topics=(topics.delay, topics.progress, topics.rejected, topics.dead_letter),
+        allow=config.targets.allow,
+        deny=config.targets.deny,
+        max_delay_ms=config.limits.max_delay,
+        deduplication_ms=config.retention.deduplication,
+        refuse_wrong_shard=topics.partitioner == "murmur2",
+    )
+
+    def pusher() -> Pusher:
+        return Pusher(
+            log_port,
+            rules,
+            delay_topic=topics.delay,
+            rejected_topic=topics.rejected,
+            dead_letter_topic=topics.dead_letter,
+            create_topics=delivery.create_topics,
+            attempts_max=delivery.attempts_max,
+            retry_base_ms=delivery.retry_base,
+            retry_cap_ms=delivery.retry_cap,
+        )
+
+    replica = Replica(
+        log_port=log_port,
+        store=store,
+        clock=clock,
+        rules=rules,
+        pusher=pusher,
+        limits=Limits(
+            messages=delivery.batch_messages,
+            bytes=delivery.batch_bytes,
+            wheel_messages=settings.wheel_messages,
+            wheel_bytes=settings.wheel_bytes,
+            wheel_horizon_ms=settings.wheel_horizon,
+            pull=config.workers.pull,
+            push=config.workers.push,
+        ),
+        delay_topic=topics.delay,
+        progress_topic=topics.progress,
+        node=config.node.id,
+        instance=instance,
+        delivered_ms=config.retention.delivered if config.workers.delete else None,
+        deduplication_ms=config.retention.deduplication,
+        guard=guard,
+        assigned=assigned,
+        begin=begin,
+    )
+    return ShardDriver(replica, clock=clock, failed=failed)
+
+
+def described(shard: ShardDriver, kept: Position) -> Described:
+    """What the node says of the replica to the cluster; `kept`: where its store stood at its last flush."""
+    state = shard.state
+    return Described(
+        applied=state.applied if shard.replica.known else None,
+        pull_offset=state.pull_offset,
+        role_epoch=state.role_epoch,
+        role_node=state.node,
+        log_epoch=state.log_epoch,
+        role=shard.role,
+        reason=shard.paused,
+        kept_applied=kept.applied,
+        kept_pull_offset=kept.pull_offset,
+    )
