@@ -7,7 +7,9 @@
     │   ├── StoreInUse           1: another process holds the data directory
     │   ├── LogMismatch          1: the log is not the one the store was built from
     │   ├── Deposed              1: another node is master of this shard
-    │   └── NodeIdTaken          1: another data directory serves the cluster under this node's id
+    │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
+    │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
+    │   └── ArchiveInUse         1: another process writes to the archive
     └── Retry                    nothing was lost; the same thing may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
@@ -16,7 +18,8 @@
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
         ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
         ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
-        └── RoleStale            1: the progress log knows a later role than the one this node was given
+        ├── RoleStale            1: the progress log knows a later role than the one this node was given
+        └── ArchiveFailed        1: the archive could not be read or written; what is in it stays
 
 A message that must be refused is no exception: it is a value, `core.message.Refusal`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
@@ -65,6 +68,16 @@ class Deposed(Stop):
 
 class NodeIdTaken(Stop):
     """Another data directory is a member of the cluster under this node's id."""
+
+
+class SparkMissing(Stop):
+    """Spark cannot be started: PySpark, Java or the Kafka connector is not there. The text says what to install."""
+
+    exit_code = 3
+
+
+class ArchiveInUse(Stop):
+    """Another process writes to the archive."""
 
 
 class Retry(ChronosError):
@@ -120,3 +133,7 @@ class CoordinatorUnavailable(Retry):
 
 class RoleStale(Retry):
     """The progress log holds a record of another node with a role epoch that is not smaller: wait for a newer role."""
+
+
+class ArchiveFailed(Retry):
+    """The archive could not be read or written. What is in it stays; the same command goes on where it stopped."""

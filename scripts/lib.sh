@@ -119,6 +119,20 @@ set_up_kafka() { set_up_jars Kafka kafka; }
 # set_up_zookeeper: .cache/zookeeper-<version> with what scripts/zookeeper/pom.xml names.
 set_up_zookeeper() { set_up_jars ZooKeeper zookeeper; }
 
+# set_up_spark: PySpark in .venv, and its Kafka connector in .cache/spark-<version>.
+set_up_spark() {
+    local lock=requirements-spark.txt locked
+    set_up_jars "Spark's Kafka connector" spark
+    locked=$(digest "$ROOT/$lock")
+    if is_current "$VENV/.installed-$lock" "$locked"; then return; fi
+    say "installing $lock into .venv (some 400 MB: it takes a while)"
+    # PySpark is published as source only; what it is built with is in the lock of the tests.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes \
+        --only-binary :all: --no-binary pyspark --no-build-isolation -r "$ROOT/$lock" ||
+        fail "could not install $lock; pip's reason is above."
+    printf '%s' "$locked" >"$VENV/.installed-$lock"
+}
+
 # set_up_jars TITLE NAME: .cache/NAME-<version> with what scripts/NAME/pom.xml names.
 set_up_jars() {
     local title=$1 name=$2 pom=$ROOT/scripts/$2/pom.xml version into named

@@ -574,6 +574,29 @@ class KafkaLog:
         except KafkaException as error:
             raise _translated(f"trimming {topic}/{partition}", error) from error
 
+    def names(self) -> list[str]:
+        """All topics but those of Kafka itself (`__consumer_offsets`, ...)."""
+        try:
+            listed = self._admin.list_topics(timeout=ASK_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise _translated("listing the topics", error) from error
+        return sorted(name for name in listed if not name.startswith("__"))
+
+    def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
+        """Commit the places of a consumer group that has no members."""
+        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
+        asked = ConsumerGroupTopicPartitions(group, offsets)
+        try:
+            (future,) = self._admin.alter_consumer_group_offsets([asked], request_timeout=ASK_TIMEOUT_S).values()
+            committed = future.result(ANSWER_S).topic_partitions
+        except TimeoutError:
+            raise LogUnavailable(f"committing the place of the group {group}: no broker answered in time") from None
+        except KafkaException as error:
+            raise _translated(f"committing the place of the group {group}", error) from error
+        refused = [f"{each.topic}/{each.partition}: {each.error}" for each in committed if each.error is not None]
+        if refused:
+            raise LogUnavailable(f"committing the place of the group {group} in {', '.join(refused)}")
+
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])

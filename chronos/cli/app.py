@@ -257,10 +257,103 @@ def transfer(
     verbs.transfer(server, output, path)
 
 
-@app.command()
-def archive(output: Output = Format.text) -> None:
-    """Copy the logs to Parquet with Spark. Not supported yet."""
-    _not_yet("archive", output)
+Location = Annotated[
+    str,
+    typer.Option(
+        "--location",
+        "-l",
+        envvar="CHRONOS_ARCHIVE",
+        metavar="URI",
+        help="Where the archive lies: a folder, s3://..., ...",
+    ),
+]
+Master = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Spark's master: this machine, or a cluster.", show_default=True)
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. May be repeated.")
+]
+LOCAL_MASTER = "local[*]"
+
+archive_app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="""Copy the logs to Parquet with Spark: incrementally, each record exactly once. `archive compact` tidies up.
+
+    Needs Java 17 and `pip install 'chronos[spark]'`. A run archives what is there and ends; the next one goes on from
+    there. Killed at any point, the next run completes it. The location holds one folder a table (docs/reference/archive.md).
+
+    \b
+    Examples:
+      chronos archive --config chronos.yaml --location /var/lib/chronos-archive --targets 'orders,billing-*'
+      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets '*' --continuous --master spark://spark:7077
+      chronos archive compact -l /var/lib/chronos-archive
+    """,
+)
+app.add_typer(archive_app, name="archive")
+
+
+@archive_app.callback()
+def archive(
+    context: typer.Context,
+    location: Annotated[
+        str | None,
+        typer.Option("--location", "-l", envvar="CHRONOS_ARCHIVE", metavar="URI", help="Where the archive lies."),
+    ] = None,
+    targets: Annotated[
+        str,
+        typer.Option("--targets", metavar="TOPIC,...", help="Target topics to archive: names or shell-style patterns."),
+    ] = "*",
+    all_records: Annotated[
+        bool, typer.Option("--all-records", help="Also records of target topics that Chronos did not deliver.")
+    ] = False,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Keep running: one run after the other.")] = False,
+    every: Annotated[
+        str, typer.Option("--every", metavar="DURATION", help="With --continuous: pause between two runs.")
+    ] = "1m",
+    batch_records: Annotated[
+        int, typer.Option("--batch-records", min=1, help="Most records of a micro-batch.")
+    ] = 2_000_000,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kafka",
+            metavar="KEY=VALUE",
+            help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
+        ),
+    ] = None,
+    master: Master = LOCAL_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    from chronos.cli.archive import run
+
+    run(
+        config, settings or [], output, location=location, targets=targets, all_records=all_records,
+        every=every if continuous else None, batch_records=batch_records, reader=reader or [], master=master,
+        conf=conf or [],
+    )  # fmt: skip
+
+
+@archive_app.command()
+def compact(
+    location: Location,
+    file_bytes: Annotated[
+        str,
+        typer.Option("--file-size", metavar="SIZE", help="Files of this size need no tidying up.", show_default=True),
+    ] = "128MiB",
+    master: Master = LOCAL_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Make few files of many small ones. Not while others read the archive; killed at any point, run it again."""
+    from chronos.cli.archive import tidy
+
+    tidy(output, location=location, file_bytes=file_bytes, master=master, conf=conf or [])
 
 
 @app.command()

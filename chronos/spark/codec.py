@@ -1,0 +1,173 @@
+"""Columns in, columns out: the core's own parsers over Arrow batches, and receipts as Spark expressions.
+
+There is no second parser of delay and progress records. Of receipts, which have one plain form, Spark reads the
+headers itself: they need not leave the JVM.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+
+from chronos.core.keys import address
+from chronos.core.message import Action, Entry, Keyed, Reason, Record, Refusal, Rules, parse
+from chronos.core.moment import MS_MAX
+from chronos.core.progress import Outcome, Progress, unpack_progress
+
+Batches = Iterator[pa.RecordBatch]
+
+PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason")
+"""Columns that `parse_messages` adds to those of the record, in the order of the table `messages`."""
+
+_PARSED_TYPES = (pa.string(), pa.binary(), pa.string(), pa.binary(), pa.int64(), pa.int64(), pa.int64(), pa.string(),
+                 pa.string())  # fmt: skip
+
+Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | None, int | None, str | None, str | None]
+
+OUTCOMES = {
+    Outcome.AGAIN: "again", Outcome.RETRY: "retry", Outcome.DEFERRED: "deferred", Outcome.SKIPPED: "skipped",
+    Outcome.EXPIRED: "expired", Outcome.DEAD: "dead-letter",
+}  # fmt: skip
+
+
+def parse_messages(shards: int) -> Callable[[Batches], Batches]:
+    """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same and `PARSED`.
+
+    By the rules of replay, which know no settings: what a master refused, the progress records say.
+    """
+
+    def parsed(batches: Batches) -> Batches:
+        rules: dict[int, Rules] = {}
+        for batch in batches:
+            yield _parse_batch(batch, rules, shards)
+
+    return parsed
+
+
+def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) -> pa.RecordBatch:
+    shard_of = batch.column("shard").to_pylist()
+    rows: list[Parsed] = []
+    headers = batch.column("headers")
+    ends = headers.offsets.to_pylist()
+    pairs = list(zip(headers.values.field(0).to_pylist(), headers.values.field(1).to_pylist(), strict=True))
+    columns = (batch.column(name).to_pylist() for name in ("offset", "timestamp_ms", "key", "value"))
+    for at, (shard, offset, timestamp_ms, key, value) in enumerate(zip(shard_of, *columns, strict=True)):
+        own = rules.get(shard)
+        if own is None:
+            own = rules[shard] = Rules(shard=shard, shards=max(shards, shard + 1), max_delay_ms=2 * MS_MAX)
+        record = Record(offset, timestamp_ms, key, value, pairs[ends[at] : ends[at + 1]])
+        rows.append(_asked(record, own))
+    made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
+    added = [pa.array(list(column), kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *PARSED])
+
+
+def _asked(record: Record, rules: Rules) -> Parsed:
+    ask = parse(record, rules)
+    if type(ask) is Entry:
+        message_id = address(rules.shard, ask.due_ms, record.offset)
+        return "schedule", message_id, ask.target, ask.key, ask.due_ms, ask.due_ms, ask.expire_at_ms, None, None
+    if type(ask) is Keyed:
+        entry = ask.entry
+        return (_word(ask.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
+                entry.expire_at_ms, _word(ask.on_conflict.name), None)  # fmt: skip
+    if type(ask) is Action:
+        return _word(ask.verb.name), ask.id or None, None, None, ask.due_ms, ask.due_ms, None, None, None
+    assert type(ask) is Refusal
+    return "refused", record.key, None, None, None, None, None, None, ask.reason.word
+
+
+def _word(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def unpack_steps(batches: Batches) -> Batches:
+    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `progress`, without its hours."""
+    for batch in batches:
+        steps = [(*key, unpack_progress(value), value) for *key, value in _rows(batch)]
+        yield _columns(
+            [
+                [shard, offset, timestamp_ms, step.role_epoch, step.log_epoch, step.node, step.instance,
+                 step.cursor_due_ms, str(step.cursor_offset), step.pull_offset, *_counts(step), len(step.refused), value]
+                for shard, offset, timestamp_ms, step, value in steps
+            ],
+            _STEP_TYPES,
+        )  # fmt: skip
+
+
+def _counts(step: Progress) -> list[int]:
+    return [*step.counts, *[0] * (len(Outcome) - len(step.counts))]
+
+
+_STEP_TYPES: list[tuple[str, Any]] = [
+    ("shard", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("role_epoch", pa.int64()),
+    ("log_epoch", pa.int64()), ("node", pa.string()), ("instance", pa.string()), ("cursor_due_ms", pa.int64()),
+    ("cursor_offset", pa.string()), ("pull_offset", pa.int64()),
+    *((f"count{at}", pa.int64()) for at in range(len(Outcome))), ("refused", pa.int64()), ("value", pa.binary()),
+]  # fmt: skip
+
+_DECISION_TYPES: list[tuple[str, Any]] = [
+    ("shard", pa.int32()), ("progress_offset", pa.int64()), ("decided_ms", pa.int64()), ("position_due_ms", pa.int64()),
+    ("source_offset", pa.int64()), ("outcome", pa.string()), ("reason", pa.string()), ("next_due_ms", pa.int64()),
+    ("occurrence", pa.int32()), ("attempt", pa.int32()),
+]  # fmt: skip
+
+
+def unpack_decisions(batches: Batches) -> Batches:
+    """Progress records `(shard, offset, timestamp_ms, value)` -> the table `decisions`, without its hours."""
+    for batch in batches:
+        rows: list[list[Any]] = []
+        for shard, offset, timestamp_ms, value in _rows(batch):
+            step, at = unpack_progress(value), [shard, offset, timestamp_ms]
+            rows += [[*at, None, source, "refused", _reason(reason), None, 1, 1] for source, reason in step.refused]
+            rows += [
+                [*at, made.due_ms, made.offset, OUTCOMES[Outcome(made.outcome)], _reason(made.reason),
+                 made.next_due_ms or None, made.occurrence, made.attempt]
+                for made in step.decisions
+            ]  # fmt: skip
+        yield _columns(rows, _DECISION_TYPES)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    names = ("shard", "offset", "timestamp_ms", "value")
+    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def _columns(rows: list[list[Any]], types: list[tuple[str, Any]]) -> pa.RecordBatch:
+    made = zip(*rows, strict=True) if rows else ((),) * len(types)
+    arrays = [pa.array(list(column), kind) for column, (_, kind) in zip(made, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in types])
+
+
+def _reason(code: int) -> str | None:
+    if not code:
+        return None
+    try:
+        return Reason(code).word
+    except ValueError:
+        return f"reason-{code}"  # of a newer version
+
+
+# --- receipts
+
+
+def header(name: str) -> Column:
+    """The value of the first header of this name, as bytes; null without one."""
+    return f.get(f.filter(f.col("headers"), lambda pair: pair["name"] == f.lit(name)), f.lit(0))["value"]
+
+
+def header_text(name: str) -> Column:
+    """The same as text."""
+    return header(name).cast("string")
+
+
+def header_number(name: str) -> Column:
+    """The same as a number; null where it is none."""
+    return header_text(name).try_cast("bigint")
+
+
+def source_part(at: int, kind: str) -> Column:
+    """A part of `chronos-source`, `<topic>/<partition>/<offset>`."""
+    return f.get(f.split(header_text("chronos-source"), "/"), f.lit(at)).try_cast(kind)

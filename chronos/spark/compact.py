@@ -1,0 +1,83 @@
+"""Compaction: few files of many small ones, and each record still there exactly once, whatever is killed.
+
+The batches of a table that hold small files are written together into one new folder, which readers skip until it is
+whole. Then a journal names it and those it replaces; the old ones go, the new one takes its place, the journal goes.
+A journal that is found is carried out: from the moment it is written there is no way back.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from chronos.errors import ArchiveFailed
+from chronos.spark import schema
+from chronos.spark.archive import check_format, settle
+from chronos.spark.place import Place
+
+JOURNAL = "_compaction.json"
+MAKING = "_compacting"
+
+
+class Compacted(Struct, frozen=True, kw_only=True):
+    """What became of one table."""
+
+    table: str
+    files_before: int
+    files_after: int
+
+
+def compact(spark: SparkSession, place: Place, file_bytes: int, say: Callable[[str], None]) -> list[Compacted]:
+    """Every table. Batches whose files are `file_bytes` large on average stay as they are."""
+    if check_format(place) is None:
+        raise ArchiveFailed(f"{place.uri} holds no archive; `chronos archive --location` makes one")
+    with place.alone():
+        finish(place)
+        settle(place)
+        return [_compact(spark, place, name, file_bytes, say) for name in schema.TABLES]
+
+
+def finish(place: Place) -> None:
+    """Carry out what a journal says, as far as it was not done yet."""
+    for name in schema.TABLES:
+        journal = place.read_json(f"{name}/{JOURNAL}")
+        if journal is not None:
+            for old in journal["old"]:
+                place.remove(f"{name}/{old}")
+            if place.exists(f"{name}/{MAKING}"):
+                place.move(f"{name}/{MAKING}", f"{name}/{journal['new']}")
+            place.remove_file(f"{name}/{JOURNAL}")
+        place.remove(f"{name}/{MAKING}")
+
+
+def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say: Callable[[str], None]) -> Compacted:
+    table = schema.TABLES[name]
+    batches = [folder for folder in place.folders(name) if folder.startswith("batch=")]
+    sizes = {batch: [size for _, size in place.files(f"{name}/{batch}", recursive=True)] for batch in batches}
+    files = sum(map(len, sizes.values()))
+    small = [batch for batch in batches if sum(sizes[batch]) < file_bytes * max(1, len(sizes[batch]))]
+    hours = len(
+        {path.rpartition("/")[0] for batch in small for path, _ in place.files(f"{name}/{batch}", recursive=True)}
+    )
+    if sum(len(sizes[batch]) for batch in small) <= hours or not small:
+        return Compacted(table=name, files_before=files, files_after=files)
+    say(f"{name}: {sum(len(sizes[batch]) for batch in small)} files of {len(small)} batches")
+    files_of = spark.read.schema(schema.table_schema(table)).option("basePath", place.path(name))
+    rows = files_of.parquet(*(place.path(name, batch) for batch in small)).drop("batch")
+    hourly = [column for column in ("due_date", "due_hour") if column in rows.columns]
+    # One task an hour, and one more for every `file_bytes` of it: a dominant hour does not become one task's burden.
+    parts = max(1, sum(sum(sizes[batch]) for batch in small) // file_bytes)
+    if hourly:
+        offset = "offset" if "offset" in rows.columns else "progress_offset"
+        spread = rows.repartition(*hourly, f.pmod(f.xxhash64(offset), f.lit(parts)))
+    else:
+        spread = rows.coalesce(1)
+    writer = spread.write.mode("overwrite")
+    (writer.partitionBy(*hourly) if hourly else writer).parquet(place.path(name, MAKING))
+    made = len(place.files(f"{name}/{MAKING}", recursive=True))
+    new = "batch=c" + small[-1].removeprefix("batch=").removeprefix("c")
+    place.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small})
+    finish(place)
+    return Compacted(table=name, files_before=files,
+                     files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip

@@ -1,0 +1,121 @@
+"""Where an archive lies: a folder, or object storage, as both Spark and pyarrow reach it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from chronos.errors import ArchiveFailed, ArchiveInUse
+
+
+class Place:
+    """A folder by its URI or path; paths below it are relative and use `/`."""
+
+    def __init__(self, location: str) -> None:
+        self.is_local = "://" not in location or location.startswith("file://")
+        uri = location if "://" in location else "file://" + os.path.abspath(location)
+        try:
+            self._files, self._root = fs.FileSystem.from_uri(uri)
+        except (OSError, ValueError) as error:
+            raise ArchiveFailed(f"{location} is no place for an archive: {error}") from error
+        self.uri = uri.rstrip("/")
+
+    def path(self, *parts: str) -> str:
+        """The URI of something below, for Spark."""
+        return "/".join([self.uri, *parts])
+
+    def folders(self, below: str) -> list[str]:
+        """Names of the folders right below, in order; none when there is no such folder."""
+        selector = fs.FileSelector(f"{self._root}/{below}", allow_not_found=True)
+        return sorted(
+            found.base_name for found in self._files.get_file_info(selector) if found.type is fs.FileType.Directory
+        )
+
+    def files(self, below: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+        """`(path relative to below, bytes)` of the files there, in order."""
+        root = f"{self._root}/{below}"
+        selector = fs.FileSelector(root, allow_not_found=True, recursive=recursive)
+        found = (each for each in self._files.get_file_info(selector) if each.type is fs.FileType.File)
+        return sorted((each.path[len(root) + 1 :], each.size) for each in found)
+
+    def rows(self, below: str) -> int:
+        """Rows of the Parquet files there, by their footers."""
+        found = self.files(below, recursive=True)
+        return sum(
+            pq.read_metadata(f"{self._root}/{below}/{path}", filesystem=self._files).num_rows
+            for path, _ in found
+            if path.endswith(".parquet")
+        )
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there."""
+        return self._files.get_file_info(f"{self._root}/{path}").type is not fs.FileType.NotFound
+
+    def read(self, path: str) -> bytes | None:
+        """The contents of a file; None when it is not there."""
+        try:
+            with self._files.open_input_stream(f"{self._root}/{path}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def read_json(self, path: str) -> Any:
+        """What a JSON file says; None when it is not there."""
+        data = self.read(path)
+        try:
+            return None if data is None else json.loads(data)
+        except ValueError as error:
+            raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a file in its place whole, over an older one."""
+        full = f"{self._root}/{path}"
+        folder, _, name = full.rpartition("/")
+        self._files.create_dir(folder, recursive=True)
+        with self._files.open_output_stream(f"{folder}/_{name}.new") as stream:
+            stream.write(data)
+        self._files.move(f"{folder}/_{name}.new", full)
+
+    def write_json(self, path: str, value: Any) -> None:
+        """Put a JSON file in its place whole."""
+        self.write(path, json.dumps(value, indent=1).encode())
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a folder. At once on a file system; file by file on object storage."""
+        folder = f"{self._root}/{target}".rpartition("/")[0]
+        self._files.create_dir(folder, recursive=True)
+        self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all that is in it, if it is there."""
+        if self.exists(folder):
+            self._files.delete_dir(f"{self._root}/{folder}")
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        if self.exists(path):
+            self._files.delete_file(f"{self._root}/{path}")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else writes to this archive meanwhile; ArchiveInUse if somebody does.
+
+        Only a local folder can be locked: elsewhere it is the operator who sees to it that there is one writer.
+        """
+        if not self.is_local:
+            yield
+            return
+        os.makedirs(self._root, exist_ok=True)
+        with open(f"{self._root}/_lock", "w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArchiveInUse(
+                    f"{self._root} is being written by another process; wait for it, or end it"
+                ) from None
+            yield
