@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
@@ -63,6 +64,7 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
 
     config = load(path, os.environ, overrides)
     set_up(config.logging.level, config.logging.format)
+    faulthandler.enable()  # a crash inside a native library says at least where it was called from
     from chronos.node import Node
 
     sys.setswitchinterval(SWITCH_S)
