@@ -15,6 +15,9 @@ from tests.service import Service
 TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""
 
+COMMIT_S = 1.0
+"""A commit that was asked for is carried out in milliseconds; this bounds a crowded machine."""
+
 NOTICE_S = 30.0
 """A fault is noticed after a transaction's time-out, and the questions that go with a new start."""
 
@@ -133,11 +136,20 @@ def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -
     """Freeze the process at a moment at which it has a transaction open."""
     for _ in range(1_000):
         service.freeze()
-        if open_transactions(broker, flow):
+        if stays_open(broker, flow):
             return
         service.thaw()
         service.wait_until(lambda: service.pending() > 0, "have more to deliver", timeout_s=1.0)
     raise AssertionError("it never was in a transaction")
+
+
+def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
+    """Whether a transaction is open whose commit was not asked for: such a one ends by itself within a moment."""
+    deadline = time.monotonic() + COMMIT_S
+    while time.monotonic() < deadline:
+        if not open_transactions(broker, flow):
+            return False
+    return True
 
 
 def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
