@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
+from chronos.admin.others import Others
 from chronos.admin.scheduling import Planner
 from chronos.admin.waiting import Watch
 from chronos.core.message import Rules
@@ -57,6 +58,7 @@ class Context:
         self.planner = Planner(
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
+        self.others = Others(node)
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._refreshed_s = float("-inf")
@@ -138,7 +140,8 @@ class Context:
             if shard.role not in IN_PLACE or shard.paused is not None
         ]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the threads that have nothing to do; what still blocks ends by its own time-out."""
+        await self.others.close()
         for pool in (self._threads, self._watchers, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,17 +1,20 @@
 """Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import Planned, decode_body, new_time, plan_action, time_ms
-from chronos.admin.text import BASE64_ID, headers_out, id_bytes, id_text, text_or_base64
-from chronos.admin.wire import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery
+from chronos.admin.text import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
+from chronos.admin.wire import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery, ShardsQuery
 from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, address, parse_address, partition_of
 from chronos.core.message import Entry, Reason
 from chronos.core.moment import MS_MAX, format_time
@@ -33,6 +36,14 @@ IN_LOOP_BYTES = 32_768
 Place = tuple[int, int, int]
 """`(place_ms, shard, offset)`: the order of a page over all shards."""
 
+Part = tuple[list[tuple[Place, Known]], Place | None]
+"""Messages of some shards in their order, and up to where they are all there are; None: to the end."""
+
+T = TypeVar("T")
+
+Answer = tuple[int, object] | web.Response
+
+_decode_known = msgspec.json.Decoder(Known).decode
 _decode_move = msgspec.json.Decoder(Move).decode
 
 
@@ -68,36 +79,60 @@ class Messages:
         """What is known of one message."""
         message_id = _id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        shard, found, sure = await self._look(message_id, deadline_s, pending_first=False)
+        _, found, sure = await self._look(call, message_id, deadline_s, pending_first=False)
         if found is None:
             raise ProblemError(
                 404, "not-found", f"nothing is known of {id_text(message_id)}",
                 hint="it was never scheduled, was refused (see the rejected topic), or its retention is over"
                 if sure else "not everything in the log has been taken in yet: ask again",
             )  # fmt: skip
-        return 200, known(found.id, shard, found.offset, found.place_ms, found.entry, found)
+        return 200, found
 
     async def _look(
-        self, message_id: bytes, deadline_s: float, *, pending_first: bool
-    ) -> tuple[int, Found | None, bool]:
+        self, call: Call, message_id: bytes, deadline_s: float, *, pending_first: bool
+    ) -> tuple[int, Known | None, bool]:
         """`(shard, what is known, whether that is all there was to know)`: at home first, then, if ids may live
         anywhere, in all other shards."""
-        context = self._context
+        query: ShardsQuery = call.query
+        among = set(self._context.others.asked(query.shards))
         home, others = self._shards_of(message_id)
-        sure = await context.caught_up(home, deadline_s)
-        found = await context.in_thread(self._find, context.shards[home], message_id)
-        if found is not None and (found.state == "pending" or not pending_first):
-            return home, found, sure
+        found, sure = None, True
+        if home in among:
+            found, sure = await self._look_in([home], message_id, deadline_s)
+            if found is not None and (found.state == "pending" or not pending_first):
+                return home, found, sure
+        others = [shard for shard in others if shard in among]
         if others:
-            sure &= all(await asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in others)))
-            elsewhere = await context.in_thread(
-                lambda: [(shard, self._find(context.shards[shard], message_id)) for shard in others]
-            )
-            there = [(shard, one) for shard, one in elsewhere if one is not None]
-            there.sort(key=lambda each: each[1].state != "pending")
-            if there and (found is None or there[0][1].state == "pending"):
-                return *there[0], sure
+            there, sure_there = await self._look_in(others, message_id, deadline_s)
+            sure &= sure_there
+            if there is not None and (found is None or there.state == "pending"):
+                return there.shard, there, sure
         return home, found, sure
+
+    async def _look_in(self, shards: list[int], message_id: bytes, deadline_s: float) -> tuple[Known | None, bool]:
+        """What these shards know of it, the one where it is pending first; and whether that is all they ever will."""
+        context = self._context
+        held, missing = context.others.split(shards)
+        groups = context.others.groups(missing)
+        caught_up, answers = await asyncio.gather(
+            self._caught_up(held, deadline_s),
+            asyncio.gather(*(context.others.ask(group, "GET", id_path(message_id), {}) for group in groups)),
+        )
+        found = await context.in_thread(lambda: [self._known(shard, message_id) for shard in held])
+        for status, body in answers:
+            if status == 200:
+                found.append(_decode_known(body))
+            elif status != 404:
+                raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
+        there = sorted((one for one in found if one is not None), key=lambda one: one.state != "pending")
+        return there[0] if there else None, caught_up
+
+    async def _caught_up(self, shards: list[int], deadline_s: float) -> bool:
+        return all(await asyncio.gather(*(self._context.caught_up(shard, deadline_s) for shard in shards)))
+
+    def _known(self, shard: int, message_id: bytes) -> Known | None:
+        found = self._find(self._context.shards[shard], message_id)
+        return None if found is None else known(found.id, shard, found.offset, found.place_ms, found.entry, found)
 
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
         """Where the id belongs, and where else it may be."""
@@ -123,43 +158,63 @@ class Messages:
         after = None if query.after is UNSET else _place(query.after)
         target = None if query.target is UNSET else query.target
 
-        def pages() -> list[tuple[list[Row], Position | None]]:
+        context, others = self._context, self._context.others
+        held, missing = others.split(others.asked(query.shards))
+
+        def pages() -> list[Part]:
             return [
-                page(
-                    shard.store, shard.state, shard.number, after=_after(after, shard.number),
-                    due_from_ms=due_from_ms, due_to_ms=due_to_ms, target=target, limit=query.limit,
+                _part(
+                    number,
+                    page(
+                        context.shards[number].store, context.shards[number].state, number,
+                        after=_after(after, number), due_from_ms=due_from_ms, due_to_ms=due_to_ms, target=target,
+                        limit=query.limit,
+                    ),
                 )
-                for shard in self._context.shards
+                for number in held
             ]  # fmt: skip
 
-        rows, following = merge(await self._context.in_thread(pages), query.limit)
-        messages = [known(row.id, shard, row.offset, row.place_ms, row.entry, None) for shard, row in rows]
+        parts = await context.in_thread(pages)
+        for _, found in await others.gather(missing, "/v1/messages", asdict(query), Page):
+            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages]
+            parts.append((rows, None if found.after is None else _place(found.after)))
+        messages, following = merge(parts, query.limit)
         return 200, Page(messages=messages, after=None if following is None else "-".join(map(str, following)))
 
     # --- act
 
-    async def cancel(self, call: Call) -> tuple[int, object]:
+    async def cancel(self, call: Call) -> Answer:
         """Cancel a message."""
-        return await self._act(_id_of(call.request), "cancel", "cancelled", None)
+        return await self._act(call, "cancel", "cancelled", None)
 
-    async def fire(self, call: Call) -> tuple[int, object]:
+    async def fire(self, call: Call) -> Answer:
         """Deliver a message now."""
-        return await self._act(_id_of(call.request), "fire-now", "fired", None)
+        return await self._act(call, "fire-now", "fired", None)
 
-    async def reschedule(self, call: Call) -> tuple[int, object]:
+    async def reschedule(self, call: Call) -> Answer:
         """Give a message a new time."""
         move = decode_body(_decode_move, call.body)
-        return await self._act(_id_of(call.request), "reschedule", "rescheduled", new_time(move))
+        return await self._act(call, "reschedule", "rescheduled", new_time(move))
 
-    async def _act(
-        self, message_id: bytes, verb: str, success: str, time: tuple[str, bytes] | None
-    ) -> tuple[int, object]:
-        """1. find the shard, 2. write the action, 3. wait until it is applied, 4. say what became of it."""
+    async def _act(self, call: Call, verb: str, success: str, time: tuple[str, bytes] | None) -> Answer:
+        """1. find the shard, 2. write the action, 3. wait until it is applied, 4. say what became of it.
+
+        From 2 on it is done by a node that holds the shard: only there it shows what became of it.
+        """
         context = self._context
+        query: ShardsQuery = call.query
+        message_id = _id_of(call.request)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
-        if others:
-            shard, _, _ = await self._look(message_id, loop.time() + FIND_S, pending_first=True)
+        if query.shards is not UNSET:
+            (shard, *_) = context.others.asked(query.shards)
+        elif others:
+            shard, _, _ = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
+        if not context.others.holds(shard):
+            path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
+            status, body = await context.others.ask([shard], call.request.method, path, {}, call.body or None)
+            kind = "application/json" if status < 400 else PROBLEM_JSON
+            return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         (appended,) = await context.appender.append([record], 1_024)
         done = Done(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
@@ -223,25 +278,31 @@ def known(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entr
     return answer
 
 
-def merge(pages: list[tuple[list[Row], Position | None]], limit: int) -> tuple[list[tuple[int, Row]], Place | None]:
-    """One page of many: in the order of `Place`, only as far as every shard's answer is complete.
+def merge(parts: Sequence[tuple[list[tuple[Place, T]], Place | None]], limit: int) -> tuple[list[T], Place | None]:
+    """One page of many: in the order of `Place`, only as far as every part's answer is complete.
 
     The second value is where the next page begins; None when there is no more.
     """
-    horizon: Place | None = None
-    rows: list[tuple[Place, Row]] = []
-    for shard, (found, through) in enumerate(pages):
-        rows += [((row.place_ms, shard, row.offset), row) for row in found]
-        if through is not None:
-            end = (through[0], shard, through[1])
-            horizon = end if horizon is None else min(horizon, end)
-    rows.sort(key=lambda each: each[0])
+    ends = [end for _, end in parts if end is not None]
+    horizon = min(ends, default=None)
+    rows = sorted((row for found, _ in parts for row in found), key=lambda row: row[0])
     if horizon is not None:
-        rows = [each for each in rows if each[0] <= horizon]
+        rows = [row for row in rows if row[0] <= horizon]
     if len(rows) > limit:
         rows = rows[:limit]
         horizon = rows[-1][0]
-    return [(place[1], row) for place, row in rows], horizon
+    return [message for _, message in rows], horizon
+
+
+def _part(shard: int, found: tuple[list[Row], Position | None]) -> Part:
+    rows, through = found
+    return (
+        [
+            ((row.place_ms, shard, row.offset), known(row.id, shard, row.offset, row.place_ms, row.entry, None))
+            for row in rows
+        ],
+        None if through is None else (through[0], shard, through[1]),
+    )
 
 
 def _after(place: Place | None, shard: int) -> Position | None:

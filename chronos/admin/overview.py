@@ -1,5 +1,7 @@
 """What an operator asks: shards, the timeline, health."""
 
+import asyncio
+
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -14,6 +16,7 @@ from chronos.admin.wire import (
     Health,
     Interval,
     Lateness,
+    OverviewQuery,
     ReplicaInfo,
     Shard,
     Shards,
@@ -40,13 +43,33 @@ class Overview:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def shards(self, _: Call) -> tuple[int, object]:
-        """Every shard: role, positions, lag, lateness, totals."""
-        context = self._context
+    async def shards(self, call: Call) -> tuple[int, object]:
+        """Every shard: role, positions, lag, lateness, totals. Of a shard that is not here, by a node that holds it."""
+        query: OverviewQuery = call.query
+        context, others = self._context, self._context.others
+        numbers = others.asked(query.shards)
+        held, missing = others.split(numbers)
+        if query.copies == "masters" and query.shards is UNSET:
+            missing += [number for number in held if context.shards[number].role != "master"]
         await context.refresh()
         now_ms = context.now_ms()
-        shards = await context.in_thread(lambda: [self._shard(shard, now_ms) for shard in context.shards])
-        return 200, Shards(shards=shards)
+        own = await context.in_thread(
+            lambda: {number: self._shard(context.shards[number], now_ms) for number in numbers}
+        )
+        for number in missing:
+            if number not in held:
+                own[number].node, own[number].paused = None, "no node that holds it answers"
+        for found in await asyncio.gather(*(self._elsewhere(group) for group in others.groups(missing))):
+            own.update((shard.shard, shard) for shard in found)
+        return 200, Shards(shards=[own[number] for number in numbers])
+
+    async def _elsewhere(self, numbers: list[int]) -> list[Shard]:
+        """The shards as a node that holds them shows them, their master if that answers; empty when nobody does."""
+        try:
+            return [shard for _, part in await self._context.others.gather(numbers, "/v1/shards", {}, Shards)
+                    for shard in part.shards]  # fmt: skip
+        except ProblemError:
+            return []
 
     def _shard(self, shard: ShardDriver, now_ms: int) -> Shard:
         state = shard.state
@@ -58,6 +81,7 @@ class Overview:
         master, since, replicas = self._roles(shard)
         return Shard(
             shard=shard.number,
+            node=self._context.node.config.node.id,
             role=shard.role,
             master=master,
             master_since=since,
@@ -121,10 +145,14 @@ class Overview:
             check_timeline(from_ms, to_ms, step_ms)
         except ValueError as error:
             raise invalid(str(error), [Fault(detail=str(error), field="step")]) from None
-        shards = self._context.shards
-        counts = await self._context.in_thread(
-            lambda: [timeline(shard.store, from_ms, to_ms, step_ms) for shard in shards]
+        context, others = self._context, self._context.others
+        held, missing = others.split(others.asked(query.shards))
+        counts = await context.in_thread(
+            lambda: [timeline(context.shards[number].store, from_ms, to_ms, step_ms) for number in held]
         )
+        asked = {"from": from_ms, "to": to_ms, "step": step_ms}
+        for _, found in await others.gather(missing, "/v1/timeline", asked, Timeline):
+            counts.append([interval.pending for interval in found.intervals])
         sums = [sum(column) for column in zip(*counts, strict=True)]
         start_ms = from_ms // MINUTE_MS * MINUTE_MS
         return 200, Timeline(

@@ -22,6 +22,7 @@ TITLES = {
     "no-shard": "There is no such shard",
     "no-checkpoints": "No place for checkpoints is configured",
     "not-held": "This node does not hold the shard",
+    "no-holder": "No node that holds the shard answers",
     "not-a-member": "Only members of the cluster may ask for this",
     "busy-copying": "Other nodes fetch checkpoints already",
     "no-node": "There is no such node",

@@ -18,6 +18,7 @@ from chronos.admin.topics import TopicReads
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
 
 UNAVAILABLE = {503: "The log does not answer, or too much waits to be written.", 507: "The disk is full."}
+ELSEWHERE = {503: "No node that holds the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
 BODY = {
     400: "The body is not JSON.",
@@ -77,37 +78,41 @@ def routes(
         Route(
             method="GET", path="/v1/messages", name="list", handler=messages.page, query=wire.PageQuery,
             summary="Pending messages in the order in which they are due, page by page.",
-            answer=wire.Page, answers={200: "One page.", 422: "A parameter is not valid."},
+            answer=wire.Page, answers={200: "One page.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="GET", path="/v1/messages/{id}", name="get", handler=messages.get, parameters=by_id,
+            query=wire.ShardsQuery,
             summary="What is known of a message. Waits up to 1 s until everything the log holds now is taken in.",
             answer=wire.Known,
-            answers={200: "What is known.", 404: "Nothing is known of it.", 422: "The id is not valid."},
+            answers={200: "What is known.", 404: "Nothing is known of it.", 422: "The id is not valid.", **ELSEWHERE},
         ),
         Route(
             method="DELETE", path="/v1/messages/{id}", name="cancel", handler=messages.cancel, parameters=by_id,
+            query=wire.ShardsQuery,
             summary="Cancel a message. Waits up to 5 s until that is applied.", answer=wire.Done, answers=ACTION,
         ),
         Route(
             method="PATCH", path="/v1/messages/{id}", name="reschedule", handler=messages.reschedule,
-            parameters=by_id, body=wire.Move, summary="Give a pending message a new time. Waits up to 5 s.",
+            parameters=by_id, query=wire.ShardsQuery, body=wire.Move, summary="Give a pending message a new time. Waits up to 5 s.",
             answer=wire.Done, answers={**BODY, **ACTION},
         ),
         Route(
             method="POST", path="/v1/messages/{id}/fire", name="fire", handler=messages.fire, parameters=by_id,
+            query=wire.ShardsQuery,
             summary="Deliver a pending message now. Waits up to 5 s until that is decided.",
             answer=wire.Done, answers=ACTION,
         ),
         Route(
             method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=wire.TimelineQuery,
             summary="Pending messages per interval, counted by the minute.",
-            answer=wire.Timeline, answers={200: "The counts.", 422: "A parameter is not valid."},
+            answer=wire.Timeline, answers={200: "The counts.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="GET", path="/v1/shards", name="shards", handler=overview.shards,
+            query=wire.OverviewQuery,
             summary="Every shard: role, positions, lag, lateness, totals.",
-            answer=wire.Shards, answers={200: "All shards."},
+            answer=wire.Shards, answers={200: "All shards.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=cluster.transfer,

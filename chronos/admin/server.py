@@ -99,7 +99,7 @@ class Server:
         if self._runner is not None:
             await self._runner.cleanup()
         if self._context is not None:
-            self._context.close()
+            await self._context.close()
 
 
 def _guard(*, local_only: bool) -> Middleware:

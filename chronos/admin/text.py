@@ -2,6 +2,7 @@
 
 import binascii
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from msgspec import UNSET, UnsetType
 
@@ -17,6 +18,14 @@ def id_text(message_id: bytes) -> str:
     if text is None or text.startswith(BASE64_ID):
         return BASE64_ID + encoded(message_id)
     return text
+
+
+def id_path(message_id: bytes) -> str:
+    """The path of a message: percent-encoded, and never one that means another path."""
+    text = id_text(message_id)
+    if not text.strip("."):
+        text = BASE64_ID + encoded(message_id)
+    return f"/v1/messages/{quote(text, safe='')}"
 
 
 def id_bytes(text: str) -> bytes:

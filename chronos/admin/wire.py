@@ -237,10 +237,11 @@ class ReplicaInfo(Struct, kw_only=True):
 
 
 class Shard(Struct, kw_only=True):
-    """One shard as this node sees it."""
+    """One shard, by one node's copy of it."""
 
     shard: Count
-    role: str
+    node: Annotated[str | None, Meta(description="Whose copy this is; null: nobody that has one answers.")]
+    role: Annotated[str, Meta(description="What that copy is at the moment.")]
     master: Annotated[str | None, Meta(description="The node that is to be master; standalone: that committed last.")]
     master_since: Annotated[Instant | None, Meta(description="When it was given the role; null: standalone.")]
     replicas: Annotated[list[ReplicaInfo], Meta(description="Every node's copy; empty: standalone.")]
@@ -450,6 +451,32 @@ class NoQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Takes no parameters."""
 
 
+Numbers = Annotated[str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$")]
+OnlyShards = Annotated[
+    Numbers | UnsetType,
+    Meta(
+        description="Only these shards, by number with commas between, and only by what the node asked holds itself."
+        " Nodes ask each other so."
+    ),
+]
+
+
+class ShardsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where to look."""
+
+    shards: OnlyShards = UNSET
+
+
+class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whose copies."""
+
+    shards: OnlyShards = UNSET
+    copies: Annotated[
+        Literal["own", "masters"],
+        Meta(description="`own`: those of the node asked, as far as it has them. `masters`: those of the masters."),
+    ] = "own"
+
+
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which pending messages."""
 
@@ -461,6 +488,7 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$")] | UnsetType,
         Meta(description="From the page before."),
     ] = UNSET
+    shards: OnlyShards = UNSET
 
 
 class TimelineQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"start": "from", "end": "to"}):
@@ -471,6 +499,7 @@ class TimelineQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"s
     step: Annotated[
         Duration | UnsetType, Meta(description="Length of an interval in whole minutes; 1m or what gives 60 intervals.")
     ] = UNSET
+    shards: OnlyShards = UNSET
 
 
 class RecordsQuery(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -23,8 +23,6 @@ from chronos.admin.messages import merge
 from chronos.client import AsyncClient, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
-from chronos.core.message import Entry
-from chronos.core.query import Row
 from chronos.node import Node
 from tests.service import Service
 
@@ -294,17 +292,16 @@ def test_the_pages_hold_all_pending_messages_once_and_in_order(service):
 
 def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
     """A shard that stopped early holds back what lies behind."""
-
-    def row(place_ms: int, offset: int) -> Row:
-        return Row(id=b"", place_ms=place_ms, offset=offset, entry=Entry(None, place_ms, "t", None, {}, None, 0))
-
-    pages = [([row(1, 0), row(9, 1)], None), ([row(2, 0)], (4, 7)), ([row(3, 5), row(4, 6)], None)]
-    rows, following = merge(pages, 10)
-    assert [(shard, one.place_ms) for shard, one in rows] == [(0, 1), (1, 2), (2, 3)]
-    assert following == (4, 1, 7)
-    rows, following = merge(pages, 2)
-    assert following == (2, 1, 0)
-    assert merge([([row(1, 0)], None)], 5) == ([(0, row(1, 0))], None)
+    shards = [
+        ([((1, 0, 0), "a"), ((9, 0, 1), "b")], None),
+        ([((2, 1, 0), "c")], (4, 1, 7)),
+        ([((3, 2, 5), "d"), ((4, 2, 6), "e")], None),
+    ]
+    assert merge(shards, 10) == (["a", "c", "d"], (4, 1, 7))
+    assert merge(shards, 2) == (["a", "c"], (2, 1, 0))
+    assert merge([([((1, 0, 0), "a")], None)], 5) == (["a"], None)
+    # The answer of a node for two shards, which ended with a message of the second one.
+    assert merge([([((1, 0, 0), "a"), ((2, 3, 0), "f")], (2, 3, 0)), *shards[1:2]], 10) == (["a", "c", "f"], (2, 3, 0))
 
 
 def test_the_timeline_counts_what_is_due(service):

@@ -1,0 +1,129 @@
+"""Fewer copies than nodes: every node answers for every shard, also for those that it does not hold."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker import Broker
+from tests.chaos.fleet import Fleet
+from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.service import Service
+from tests.zookeeper import Ensemble
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MESSAGES = 400
+
+
+@pytest.fixture
+def flow(broker: Broker) -> KafkaFlow:
+    """Messages, and topics of their own."""
+    return KafkaFlow(broker, 1)
+
+
+@pytest.fixture
+def fleet(broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
+    """Three nodes, each shard on two of them."""
+    settings = {**flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2}
+    with (
+        Ensemble() as zookeeper,
+        Fleet(
+            tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+        ) as nodes,
+    ):
+        yield nodes.start()
+
+
+def listed(node: Service) -> list[str]:
+    """The ids of everything pending, page by page."""
+    ids: list[str] = []
+    after: dict[str, Any] = {}
+    while True:
+        found = node.get("/v1/messages", limit=70, **after)
+        ids += [message["id"] for message in found["messages"]]
+        if found["after"] is None:
+            return ids
+        after = {"after": found["after"]}
+
+
+def holders(fleet: Fleet) -> dict[int, set[str]]:
+    """By shard, the nodes that have a copy of it."""
+    return {
+        shard: {node["node"] for node in fleet.nodes_seen()["nodes"] if node["shards"][shard]["role"] != "none"}
+        for shard in range(SHARDS)
+    }
+
+
+@pytest.mark.timeout(300)
+def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
+    """Look-ups, lists, counts and actions; and when all nodes with a shard are gone, that is what is said."""
+    due_ms = now_ms() + 45_000
+    written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
+    flow.flush()
+    nodes = list(fleet.nodes.values())
+    held = holders(fleet)
+    assert all(len(names) == 2 for names in held.values())
+    for node in nodes:
+        node.wait_until(lambda node=node: node.pending() == MESSAGES, "count what the others hold")  # type: ignore[misc]
+        assert all(shard["node"] in held[shard["shard"]] for shard in node.shards())
+
+    # Look-ups: each message through each node, and an id that there is not.
+    places = {message.id: nodes[0].get(f"/v1/messages/{message.id}")["shard"] for message in written[:40]}
+    assert set(places.values()) == set(range(SHARDS))
+    for node in nodes:
+        for message_id, shard in places.items():
+            found = node.get(f"/v1/messages/{message_id}")
+            assert (found["state"], found["shard"]) == ("pending", shard)
+        for strange in ("never-was", "a%2Fb%3Fc%25", "%2E%2E", "base64:Li4="):
+            assert node.ask("GET", f"/v1/messages/{strange}")[0] == 404
+
+    # Lists and counts are the same everywhere.
+    lists = [listed(node) for node in nodes]
+    assert sorted(lists[0]) == sorted(message.id for message in written if message.id)
+    assert lists[0] == lists[1] == lists[2]
+    assert [node.get("/v1/timeline", **{"from": due_ms - 60_000})["pending"] for node in nodes] == [MESSAGES] * 3
+
+    # Actions through a node that holds nothing of them.
+    shard = 0
+    other = next(node for name, node in fleet.nodes.items() if name not in held[shard])
+    holder = fleet.nodes[sorted(held[shard])[0]]
+    there = [message for message in written[:40] if places[message.id] == shard]
+    path = f"/v1/messages/{there[0].id}"
+    assert other.ask("PATCH", path, {"deliver_at": due_ms + 3_000})[1]["result"] == "rescheduled"
+    assert other.ask("PATCH", path, {"deliver_at": "never"})[0] == 422
+    assert other.ask("POST", f"{path}/fire")[1]["result"] == "fired"
+    cancelled = f"/v1/messages/{there[1].id}"
+    assert other.ask("DELETE", cancelled)[1]["result"] == "cancelled"
+    assert other.get(cancelled)["state"] == "cancelled"
+    there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = now_ms() - 60_000, "cancelled", True
+
+    # A question that a node passed on is answered by the one who holds the shard, or not at all.
+    assert other.ask("GET", f"{path}?shards={shard}")[0] == 503
+    assert holder.ask("GET", f"{path}?shards={shard}")[0] == 200
+    assert other.ask("GET", "/v1/messages?shards=9")[0] == 422
+
+    # One of the two goes, then the other.
+    holder.kill()
+    assert other.get(cancelled)["state"] == "cancelled"
+    second = fleet.nodes[sorted(held[shard])[1]]
+    second.kill()
+    status, problem = other.ask("GET", path)
+    assert (status, held[shard] <= set(problem["detail"].replace(",", "").split())) == (503, True)
+    assert other.ask("GET", "/v1/timeline")[0] == 503
+
+    def is_told() -> bool:
+        shown = other.shards()[shard]
+        return shown["node"] is None and "no node" in shown["paused"]
+
+    other.wait_until(is_told, "say what part is missing")
+    mine = next(number for number, names in held.items() if names != held[shard])
+    elsewhere = next(id_ for id_, at in places.items() if at == mine)
+    assert other.get(f"/v1/messages/{elsewhere}?shards={mine}")["id"] == elsewhere
+    holder.launch()
+    second.start()
+    holder.wait_ready()
+    fleet.wait_led()
+    flow.wait_settled(other)
+    assert flow.complaints() == []
