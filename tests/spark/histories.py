@@ -1,0 +1,190 @@
+"""Random histories of shards as an archive of them: the real shard decides, and what it decided is known.
+
+Each history is a shard of its own, so that one job of Spark judges a hundred of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from chronos.spark import schema
+from chronos.spark.archive import in_hours
+from chronos.spark.audit import Tables
+from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
+from tests.core.model import MINUTE_MS, Message
+from tests.core.players import Master
+from tests.core.script import SHARD, SHARDS, START_MS, Sent, Step
+
+DELAY = "chronos.delay"
+TARGET = "orders"
+HOUR_MS = 60 * MINUTE_MS
+READ_MS = START_MS + 24 * HOUR_MS
+"""When the archive was made: long after everything."""
+
+HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+VERBS = ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
+OUTCOMES = ["delivered"] * 6 + ["again", "retry", "deferred", "skipped", "expired", "dead"]
+
+Row = dict[str, Any]
+
+
+def random_script(dice: random.Random) -> list[Step]:
+    """Times and ids lie close together, so that whatever can collide does."""
+    return [_random_step(dice) for _ in range(dice.randint(1, 12))]
+
+
+def _random_step(dice: random.Random) -> Step:
+    return Step(
+        sent=tuple(_random_sent(dice) for _ in range(dice.randint(0, 6))),
+        waited_ms=dice.choice([dice.randint(-3, 8), dice.randint(-3, 8), MINUTE_MS]),
+        messages_max=dice.choice([1, 2, 3, 5, 100]),
+        bytes_max=dice.choice([1, 120, 400, 1_000_000]),
+        fates=tuple((dice.choice(OUTCOMES), _in_ms(dice)) for _ in range(dice.randint(1, 4))),
+        disturbances=(),
+        behind=dice.random() < 0.5,
+        aborted=dice.random() < 0.2,
+    )
+
+
+def _random_sent(dice: random.Random) -> Sent:
+    return Sent(
+        verb=dice.choice(VERBS),
+        who=dice.randint(0, 9),
+        in_ms=_in_ms(dice),
+        after_ms=dice.choice([0, 0, 0, 1, 4]),
+        policy=dice.choice(["reject", "replace", "ignore"]),
+        form=dice.randint(0, 2),
+        flaw=dice.choice(["", "", "", "", "", "forbidden", "far", "unknown-header"]),
+        gap=dice.choice([1, 1, 1, 2]),
+    )
+
+
+def _in_ms(dice: random.Random) -> int:
+    return dice.choice([dice.randint(-4, 12), dice.randint(-4, 12), MINUTE_MS, 5 * MINUTE_MS])
+
+
+class RecordingMaster(Master):
+    """Remembers when each delivery was committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deliveries: list[tuple[Message, int]] = []
+
+    def step(self, step: Step) -> Any:
+        before = len(self.delivered)
+        selection = super().step(step)
+        committed_ms = self.progress[-1][1] if self.progress else 0
+        self.deliveries += [(message, committed_ms) for message in self.delivered[before:]]
+        return selection
+
+
+@dataclass
+class History:
+    """One shard's logs, and what became of its messages."""
+
+    shard: int
+    master: RecordingMaster = field(default_factory=RecordingMaster)
+
+    def messages(self) -> Iterator[Row]:
+        """Rows of `messages`."""
+        records = self.master.producers.records
+        batch = pa.RecordBatch.from_pydict(
+            {
+                "shard": pa.array([SHARD] * len(records), pa.int32()),
+                "offset": pa.array([record.offset for record in records], pa.int64()),
+                "timestamp_ms": pa.array([record.timestamp_ms for record in records], pa.int64()),
+                "key": pa.array([record.key for record in records], pa.binary()),
+                "value": pa.array([record.value for record in records], pa.binary()),
+                "headers": pa.array(
+                    [[{"name": name, "value": value} for name, value in record.headers or ()] for record in records],
+                    HEADERS,
+                ),
+            }
+        )
+        (parsed,) = parse_messages(SHARDS)(iter([batch]))
+        for row in parsed.select([*batch.schema.names, *PARSED]).to_pylist():
+            yield {**row, "shard": self.shard}
+
+    def progress(self) -> Iterator[Row]:
+        """Rows of `progress`."""
+        yield from _named(unpack_steps(iter([self._steps()])), schema.PROGRESS)
+
+    def decisions(self) -> Iterator[Row]:
+        """Rows of `decisions`."""
+        yield from _named(unpack_decisions(iter([self._steps()])), schema.DECISIONS)
+
+    def _steps(self) -> pa.RecordBatch:
+        steps = self.master.progress
+        return pa.RecordBatch.from_pydict(
+            {
+                "shard": pa.array([self.shard] * len(steps), pa.int32()),
+                "offset": pa.array([offset for offset, _, _ in steps], pa.int64()),
+                "timestamp_ms": pa.array([timestamp_ms for _, timestamp_ms, _ in steps], pa.int64()),
+                "value": pa.array([value for _, _, value in steps], pa.binary()),
+            }
+        )
+
+    def delivered(self) -> Iterator[Row]:
+        """Rows of `deliveries`."""
+        for at, (message, committed_ms) in enumerate(self.master.deliveries):
+            yield {
+                "topic": TARGET, "partition": self.shard, "offset": at, "timestamp_ms": committed_ms, "key": None,
+                "value": message.ask.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
+                "source_topic": DELAY, "shard": self.shard, "source_offset": message.offset,
+                "occurrence": message.occurrence, "attempt": message.attempt,
+            }  # fmt: skip
+
+    def offsets(self) -> Iterator[Row]:
+        """Rows of `offsets`: everything was read."""
+        ends = {
+            ("messages", DELAY): max((record.offset for record in self.master.producers.records), default=-1) + 1,
+            ("progress", "chronos.progress"): 2 * len(self.master.progress) + 1,
+            ("deliveries", TARGET): len(self.master.deliveries),
+        }
+        for (table, topic), end in ends.items():
+            yield offsets_row(table, topic, self.shard, end)
+
+
+def offsets_row(table: str, topic: str, partition: int, end: int, **changed: Any) -> Row:
+    """A look at a partition that was read to its end."""
+    return {
+        "table": table, "topic": topic, "partition": partition, "topic_id": "t", "from_offset": 0, "until_offset": end,
+        "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": READ_MS, "gap": False, "gap_reason": None,
+        **changed,
+    }  # fmt: skip
+
+
+def _named(batches: Iterator[pa.RecordBatch], table: schema.Table) -> Iterator[Row]:
+    names = [name for name, *_ in table.columns]
+    for batch in batches:
+        yield from batch.rename_columns(names).to_pylist()
+
+
+def frame(spark: SparkSession, table: schema.Table, rows: Iterable[Row]) -> DataFrame:
+    """Rows as the table of an archive."""
+    columns = schema.columns_of(table)
+    kinds = to_arrow_schema(columns)
+    made = spark.createDataFrame(
+        pa.Table.from_pylist([{name: row[name] for name in kinds.names} for row in rows], kinds)
+    )
+    return made if table.partitioned_by is None else in_hours(made, table)
+
+
+def tables(spark: SparkSession, histories: Sequence[History], deliveries: Iterable[Row] | None = None) -> Tables:
+    """The archive of some histories; with other deliveries than there were, if they are given."""
+    if deliveries is None:
+        deliveries = [row for history in histories for row in history.delivered()]
+    return Tables(
+        messages=frame(spark, schema.MESSAGES, (row for history in histories for row in history.messages())),
+        deliveries=frame(spark, schema.DELIVERIES, deliveries),
+        decisions=frame(spark, schema.DECISIONS, (row for history in histories for row in history.decisions())),
+        progress=frame(spark, schema.PROGRESS, (row for history in histories for row in history.progress())),
+        offsets=frame(spark, schema.OFFSETS, (row for history in histories for row in history.offsets())),
+    )

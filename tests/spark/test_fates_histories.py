@@ -1,0 +1,143 @@
+"""Random histories of the real shard, audited: what the audit says is what happened, and what is planted is found."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chronos.spark.audit import judge
+from chronos.spark.fates import Span
+from tests.core.model import MINUTE_MS
+from tests.core.script import START_MS
+from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_script, tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "150"))
+EVERYTHING = Span(from_ms=START_MS - 12 * HOUR_MS, to_ms=READ_MS)
+
+
+def played(seed: int, *, drained: bool) -> list[History]:
+    """That many shards, each with a random history."""
+    dice = random.Random(seed)
+    histories = [History(shard) for shard in range(HISTORIES)]
+    for history in histories:
+        history.master.play(random_script(dice))
+        if drained:
+            history.master.drain(START_MS + HOUR_MS)
+    return histories
+
+
+def found(spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None) -> list[Any]:
+    """The fates of everything."""
+    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).fates.collect()
+
+
+def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]:
+    """`(shard, source offset, occurrence)` of the units with these outcomes."""
+    return Counter(
+        (row["shard"], row["source_offset"], row["occurrence"]) for row in rows if row["outcome"] in outcomes
+    )
+
+
+def token(row: Row) -> tuple[int, int, int]:
+    """The same of a delivery."""
+    return row["shard"], row["source_offset"], row["occurrence"]
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    """Of the environment, to repeat a run, or fresh."""
+    seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
+    print(f"CHRONOS_SEED={seed}")
+    return seed
+
+
+@pytest.mark.parametrize("drained", [True, False], ids=["to its end", "in the middle"])
+def test_what_happened_is_what_the_audit_says(spark: SparkSession, seed: int, drained: bool) -> None:
+    """Every message of every history has the fate the shard gave it, and no other; nothing is a false alarm."""
+    histories = played(seed, drained=drained)
+    rows = found(spark, histories)
+    assert tokens(rows, "missing", "duplicated", "early", "unknown") == Counter()
+    delivered = Counter(token(row) for history in histories for row in history.delivered())
+    assert tokens(rows, "delivered") == delivered
+    said = Counter((row["shard"], row["outcome"]) for row in rows)
+    for history in histories:
+        totals, shard = history.master.model.totals, history.shard
+        for outcome, total in (
+            ("cancelled", "cancelled"),
+            ("replaced", "replaced"),
+            ("expired", "expired"),
+            ("dead-lettered", "dead"),
+        ):
+            assert said[shard, outcome] == totals[total], (shard, outcome)
+        assert {at for on, at, _ in tokens(rows, "pending") if on == shard} == {
+            *history.master.model.pending,
+            *unread(history),
+        }
+
+
+def unread(history: History) -> set[int]:
+    """Offsets of what was to be scheduled and was not pulled yet, unless nobody can read it."""
+    return {
+        ask.offset
+        for ask in history.master.producers.asks
+        if ask.offset >= history.master.model.pull_offset
+        and ask.verb in ("schedule", "replace")
+        and not (ask.refusal and ask.refusal.word == "unknown-header")
+    }
+
+
+def test_every_loss_is_found(spark: SparkSession, seed: int) -> None:
+    """Deliveries taken out of the archive are missing, each of them, and nothing else is."""
+    histories, dice = played(seed, drained=True), random.Random(seed)
+    kept, lost = [], Counter()
+    for row in (row for history in histories for row in history.delivered()):
+        if dice.random() < 0.2:
+            lost[token(row)] += 1
+        else:
+            kept.append(row)
+    rows = found(spark, histories, kept)
+    assert lost
+    assert tokens(rows, "missing") == lost
+    assert tokens(rows, "duplicated", "early", "unknown", "pending") == Counter()
+
+
+def test_a_loss_is_never_called_more_than_pending_before_it_is_proved(spark: SparkSession, seed: int) -> None:
+    """In the middle of a history a lost delivery is missing, or not judged yet; what is there is never missing."""
+    histories, dice = played(seed, drained=False), random.Random(seed)
+    all_rows = [row for history in histories for row in history.delivered()]
+    lost = {token(row) for row in all_rows if dice.random() < 0.3}
+    rows = found(spark, histories, [row for row in all_rows if token(row) not in lost])
+    missing = set(tokens(rows, "missing"))
+    assert missing <= lost
+    assert lost - missing <= set(tokens(rows, "pending"))
+    assert len(missing) > len(lost) / 2
+
+
+def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, seed: int) -> None:
+    """Records added to the targets, or moved before their due time, are found, and nothing else is."""
+    histories, dice = played(seed, drained=True), random.Random(seed)
+    rows, doubled, early = [], set(), set()
+    for row in (row for history in histories for row in history.delivered()):
+        fate = dice.random()
+        if fate < 0.1:
+            doubled.add(token(row))
+            copies = dice.randint(1, 3)
+            rows += [row | {"offset": 1_000_000 + len(rows) + copy} for copy in range(copies)]
+        elif fate < 0.2:
+            early.add(token(row))
+            row = row | {"timestamp_ms": row["due_at_ms"] - dice.randint(501, MINUTE_MS)}
+        rows.append(row)
+    judged = found(spark, histories, rows)
+    assert doubled
+    assert early
+    assert set(tokens(judged, "duplicated")) == doubled
+    assert set(tokens(judged, "early")) == early
+    assert tokens(judged, "missing", "unknown") == Counter()
