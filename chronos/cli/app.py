@@ -357,9 +357,39 @@ def compact(
 
 
 @app.command()
-def audit(output: Output = Format.text) -> None:
-    """Prove from the archive what was delivered. Not supported yet."""
-    _not_yet("audit", output)
+def audit(
+    location: Location,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Due from then on: RFC 3339, epoch ms, or before now as -2h."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; as --from, or now.")] = None,
+    details: Annotated[
+        str | None, typer.Option("--details", metavar="URI", help="Write a row for each message there, as Parquet.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option("--report", metavar="FILE", help="Write a page with plots there, one HTML file.")
+    ] = None,
+    master: Master = LOCAL_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Prove from the archive what became of every message that was due in a window.
+
+    Delivered, missing, duplicated, early, cancelled, replaced, expired, dead-lettered, rejected, pending or unknown;
+    and how late, per target and hour. Without --from and --to: the last 24 hours that are archived. It judges as far as
+    the logs prove everything settled, and says how far that is. Reads the archive alone, no broker.
+    Exit code 1 when something is missing, duplicated or early.
+
+    \b
+    Examples:
+      chronos audit --location /var/lib/chronos-archive
+      chronos audit -l s3a://bucket/chronos --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z --report audit.html
+      chronos audit -l /var/lib/chronos-archive --from -2h -o json --details /tmp/audit-details
+    """
+    from chronos.cli.audit import run
+
+    run(output, location=location, start=start, end=end, details=details, report=report, master=master, conf=conf or [])
 
 
 @app.command()

@@ -233,13 +233,14 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame) -> DataF
             "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), f.col("progress_offset").alias("seq"),
             f.col("outcome").alias("verb"), f.col("source_offset").alias("offset"),
             f.col("decided_ms").alias("timestamp_ms"), f.col("next_due_ms").alias("due_ms"), "cursor_due_ms",
-            "cursor_offset", "reason", "occurrence", "attempt",
+            "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt",
         )
     )  # fmt: skip
     staged = with_cursor_before(records, progress).select(
         "shard", "id", f.col("offset").alias("at"), f.lit(1).alias("kind"), f.lit(0).cast("long").alias("seq"), "verb",
         "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
         (f.coalesce(f.col("on_conflict") == "replace", f.lit(False)) | (f.col("verb") == "replace")).alias("takes_over"),
+        f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
     )  # fmt: skip
     return staged.unionByName(decisions, allowMissingColumns=True)
 
@@ -260,7 +261,7 @@ def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     rows = (row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
     ended: list[tuple[Any, ...]] = []
     for (shard, message_id), of_id in groupby(rows, key=lambda row: row[:2]):
-        for unit in follow(_event(row) for row in of_id):
+        for unit in follow(Event(*row[2:]) for row in of_id):
             ended.append(
                 (shard, unit.source_offset, unit.occurrence, unit.attempt, message_id, unit.target, unit.accepted_ms,
                  unit.requested_due_ms, unit.due_ms, unit.place_ms, _ENDED.get(unit.ended, unit.ended), unit.reason)
@@ -281,11 +282,6 @@ _UNIT_TYPES = (
     ("id", pa.binary()), ("target", pa.string()), ("accepted_ms", pa.int64()), ("requested_due_ms", pa.int64()),
     ("due_ms", pa.int64()), ("place_ms", pa.int64()), ("ended", pa.string()), ("reason", pa.string()),
 )  # fmt: skip
-
-
-def _event(row: tuple[Any, ...]) -> Event:
-    *plain, takes_over, reason, occurrence, attempt = row[2:]
-    return Event(*plain, takes_over=bool(takes_over), reason=reason, occurrence=occurrence or 1, attempt=attempt or 1)
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:

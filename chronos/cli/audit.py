@@ -1,0 +1,215 @@
+"""`chronos audit`: what became of every message that was due in a window."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chronos.cli.archive import pairs
+from chronos.cli.output import Format, note, number, printable, put, put_json, table
+from chronos.core.moment import format_time, parse_duration_ms, parse_time_ms
+from chronos.errors import ArchiveFailed
+from chronos.logs import set_up
+
+if TYPE_CHECKING:
+    from chronos.spark.audit import Audit
+    from chronos.spark.figures import Row
+
+TARGETS_SHOWN = 20
+"""Targets on the terminal; `-o json` has more."""
+
+SAMPLES_SHOWN = 10
+
+
+def parse_moment(text: str, now_ms: int, option: str) -> int:
+    """Epoch ms of RFC 3339, epoch ms, `now`, or a time before now such as `-2h`."""
+    try:
+        if text == "now":
+            return now_ms
+        if text.startswith("-"):
+            return max(0, now_ms - parse_duration_ms(text[1:]))
+        return parse_time_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}; or a time before now, as -2h") from None
+
+
+def run(
+    output: Format,
+    *,
+    location: str,
+    start: str | None,
+    end: str | None,
+    details: str | None,
+    report: str | None,
+    master: str,
+    conf: list[str],
+) -> None:
+    """Audit and show; exit code 1 when a promise was broken."""
+    now_ms = time.time_ns() // 1_000_000
+    from_ms = None if start is None else parse_moment(start, now_ms, "--from")
+    to_ms = None if end is None else parse_moment(end, now_ms, "--to")
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise typer.BadParameter("--from must lie before --to")
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark, open_session
+
+    need_spark()
+    from chronos.spark.audit import audit
+    from chronos.spark.place import Place
+
+    place = Place(location)
+    # It reads no Kafka: without a word of ours Spark would fetch the connector.
+    spark = open_session("audit", master, {"spark.jars": "", **pairs(conf, "--conf")})
+    try:
+        found = audit(spark, place, from_ms=from_ms, to_ms=to_ms, details=details, watch=note)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    finally:
+        spark.stop()
+    if report is not None:
+        _write_report(found, report)
+    if output is Format.json:
+        put_json(as_json(found))
+    else:
+        _show(found)
+    if not found.clean:
+        raise typer.Exit(1)
+
+
+def _write_report(found: "Audit", path: str) -> None:
+    from chronos.spark.report import html
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(html(found))
+    except OSError as error:
+        raise ArchiveFailed(f"the report cannot be written: {error}") from None
+    note(f"the report is in {path}")
+
+
+def as_json(found: "Audit") -> dict[str, Any]:
+    """As `-o json` gives it: times as RFC 3339, lateness in ms."""
+
+    def row(each: "Row") -> dict[str, Any]:
+        late = each.lateness
+        return {
+            **({} if each.target is None else {"target": each.target}),
+            **({} if each.at_ms is None else {"at": format_time(each.at_ms)}),
+            "counts": each.counts,
+            "lateness": {"count": late.count, "p50_ms": late.p50_ms, "p99_ms": late.p99_ms, "p999_ms": late.p999_ms,
+                         "max_ms": late.max_ms},
+        }  # fmt: skip
+
+    return {
+        "cluster": found.cluster,
+        "from": format_time(found.span.from_ms),
+        "to": format_time(found.span.to_ms),
+        "archived": format_time(found.archived_ms),
+        "judged_until": format_time(found.judged_ms),
+        "clean": found.clean,
+        **row(found.overall),
+        "reasons": [{"outcome": outcome, "reason": why, "count": count} for outcome, why, count in found.reasons],
+        "targets": [row(each) for each in found.targets],
+        "hours": [row(each) for each in found.hours],
+        "worst": [row(each) for each in found.worst],
+        "samples": [
+            {"outcome": each.outcome, "shard": each.shard, "offset": each.source_offset, "target": each.target,
+             "due_minute": format_time(each.at_ms)}
+            for each in found.samples
+        ],
+        "shards": [
+            {"shard": each.shard, "settled_until": _time(each.settled_ms), "gap": _time(each.gap_ms)}
+            for each in found.shards
+        ],
+        "archived_targets": [
+            {"target": each.target, "archived_until": _time(each.covered_ms), "gap": _time(each.gap_ms),
+             "open_transaction": each.unresolved}
+            for each in found.archived_targets
+        ],
+        "details": found.details,
+    }  # fmt: skip
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None else format_time(at_ms)
+
+
+def _show(found: "Audit") -> None:
+    from rich.console import Group
+    from rich.text import Text
+
+    from chronos.spark.fates import OUTCOMES, WRONG
+    from chronos.spark.report import MEANINGS
+
+    counts, late = found.overall.counts, found.overall.lateness
+    total = sum(counts.values())
+    parts: list[Any] = [
+        Text(f"{printable(found.cluster)}: messages due from {format_time(found.span.from_ms)}"
+             f" to {format_time(found.span.to_ms)}"),
+        Text(f"judged up to {format_time(found.judged_ms)}, archived {format_time(found.archived_ms)}\n"),
+    ]  # fmt: skip
+    if not total:
+        parts.append(Text("nothing was due in this window"))
+    else:
+        rows = [(name, number(counts[name]), f"{counts[name] / total:.2%}", MEANINGS[name]) for name in OUTCOMES
+                if counts.get(name)]  # fmt: skip
+        parts.append(table([("OUTCOME", "left"), ("MESSAGES", "right"), ("SHARE", "right"), ("", "left")], rows))
+        parts.append(
+            Text(f"\nlateness of {number(late.count)} delivered: p50 {_ms(late.p50_ms)}, p99 {_ms(late.p99_ms)},"
+                 f" p99.9 {_ms(late.p999_ms)}, max {_ms(late.max_ms)}\n")
+        )  # fmt: skip
+        columns = [("TARGET", "left"), ("MESSAGES", "right"), *((name.upper(), "right") for name in WRONG),
+                   ("LATE p50", "right"), ("p99", "right"), ("p99.9", "right"), ("max", "right")]  # fmt: skip
+        parts.append(table(columns, [_cells(each) for each in found.targets[:TARGETS_SHOWN]]))
+        if len(found.targets) > TARGETS_SHOWN:
+            parts.append(Text(f"and {number(len(found.targets) - TARGETS_SHOWN)} more targets: see -o json"))
+    for each in found.samples[:SAMPLES_SHOWN]:
+        where = f"shard {each.shard}, offset {each.source_offset}, for {printable(each.target or '-')}"
+        parts.append(Text(f"{each.outcome}: {where}, due {format_time(each.at_ms)} or within a minute", "red"))
+    put(Group(*parts))
+    for told in warnings(found):
+        note(told)
+    good = sys.stdout.isatty()
+    put(Text("nothing is missing, doubled or early", "green" if good else "")
+        if found.clean else Text("promises were broken: " + _wrong(counts), "red"))  # fmt: skip
+
+
+def warnings(found: "Audit") -> list[str]:
+    """What keeps the audit from judging more."""
+    told = []
+    counts = found.overall.counts
+    if counts.get("pending"):
+        told.append(f"{number(counts['pending'])} are not judged yet: run `chronos archive`, then audit again")
+    gaps = [str(each.shard) for each in found.shards if each.gap_ms is not None]
+    if gaps:
+        told.append(f"records of shards {', '.join(gaps)} were gone before they were archived")
+    for each in found.archived_targets:
+        if each.gap_ms is not None:
+            told.append(f"records of {printable(each.target)} were gone before they were archived")
+        if each.unresolved:
+            told.append(f"a transaction was open in {printable(each.target)} when it was archived last")
+    return told
+
+
+def _cells(row: "Row") -> list[str]:
+    from chronos.spark.fates import WRONG
+
+    late = row.lateness
+    return [
+        printable(row.target or "-"), number(sum(row.counts.values())),
+        *(number(row.counts.get(name, 0)) for name in WRONG),
+        *(_ms(value) for value in (late.p50_ms, late.p99_ms, late.p999_ms, late.max_ms)),
+    ]  # fmt: skip
+
+
+def _ms(value: int | None) -> str:
+    from chronos.spark.plots import duration
+
+    return duration(value)
+
+
+def _wrong(counts: dict[str, int]) -> str:
+    from chronos.spark.fates import WRONG
+
+    return ", ".join(f"{number(counts[name])} {name}" for name in WRONG if counts.get(name))
