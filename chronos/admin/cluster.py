@@ -8,9 +8,9 @@ from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
-from chronos.admin.wire import Asked, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
+from chronos.admin.wire import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
 from chronos.core.moment import format_time
-from chronos.core.roles import Assignment, Change, Member, Request
+from chronos.core.roles import Assignment, Change, Member, Request, Roles
 from chronos.node import IN_PLACE
 from chronos.workers.member import Membership
 
@@ -39,6 +39,7 @@ class Cluster:
         drained = () if roles is None else roles.drained
         return 200, Nodes(
             nodes=[self._here(here, drained), *(self._there(member, drained) for member in others)],
+            away=[] if roles is None else _away(roles),
             controller=None if roles is None else roles.controller or None,
             controller_epoch=None if roles is None else roles.controller_epoch,
             sure=outlook is None or outlook.sure,
@@ -160,6 +161,17 @@ def _reigns(members: Mapping[str, Member], given: Assignment, shard: int) -> boo
     member = None if given.master is None else members.get(given.master)
     replica = None if member is None else member.replicas.get(shard)
     return replica is not None and replica.role == "master" and replica.role_epoch == given.epoch
+
+
+def _away(roles: Roles) -> list[AwayNode]:
+    return [
+        AwayNode(
+            node=node,
+            since=format_time(since_ms),
+            shards=[number for number, given in sorted(roles.shards.items()) if node in given.replicas],
+        )
+        for node, since_ms in sorted(roles.away.items())
+    ]
 
 
 def _change(change: Change) -> RoleChange:

@@ -301,6 +301,14 @@ class NodeInfo(Struct, kw_only=True):
     disk_free_bytes: Annotated[Count | None, Meta(description="Null: another node.")] = None
 
 
+class AwayNode(Struct, kw_only=True):
+    """A node that holds copies of shards, and is not there."""
+
+    node: str
+    since: Instant
+    shards: Annotated[list[Count], Meta(description="What it holds copies of.")]
+
+
 class RoleChange(Struct, kw_only=True):
     """One change of a shard's master."""
 
@@ -316,6 +324,7 @@ class Nodes(Struct, kw_only=True):
     """The nodes of the cluster, the one asked first."""
 
     nodes: list[NodeInfo]
+    away: Annotated[list[AwayNode], Meta(description="Nodes that are expected to come back.")]
     controller: Annotated[str | None, Meta(description="Node that gives out the roles; null: standalone.")]
     controller_epoch: Annotated[Count | None, Meta(description="Greater with every new controller.")]
     sure: Annotated[bool, Meta(description="Whether the coordinator answers at the moment.")]

@@ -48,7 +48,7 @@ def show(server: str, output: Format, *, watch: bool) -> None:
 def _look(client: Client) -> dict[str, Any]:
     return {
         **client.ask("/v1/nodes"),
-        "shards": client.ask("/v1/shards")["shards"],
+        "shards": client.ask("/v1/shards?copies=masters")["shards"],
         "timeline": client.ask("/v1/timeline"),
     }
 
@@ -73,28 +73,32 @@ def _screen(found: dict[str, Any]) -> Any:
             )
         )  # fmt: skip
         parts += [Text(f"  {reason}", "red") for reason in node["reasons"]]
+    for node in found["away"]:
+        held = ", ".join(map(str, node["shards"]))
+        parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
+                                   (f"away since {relative(node['since'])}", "red")))  # fmt: skip
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
     delivered = sum(shard["totals"]["delivered"] for shard in shards)
     parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered\n"))
     if not found["sure"]:
         parts.append(Text("the coordinator does not answer: roles stay as they are", "red"))
-    parts.append(_shards(shards))
+    parts.append(_shards(shards, in_cluster=found["controller"] is not None))
     if found["history"]:
         parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
     return Group(*parts)
 
 
-def _shards(shards: list[dict[str, Any]]) -> Any:
+def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
     columns = [
-        ("SHARD", "right"), ("ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
+        ("SHARD", "right"), ("MASTER" if in_cluster else "ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
         ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("REJECTED", "right"), ("DEAD", "right"),
         ("STORE", "right"), ("REPLICAS", "left"), ("", "left"),
     ]  # fmt: skip
     rows = [
         [
-            str(shard["shard"]), shard["role"], number(shard["pending"]),
+            str(shard["shard"]), _master(shard) if in_cluster else shard["role"], number(shard["pending"]),
             f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}" if shard["oldest_overdue_ms"] > 1_000
             else relative(shard["next_due_at"]),
             number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
@@ -104,6 +108,14 @@ def _shards(shards: list[dict[str, Any]]) -> Any:
         for shard in shards
     ]  # fmt: skip
     return table(columns, rows)
+
+
+def _master(shard: dict[str, Any]) -> str:
+    """`a 5 m`: who is master and since when."""
+    if shard["master"] is None:
+        return "nobody"
+    since = "" if shard["master_since"] is None else " " + relative(shard["master_since"]).removesuffix(" ago")
+    return printable(shard["master"]) + since
 
 
 def _replicas(shard: dict[str, Any]) -> str:

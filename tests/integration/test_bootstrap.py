@@ -221,7 +221,13 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
 
     # 4.
     fleet.nodes["n2"].kill()
-    fleet.wait_led(without="n2")
+    masters = fleet.wait_led(without="n2")
+    seen = fleet.nodes_seen()
+    assert [(away["node"], away["shards"]) for away in seen["away"]] == [("n2", list(range(SHARDS)))]
+    assert {change["why"] for change in seen["history"][:SHARDS]} == {"lost its session"}
+    by_masters = newcomer.get("/v1/shards", copies="masters")["shards"]
+    assert {shard["shard"]: shard["node"] for shard in by_masters} == masters
+    assert {shard["role"] for shard in by_masters} == {"master"}
     digests(fleet)
     fleet.nodes["n2"].start()
     digests(fleet)
