@@ -362,7 +362,7 @@ class StoreConfig(_Section):
         100_000,
         "Most messages in memory, per shard; beyond it the store is scanned. "
         "It is the horizon at 10,000 messages a second.",
-        least=1, most=10_000_000,
+        least=2, most=10_000_000,
     )  # fmt: skip
     wheel_bytes: Size = key(
         "32MiB",
