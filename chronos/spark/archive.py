@@ -6,7 +6,7 @@ what an earlier run left half done is removed first, so every record is in the a
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -233,7 +233,7 @@ def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, wat
         streams = _streams(brokers, plan)
         run = _begin(brokers, streams, before)
         name = _next_run(place)
-        _note_gaps(place, name, run)
+        _note_begin(place, name, run, {topic for stream in streams for topic in stream.topics})
         place.write_json(f"{RUNS}/{name}/run.json", to_builtins(run))
         done = [_Reading(spark, place, plan, name, run, stream, watch).read() for stream in streams]
         now = _positions(place, name, run)
@@ -359,16 +359,17 @@ def _from(ends: Any, old: PartitionRead | None, *, same: bool) -> PartitionRead:
                          gap_reason=gap, position=begin)  # fmt: skip
 
 
-def _note_gaps(place: Place, name: str, run: Run) -> None:
-    """Rows of `offsets` for what was gone before it was archived; before the run is one, so that none is forgotten."""
+def _note_begin(place: Place, name: str, run: Run, read: Collection[str]) -> None:
+    """A row of `offsets` for each partition, before anything is read: what was gone by then is never forgotten.
+
+    And a partition with nothing new is known to hold nothing new: what is missing there may be called so.
+    """
     rows = [
-        _offset_row(run, topic, part, read.begin, read.begin, gap=read.gap_reason)
-        for topic, seen in run.topics.items()
-        for part, read in seen.partitions.items()
-        if read.gap_reason is not None
+        _offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason)
+        for topic in sorted(run.topics.keys() & set(read))
+        for part, seen in run.topics[topic].partitions.items()
     ]
-    if rows:
-        place.write(f"{schema.OFFSETS.name}/batch={name}-gaps/offsets.parquet", _parquet(rows))
+    place.write(f"{schema.OFFSETS.name}/batch={name}-begin/offsets.parquet", _parquet(rows))
 
 
 OffsetRow = tuple[str, str, int, str, int, int, int, int, int, int, bool, str | None]
