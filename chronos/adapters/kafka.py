@@ -106,6 +106,15 @@ LEADER_MOVED_CODES = frozenset(
     }
 )
 
+COORDINATOR_MOVES_CODES = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""A group's coordinator begins or changes: ask again. The first word about the first group of a broker meets it."""
+
 VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 """Settings of Chronos's own topics without which its laws do not hold; the others are the operator's to weigh."""
 
@@ -491,6 +500,7 @@ class KafkaLog:
                 bytes_max=bytes_max,
                 keyed_only="compact" in settings[name].get("cleanup.policy", ""),
                 writable=AclOperation.WRITE in (description.authorized_operations or (AclOperation.WRITE,)),
+                replicas=min((len(part.replicas) for part in description.partitions), default=None),
             )
             if bytes_max < BATCH_BYTES:
                 self._narrow_topics[name] = bytes_max
@@ -584,18 +594,33 @@ class KafkaLog:
 
     def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
+        deadline = time.monotonic() + ANSWER_S
         offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
-        asked = ConsumerGroupTopicPartitions(group, offsets)
+        while offsets:
+            errors = self._mark(group, offsets)
+            if errors and not (set(errors.values()) <= COORDINATOR_MOVES_CODES and time.monotonic() < deadline):
+                refused = ", ".join(
+                    f"{part.topic}/{part.partition}: {KafkaError(code)}" for part, code in errors.items()
+                )
+                raise LogUnavailable(f"committing the place of the group {group} in {refused}")
+            offsets = list(errors)
+            if offsets:
+                time.sleep(LEADER_POLL_S)
+
+    def _mark(self, group: str, offsets: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Those that were refused, and the code why."""
+        asked = ConsumerGroupTopicPartitions(group, list(offsets))
         try:
             (future,) = self._admin.alter_consumer_group_offsets([asked], request_timeout=ASK_TIMEOUT_S).values()
             committed = future.result(ANSWER_S).topic_partitions
         except TimeoutError:
             raise LogUnavailable(f"committing the place of the group {group}: no broker answered in time") from None
         except KafkaException as error:
+            if error.args[0].code() in COORDINATOR_MOVES_CODES:
+                return dict.fromkeys(offsets, error.args[0].code())
             raise _translated(f"committing the place of the group {group}", error) from error
-        refused = [f"{each.topic}/{each.partition}: {each.error}" for each in committed if each.error is not None]
-        if refused:
-            raise LogUnavailable(f"committing the place of the group {group} in {', '.join(refused)}")
+        wanted = {(each.topic, each.partition): each for each in offsets}
+        return {wanted[each.topic, each.partition]: each.error.code() for each in committed if each.error is not None}
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
@@ -646,6 +671,14 @@ class KafkaLog:
             now_s = time.monotonic()
             if self._asker is failed and now_s - self._asker_made_s >= ASKER_S:
                 self._asker, self._asker_made_s = AdminClient(self._settings(ADMIN)), now_s
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether any broker tells about the progress topic in time."""
+        try:
+            self._admin.list_topics(self._progress_topic, timeout=timeout_s)
+        except KafkaException:
+            return False
+        return True
 
     # --- readers and writers
 

@@ -54,12 +54,11 @@ def finish(place: Place) -> None:
 def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say: Callable[[str], None]) -> Compacted:
     table = schema.TABLES[name]
     batches = [folder for folder in place.folders(name) if folder.startswith("batch=")]
-    sizes = {batch: [size for _, size in place.files(f"{name}/{batch}", recursive=True)] for batch in batches}
+    found = {batch: _parquet(place, f"{name}/{batch}") for batch in batches}
+    sizes = {batch: [size for _, size in each] for batch, each in found.items()}
     files = sum(map(len, sizes.values()))
     small = [batch for batch in batches if sum(sizes[batch]) < file_bytes * max(1, len(sizes[batch]))]
-    hours = len(
-        {path.rpartition("/")[0] for batch in small for path, _ in place.files(f"{name}/{batch}", recursive=True)}
-    )
+    hours = len({path.rpartition("/")[0] for batch in small for path, _ in found[batch]})
     if sum(len(sizes[batch]) for batch in small) <= hours or not small:
         return Compacted(table=name, files_before=files, files_after=files)
     say(f"{name}: {sum(len(sizes[batch]) for batch in small)} files of {len(small)} batches")
@@ -75,9 +74,13 @@ def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say:
         spread = rows.coalesce(1)
     writer = spread.write.mode("overwrite")
     (writer.partitionBy(*hourly) if hourly else writer).parquet(place.path(name, MAKING))
-    made = len(place.files(f"{name}/{MAKING}", recursive=True))
+    made = len(_parquet(place, f"{name}/{MAKING}"))
     new = "batch=c" + small[-1].removeprefix("batch=").removeprefix("c")
     place.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small})
     finish(place)
     return Compacted(table=name, files_before=files,
                      files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip
+
+
+def _parquet(place: Place, below: str) -> list[tuple[str, int]]:
+    return [(path, size) for path, size in place.files(below, recursive=True) if path.endswith(".parquet")]

@@ -1,16 +1,23 @@
 """Where an archive lies: a folder, or object storage, as both Spark and pyarrow reach it."""
 
-import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
 from pyarrow import fs
+from pyspark.sql import SparkSession
 
 from chronos.errors import ArchiveFailed, ArchiveInUse
+
+LOCK_WAIT_S = 30.0
+"""How long a writer that was killed may take to be gone; its JVM notices within a second or two."""
+
+LOCK_POLL_S = 0.1
 
 
 class Place:
@@ -102,20 +109,34 @@ class Place:
             self._files.delete_file(f"{self._root}/{path}")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else writes to this archive meanwhile; ArchiveInUse if somebody does.
+    def alone(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+        """Nobody else writes to this archive meanwhile; ArchiveInUse if somebody still does after `wait_s`.
 
+        It is Spark's JVM that holds the lock: it writes the files, and outlives a driver that was killed by a moment.
         Only a local folder can be locked: elsewhere it is the operator who sees to it that there is one writer.
         """
         if not self.is_local:
             yield
             return
         os.makedirs(self._root, exist_ok=True)
-        with open(f"{self._root}/_lock", "w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ArchiveInUse(
-                    f"{self._root} is being written by another process; wait for it, or end it"
-                ) from None
+        session = SparkSession.getActiveSession()
+        assert session is not None
+        file = session._jvm.java.io.RandomAccessFile(f"{self._root}/_lock", "rw")
+        try:
+            deadline = time.monotonic() + wait_s
+            while not _lock(file):
+                if time.monotonic() > deadline:
+                    raise ArchiveInUse(f"{self._root} is being written by another process; wait for it, or end it")
+                time.sleep(LOCK_POLL_S)
             yield
+        finally:
+            file.close()
+
+
+def _lock(file: Any) -> bool:
+    try:
+        return file.getChannel().tryLock() is not None
+    except Py4JJavaError as error:
+        if "OverlappingFileLock" in str(error.java_exception):
+            return False  # this very JVM holds it
+        raise ArchiveFailed(f"the archive cannot be locked: {error.java_exception}") from error

@@ -1,0 +1,117 @@
+"""A cluster's topics with records in them, and what an archive of them holds."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from confluent_kafka import Producer
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.spark.archive import Plan
+from tests.broker import Broker
+
+SHARDS = 2
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Logs:
+    """Topics of their own on the tests' broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.cluster = f"spark-{uuid.uuid4().hex[:8]}"
+        self.delay, self.progress, self.rejected, self.dead_letter, self.target = (
+            f"{self.cluster}.{name}" for name in ("delay", "progress", "rejected", "dead-letter", "target")
+        )
+        for topic in (self.delay, self.progress, self.rejected, self.dead_letter, self.target):
+            self.create(topic)
+        self._producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 2, "log_level": 2})
+
+    def create(self, topic: str) -> None:
+        """A topic as Chronos makes them."""
+        self.broker.create_topic(topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until the broker lists it no more."""
+        admin = self.broker.admin()
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
+        deadline = time.monotonic() + 30
+        while topic in admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline
+
+    def write(
+        self, topic: str, value: bytes | None, headers: Headers = (), *, key: bytes | None = None, partition: int = 0
+    ) -> None:
+        """A record; on its way until `flush`."""
+        self._producer.produce(topic, value, key, partition, headers=list(headers))
+
+    def schedule(self, count: int, due_ms: int) -> None:
+        """So many messages, one ms apart, and a receipt of each at the target."""
+        for at in range(count):
+            headers = [("chronos-deliver-at", b"%d" % (due_ms + at)), ("chronos-target-topic", self.target.encode())]
+            self.write(self.delay, b"%d" % at, headers, partition=at % SHARDS)
+            self.write(
+                self.target, b"%d" % at, self.receipt(at % SHARDS, at // SHARDS, due_ms + at), partition=at % SHARDS
+            )
+        self.flush()
+
+    def receipt(self, shard: int, offset: int, due_ms: int) -> Headers:
+        """What Chronos adds to a message it delivers."""
+        return [
+            ("chronos-id", b"%d-%d-%d" % (shard, due_ms, offset)),
+            ("chronos-due-at", b"%d" % due_ms),
+            ("chronos-source", f"{self.delay}/{shard}/{offset}".encode()),
+        ]
+
+    def flush(self) -> None:
+        """Wait until everything is in the log."""
+        assert self._producer.flush(60) == 0
+
+    def plan(self, **changes: Any) -> Plan:
+        """What to archive."""
+        wanted: dict[str, Any] = {"targets": [self.target], **changes}
+        return Plan(
+            cluster=self.cluster, bootstrap_servers=self.broker.bootstrap, delay=self.delay, progress=self.progress,
+            rejected=self.rejected, dead_letter=self.dead_letter, **wanted,
+        )  # fmt: skip
+
+    def settings(self) -> list[str]:
+        """The same for the command line."""
+        own = {
+            "cluster": self.cluster, "log.kind": "kafka", "log.kafka.bootstrap_servers": self.broker.bootstrap,
+            "topics.delay": self.delay, "topics.progress": self.progress, "topics.rejected": self.rejected,
+            "topics.dead_letter": self.dead_letter,
+        }  # fmt: skip
+        return [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
+
+    def brokers(self) -> KafkaLog:
+        """The adapter that the archive asks."""
+        return KafkaLog(
+            bootstrap_servers=self.broker.bootstrap, properties={}, cluster=self.cluster, progress_topic=self.progress,
+            transaction_timeout_s=10,
+        )  # fmt: skip
+
+
+def nothing(stream: str, records: int, total: int) -> None:
+    """Watches, and says nothing."""
+
+
+def table(place: Path, name: str) -> pa.Table:
+    """A table as pyarrow reads it; without rows when nothing was archived."""
+    if not list((place / name).rglob("*.parquet")):
+        return pa.table({})
+    return ds.dataset(place / name, format="parquet", partitioning="hive").to_table()
+
+
+def places(place: Path, name: str, partition: str) -> list[tuple[Any, ...]]:
+    """`(partition, offset)` of every row, in order; with the topic where there is one."""
+    rows = table(place, name)
+    columns = [column for column in ("topic", partition, "offset") if column in rows.schema.names]
+    return sorted(zip(*(rows.column(column).to_pylist() for column in columns), strict=True))

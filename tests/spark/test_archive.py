@@ -1,0 +1,232 @@
+"""The archive on the real broker: each record once, byte for byte, whatever was killed or is gone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from pyspark.sql import SparkSession
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.core.progress import Progress, pack_progress
+from chronos.errors import ArchiveFailed, ArchiveInUse
+from chronos.spark import schema
+from chronos.spark.archive import ARCHIVE_GROUP, Done, archive
+from chronos.spark.compact import JOURNAL, MAKING, compact, finish
+from chronos.spark.place import Place
+from tests.broker import Broker
+from tests.spark.conftest import connector
+from tests.spark.logs import SHARDS, Logs, nothing, places, table
+
+DUE_MS = 1_900_000_000_000
+
+
+@pytest.fixture
+def logs(broker: Broker) -> Logs:
+    """Topics with one progress record in them."""
+    made = Logs(broker)
+    step = Progress(role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+                    counts=(0,) * 7)  # fmt: skip
+    made.write(made.progress, pack_progress(step))
+    made.flush()
+    return made
+
+
+@pytest.fixture
+def brokers(logs: Logs) -> Iterator[KafkaLog]:
+    """The adapter."""
+    log = logs.brokers()
+    yield log
+    log.close()
+
+
+def by_table(done: list[Done]) -> dict[str, int]:
+    """Records archived."""
+    return {each.table: each.records for each in done}
+
+
+def everything(logs: Logs, count: int) -> list[tuple[Any, ...]]:
+    """Places of so many messages that were written in turns to all shards."""
+    return sorted((at % SHARDS, at // SHARDS) for at in range(count))
+
+
+def test_each_record_is_there_once_byte_for_byte(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """Null keys, null values, no headers, headers that are no text and repeat; and the next run adds what is new."""
+    odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
+        (None, None, []),
+        (b"\xff\x00", b"\x80", [("a", b"\xfe"), ("a", None), ("ü", b"")]),
+        (b"k", None, []),
+    ]
+    for key, value, headers in odd:
+        logs.write(logs.delay, value, headers, key=key)
+    logs.flush()
+    done = by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing))
+    assert done == {"progress": 1, "deliveries": 0, "rejected": 0, "dead_letters": 0, "messages": 3}
+    rows = sorted(table(tmp_path, "messages").to_pylist(), key=lambda row: row["offset"])
+    found = [
+        (row["key"], row["value"], [(pair["name"], pair["value"]) for pair in row["headers"] or []]) for row in rows
+    ]
+    assert found == odd
+    assert [row["verb"] for row in rows] == ["refused", "refused", "cancel"]
+
+    logs.write(logs.delay, b"late", [("chronos-deliver-at", b"1"), ("chronos-target-topic", logs.target.encode())])
+    logs.write(logs.target, b"not of Chronos", partition=1)
+    logs.write(logs.target, b"late", logs.receipt(0, 3, 1), partition=1)
+    logs.flush()
+    done = by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing))
+    assert done == {"progress": 0, "deliveries": 1, "rejected": 0, "dead_letters": 0, "messages": 1}
+    assert places(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
+    (delivered,) = table(tmp_path, "deliveries").to_pylist()
+    own = {name: delivered[name] for name in ("shard", "source_offset", "due_at_ms", "id", "occurrence", "attempt")}
+    assert own == {"shard": 0, "source_offset": 3, "due_at_ms": 1, "id": b"0-1-3", "occurrence": 1, "attempt": 1}
+    assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
+
+    assert by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)) == dict.fromkeys(done, 0)
+    group = ARCHIVE_GROUP.format(cluster=logs.cluster)
+    assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
+    assert brokers.committed(group, logs.progress, 0) == 1
+    assert brokers.committed(group, logs.target, 1) is None
+
+
+def test_small_batches_end_where_one_large_one_would(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """And compaction, also one that is killed at its worst moments, changes nothing but the number of files."""
+    logs.schedule(1_000, DUE_MS)
+    place = Place(str(tmp_path))
+    done = archive(spark, brokers, place, logs.plan(batch_records=300), nothing)
+    assert {each.batches for each in done if each.table in ("messages", "deliveries")} == {4}
+    before = {name: table(tmp_path, name).drop_columns(["batch"]) for name in ("messages", "deliveries", "offsets")}
+    keys = [("shard", "ascending"), ("offset", "ascending")]
+    compacted = {each.table: each for each in compact(spark, place, 1 << 20, lambda _: None)}
+    assert compacted["messages"].files_after == 1 < compacted["messages"].files_before
+    after = table(tmp_path, "messages").drop_columns(["batch"]).sort_by(keys)
+    assert after.to_pylist() == before["messages"].sort_by(keys).to_pylist()
+    assert places(tmp_path, "deliveries", "partition") == sorted(
+        (logs.target, shard, offset) for shard, offset in everything(logs, 1_000)
+    )
+    assert len(table(tmp_path, "offsets")) == len(before["offsets"])
+
+    # Killed before the journal is there: what was made is dropped. After it: it is carried out, from any point.
+    (batch,) = place.folders("messages")
+    place.write(f"messages/{MAKING}/due_date=x/half.parquet", b"not even Parquet")
+    finish(place)
+    assert places(tmp_path, "messages", "shard") == everything(logs, 1_000)
+    for already in range(3):
+        place.write_json(f"messages/{JOURNAL}", {"new": f"batch=c9-{already}", "old": [batch]})
+        if already < 2:
+            place.move(f"messages/{batch}", f"messages/{MAKING}")
+        if already == 2:
+            place.move(f"messages/{batch}", f"messages/batch=c9-{already}")
+        finish(place)
+        (batch,) = place.folders("messages")
+        assert batch == f"batch=c9-{already}"
+        assert places(tmp_path, "messages", "shard") == everything(logs, 1_000)
+    assert by_table(archive(spark, brokers, place, logs.plan(), nothing))["messages"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_is_completed_by_the_next(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """kill -9 of the driver while it writes, several times: pyarrow and Spark both find each record once."""
+    count, dice = 6_000, random.Random(4)
+    logs.schedule(count, DUE_MS)
+    command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
+               "--batch-records", "1000", *logs.settings()]  # fmt: skip
+    for name, value in connector().items():
+        command += ["--conf", f"{name}={value}"]
+    kills = 0
+    for table_name in ("deliveries", "messages", "messages"):
+        with (tmp_path.with_suffix(".log")).open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        wanted = len(list(tmp_path.glob(f"{table_name}/batch=*"))) + dice.randrange(1, 3)
+        deadline = time.monotonic() + 90
+        while len(list(tmp_path.glob(f"{table_name}/batch=*"))) < wanted and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        kills += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert kills == 3
+    place = Place(str(tmp_path))
+    done = archive(spark, brokers, place, logs.plan(), nothing)
+    assert 0 < by_table(done)["messages"] < count
+    assert places(tmp_path, "messages", "shard") == everything(logs, count)
+    assert places(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, count))
+    for name in ("messages", "deliveries"):
+        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(place.path(name))
+        assert (read.count(), read.distinct().count()) == (count, count)
+
+
+def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """Trimmed; deleted and made again; never a crash, and nothing that is there is missed."""
+    logs.schedule(20, DUE_MS)
+    place = Place(str(tmp_path))
+    archive(spark, brokers, place, logs.plan(), nothing)
+    logs.schedule(20, DUE_MS)
+    admin = logs.broker.admin()
+    (trimmed,) = admin.delete_records([TopicPartition(logs.delay, 1, 15)]).values()
+    trimmed.result(30)
+    logs.delete(logs.target)
+    logs.create(logs.target)
+    logs.write(logs.target, b"new", logs.receipt(0, 30, DUE_MS), partition=1)
+    logs.flush()
+    done = archive(spark, brokers, place, logs.plan(), nothing)
+    assert {each.table: each.gaps for each in done if each.gaps} == {"messages": 1, "deliveries": SHARDS}
+    assert by_table(done)["deliveries"] == 1
+    assert places(tmp_path, "messages", "shard") == [(0, at) for at in range(20)] + [
+        (1, at) for at in range(20) if not 10 <= at < 15
+    ]
+    gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap"]]
+    assert sorted((row["topic"], row["partition"], row["from_offset"], row["gap_reason"]) for row in gaps) == [
+        (logs.delay, 1, 15, "trimmed"), (logs.target, 0, 0, "recreated"), (logs.target, 1, 0, "recreated")
+    ]  # fmt: skip
+    assert not any(each.gaps for each in archive(spark, brokers, place, logs.plan(), nothing))
+    # Without the target, and with another that is not there: the rest goes on.
+    logs.delete(logs.target)
+    assert "deliveries" not in by_table(archive(spark, brokers, place, logs.plan(targets=[logs.target]), nothing))
+
+
+def test_an_archive_has_one_writer_and_one_cluster(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """Each refusal says of what."""
+    place = Place(str(tmp_path))
+    with place.alone(), pytest.raises(ArchiveInUse, match="another process"), place.alone(wait_s=0):
+        pass
+    archive(spark, brokers, place, logs.plan(), nothing)
+    other = Logs(logs.broker)
+    with pytest.raises(ArchiveFailed, match=logs.cluster):
+        archive(spark, brokers, place, other.plan(), nothing)
+    place.write_json("archive.json", {"format": 99})
+    with pytest.raises(ArchiveFailed, match="format 99"):
+        archive(spark, brokers, place, logs.plan(), nothing)
+    gone = Logs(logs.broker)
+    gone.delete(gone.progress)
+    with pytest.raises(ArchiveFailed, match=gone.progress):
+        archive(spark, brokers, Place(str(tmp_path / "other")), gone.plan(), nothing)
+
+
+def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns it did not have read as null, beside batches that have them."""
+    place = Place(str(tmp_path))
+    rows = spark.createDataFrame([(0, 1, 5, "schedule")], "shard int, offset bigint, timestamp_ms bigint, verb string")
+    rows.write.parquet(place.path("messages", "batch=00000001-000000", "due_date=2030-01-01", "due_hour=3"))
+    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(place.path("messages"))
+    (found,) = read.collect()
+    assert (found.shard, found.offset, found.verb, found.due_ms, found.headers) == (0, 1, "schedule", None, None)
+    assert (found.due_date, found.due_hour, found.batch) == ("2030-01-01", 3, "00000001-000000")

@@ -1,0 +1,112 @@
+"""Arrow batches in, Arrow batches out: the core's parser says the same of a column as of a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronos.core.keys import address
+from chronos.core.message import Action, Entry, Keyed, Record, Refusal, Rules, parse
+from chronos.core.moment import MS_MAX
+from chronos.core.progress import Decision, Outcome, Progress, pack_progress
+from chronos.spark import schema
+from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
+
+HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+
+names = st.sampled_from(
+    ["chronos-deliver-at", "chronos-delay", "chronos-target-topic", "chronos-target-key", "chronos-action",
+     "chronos-id", "chronos-on-conflict", "chronos-expire-at", "chronos-unknown", "traceparent", "ü"]
+)  # fmt: skip
+values = st.one_of(
+    st.none(), st.binary(max_size=4),
+    st.sampled_from([b"1800000000000", b"5s", b"orders", b"cancel", b"replace", b"reschedule", b"fire-now", b"probe",
+                     b"ignore", b"0-1800000000000-3", b"2100-01-01T00:00:00Z"]),
+)  # fmt: skip
+records = st.builds(
+    Record,
+    offset=st.integers(0, 2**40),
+    timestamp_ms=st.integers(1_700_000_000_000, 1_800_000_000_000),
+    key=st.one_of(st.none(), st.binary(max_size=8)),
+    value=st.one_of(st.none(), st.binary(max_size=8)),
+    headers=st.lists(st.tuples(names, values), max_size=5),
+)
+
+
+def batch_of(rows: list[tuple[int, Record]]) -> pa.RecordBatch:
+    """As Spark's Kafka source gives them; no headers are null."""
+    headers = [
+        [{"name": name, "value": value} for name, value in record.headers] if record.headers else None
+        for _, record in rows
+    ]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([shard for shard, _ in rows], pa.int32()),
+            pa.array([record.offset for _, record in rows], pa.int64()),
+            pa.array([record.timestamp_ms for _, record in rows], pa.int64()),
+            pa.array([record.key for _, record in rows], pa.binary()),
+            pa.array([record.value for _, record in rows], pa.binary()),
+            pa.array(headers, HEADERS),
+        ],
+        names=["shard", "offset", "timestamp_ms", "key", "value", "headers"],
+    )
+
+
+def expected(shard: int, record: Record) -> dict[str, Any]:
+    """What the core says, as columns."""
+    ask = parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX))
+    row: dict[str, Any] = dict.fromkeys(PARSED)
+    entry = ask.entry if isinstance(ask, Keyed) else ask
+    if isinstance(entry, Entry):
+        row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
+                "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
+                "id": entry.id or address(shard, entry.due_ms, record.offset)}  # fmt: skip
+    if isinstance(ask, Keyed):
+        row |= {"verb": ask.verb.name.lower(), "on_conflict": ask.on_conflict.name.lower()}
+    elif isinstance(ask, Action):
+        row |= {"verb": ask.verb.name.lower().replace("_", "-"), "id": ask.id or None, "requested_due_ms": ask.due_ms,
+                "due_ms": ask.due_ms}  # fmt: skip
+    elif isinstance(ask, Refusal):
+        row |= {"verb": "refused", "id": record.key, "reason": ask.reason.word}
+    return row
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), records), min_size=1, max_size=20), st.data())
+def test_a_batch_says_what_the_core_says_of_each_record(rows: list[tuple[int, Record]], data: st.DataObject) -> None:
+    """Also of a slice of a batch, and every column of the record comes out as it went in."""
+    batch = batch_of(rows)
+    begin = data.draw(st.integers(0, len(rows)))
+    (made,) = parse_messages(3)(iter([batch.slice(begin)]))
+    assert made.schema.names == [name for name, *_ in schema.MESSAGES.columns]
+    assert made.select(batch.schema.names).to_pylist() == batch.slice(begin).to_pylist()
+    assert made.select(list(PARSED)).to_pylist() == [expected(shard, record) for shard, record in rows[begin:]]
+
+
+def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:
+    """Refusals and outcomes other than plain delivery; counts by name."""
+    step = Progress(
+        role_epoch=7, log_epoch=3, node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
+        counts=(5, 0, 1, 0, 0, 0, 1), refused=((3, 18), (4, 200)),
+        decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2), Decision(51, 7, Outcome.DEAD, 33)),
+    )  # fmt: skip
+    batch = pa.RecordBatch.from_pydict(
+        {"shard": [1], "offset": [4], "timestamp_ms": [100], "value": [pack_progress(step)]}
+    )
+    (steps,) = unpack_steps(iter([batch]))
+    row = dict(zip((name for name, *_ in schema.PROGRESS.columns), steps.to_pylist()[0].values(), strict=True))
+    assert row == {
+        "shard": 1, "offset": 4, "timestamp_ms": 100, "role_epoch": 7, "log_epoch": 3, "node": "n1", "instance": "i",
+        "cursor_due_ms": 99, "cursor_offset": "18446744073709551615", "pull_offset": 12, "delivered": 5, "again": 0,
+        "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "refused": 2, "value": pack_progress(step),
+    }  # fmt: skip
+    (decisions,) = unpack_decisions(iter([batch]))
+    assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]
+    assert [tuple(found.values())[3:] for found in decisions.to_pylist()] == [
+        (None, 3, "refused", "unknown", None, 1, 1),
+        (None, 4, "refused", "reason-200", None, 1, 1),
+        (50, 6, "retry", "refused-by-broker", 70, 1, 2),
+        (51, 7, "dead-letter", "target-missing", None, 1, 1),
+    ]
