@@ -1,0 +1,329 @@
+"""How long an audit of 10,000,000 archived messages takes, and with how much memory. The archive is made up.
+
+A day of four shards with a step each 100 ms: 95 % of the messages go to one target; 40 % have an id of their own, 3 %
+are cancelled, 0.3 % moved, 1 % delivered at the second attempt, 0.5 % expired, 0.1 % refused. A few deliveries are
+missing, doubled or early. The audit has to count all of them exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.moment import format_time
+from tests.bench.figures import Bench
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MESSAGES = 10_000_000
+AUDIT_S = 180.0
+AUDIT_BYTES = 3 * 2**30
+
+SHARDS = 4
+START_MS = 1_893_456_000_000
+GAP_MS = 34
+"""Between two records of a shard."""
+
+STEP_MS = 100
+"""Between two steps of a shard."""
+
+DELAY_MS = 7_200_000
+"""Greatest delay; the least is ten seconds."""
+
+RETRY_MS = 1_000
+MOVED_MS = 60_000
+"""From a reschedule to the new time."""
+
+WRITTEN_MS = 5
+"""From a step's clock to the broker's timestamp."""
+
+PARTITIONS = 3
+"""Of a target."""
+
+GROUP = 33
+"""Records of a shard of which the last cancels one."""
+
+PLANTED = 7
+"""Of each: missing, duplicated, early."""
+
+TARGETS = 50
+"""Beside the one with nearly all messages."""
+
+SAMPLE_S = 0.25
+
+
+def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
+    """Adds the figures of time and memory."""
+    place = bench.directory / "audited"
+    bench.say(f"     making an archive of {messages:,} messages")
+    expected = make(place, messages)
+    seconds, peak_bytes, counts = measure(place, bench.directory, messages)
+    exact = counts == expected
+    if not exact:
+        bench.say(f"     found {counts}, there are {expected}")
+    bench.add(
+        f"audit of {messages:,} archived messages", f"{seconds:.0f} s{'' if exact else ', wrong counts'}",
+        f"<= {AUDIT_S:.0f} s", seconds <= AUDIT_S and exact, seconds=seconds, counts=counts,
+    )  # fmt: skip
+    bench.add(
+        "memory of that audit, JVM and Python together", f"{peak_bytes / 2**30:.2f} GiB",
+        f"<= {AUDIT_BYTES / 2**30:.0f} GiB", peak_bytes <= AUDIT_BYTES, bytes=peak_bytes,
+    )  # fmt: skip
+
+
+def measure(place: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
+    """The command as users run it: seconds, most bytes resident at a time, and what it counted."""
+    command = [
+        sys.executable, "-m", "chronos", "audit", "--location", str(place), "-o", "json", "--master", "local[2]",
+        "--from", format_time(START_MS), "--to", format_time(START_MS + length_ms(messages)),
+        "--report", str(directory / "audit.html"), "--conf", f"spark.local.dir={directory}",
+    ]  # fmt: skip
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, resident_bytes(process.pid))
+            time.sleep(SAMPLE_S)
+        seconds = time.monotonic() - began
+        assert process.stdout is not None
+        output = process.stdout.read()
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"the audit ended with {process.returncode}")
+    counts: dict[str, int] = json.loads(output)["counts"]
+    return seconds, peak, counts
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    pages: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            after_name = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        children.setdefault(int(after_name[1]), []).append(int(entry))
+        pages[int(entry)] = int(after_name[21])
+    family, seen = [pid], 0
+    while family:
+        each = family.pop()
+        seen += pages.get(each, 0)
+        family += children.get(each, ())
+    return seen * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- the archive
+
+
+def length_ms(messages: int) -> int:
+    """From the first record to a time when everything is settled."""
+    return messages // SHARDS * GAP_MS + DELAY_MS + 120_000
+
+
+def make(place: Path, messages: int) -> dict[str, int]:
+    """Write the tables an audit reads, as `chronos archive` lays them out; how many have which fate."""
+    from chronos.spark import schema
+    from chronos.spark.session import open_session
+
+    place.mkdir(parents=True)
+    topics = {"delay": "delay", "progress": "progress", "rejected": "rejected", "dead_letter": "dead"}
+    said = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
+    (place / "archive.json").write_text(json.dumps(said))
+    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(place.parent)})
+    try:
+        records = _records(spark, messages)
+        planted = _planted(records, messages)
+        for table, rows in (
+            (schema.MESSAGES, _messages(records)),
+            (schema.DELIVERIES, _deliveries(records, *planted)),
+            (schema.DECISIONS, _decisions(records)),
+            (schema.PROGRESS, _progress(spark, messages)),
+            (schema.OFFSETS, _offsets(spark, messages)),
+        ):
+            _write(rows, table, place)
+        counts = {row["fate"]: row["count"] for row in records.groupBy("fate").count().collect()}
+    finally:
+        spark.stop()
+    found = sum(counts[fate] for fate in ("delivered", "moved", "retried"))
+    return {
+        "delivered": found - 3 * PLANTED,
+        **dict.fromkeys(("missing", "duplicated", "early"), PLANTED),
+        "cancelled": counts["cancelled"],
+        "expired": counts["expired"],
+        "rejected": counts["refused"],
+    }
+
+
+def _write(rows: DataFrame, table: Any, place: Path) -> None:
+    from chronos.spark.archive import in_hours
+    from chronos.spark.schema import columns_of
+
+    rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))
+    where = str(place / table.name / "batch=00000001-000000")
+    if table.partitioned_by is None:
+        rows.write.parquet(where)
+    else:
+        in_hours(rows, table).write.partitionBy("due_date", "due_hour").parquet(where)
+
+
+def _records(spark: SparkSession, messages: int) -> DataFrame:
+    """Every record of the delay topic, and what becomes of it: `r` counts those of a shard, `at` those of a group."""
+    from pyspark.sql import functions as f
+
+    per_shard = messages // SHARDS
+    r = f.col("r")
+    # A part for about an hour, so that a task writes to few folders.
+    parts = max(2, per_shard * GAP_MS // 3_600_000)
+    made = spark.range(0, per_shard * SHARDS, numPartitions=parts).select(
+        f.col("id").alias("n"),
+        (f.col("id") % SHARDS).cast("int").alias("shard"),
+        f.floor(f.col("id") / SHARDS).alias("r"),
+        f.pmod(f.xxhash64("id"), f.lit(1_000_000)).alias("dice"),
+        f.pmod(f.xxhash64("id", f.lit("target")), f.lit(1_000)).alias("target_dice"),
+    )
+    fate = (
+        f.when(r % GROUP == 32, "cancels")
+        .when(r % (10 * GROUP) == 31, "moves")
+        .when((r % GROUP == 12) & (r + 20 < per_shard), "cancelled")
+        .when((r % (10 * GROUP) == 22) & (r + 9 < per_shard), "moved")
+        .when(f.col("dice") < 10_000, "retried")
+        .when(f.col("dice") < 15_000, "expired")
+        .when(f.col("dice") < 16_000, "refused")
+        .otherwise("delivered")
+    )
+    timestamp_ms = START_MS + r * GAP_MS + f.col("shard")
+    asked_ms = timestamp_ms + 10_000 + f.col("dice") * 7_919 % (DELAY_MS - 20_000)
+    moved_ms = timestamp_ms + 9 * GAP_MS + MOVED_MS
+    target = f.when(f.col("target_dice") < 950, "orders").otherwise(
+        f.concat(f.lit("t-"), f.col("target_dice") % TARGETS)
+    )
+    return made.select(
+        "*", fate.alias("fate"), timestamp_ms.alias("timestamp_ms"), asked_ms.alias("asked_ms"), target.alias("target")
+    ).withColumn("due_ms", f.when(f.col("fate") == "moved", moved_ms).otherwise(f.col("asked_ms")))
+
+
+def _planted(records: DataFrame, messages: int) -> list[list[int]]:
+    """Numbers of those that are missing, doubled and early."""
+    found = records.where("fate = 'delivered'").where(f"n % {messages // 64} = 3").select("n").limit(3 * PLANTED)
+    numbers = sorted(row["n"] for row in found.collect())
+    assert len(numbers) == 3 * PLANTED
+    return [numbers[kind::3] for kind in range(3)]
+
+
+def _id(r: Column) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.concat_ws("-", f.lit("order"), "shard", r).cast("binary")
+
+
+def _messages(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    r, fate = f.col("r"), f.col("fate")
+    verb = f.when(fate == "cancels", "cancel").when(fate == "moves", "reschedule").otherwise("schedule")
+    named = f.when(fate == "cancels", r - 20).when(fate == "moves", r - 9).otherwise(r)
+    has_name = (r % GROUP % 5).isin(2, 4) | fate.isin("cancels", "moves")
+    address = f.concat_ws("-", "shard", "asked_ms", "r").cast("binary")
+    due_ms = f.when(fate == "moves", f.col("timestamp_ms") + MOVED_MS).when(fate != "cancels", f.col("asked_ms"))
+    is_schedule = verb == "schedule"
+    none = f.lit(None)
+    return records.select(
+        "shard", r.alias("offset"), "timestamp_ms", f.when(has_name, _id(named)).alias("key"), _payload().alias("value"),
+        none.alias("headers"), verb.alias("verb"), f.when(has_name, _id(named)).otherwise(address).alias("id"),
+        f.when(is_schedule, f.col("target")).alias("target"), none.alias("target_key"), due_ms.alias("requested_due_ms"),
+        due_ms.alias("due_ms"), none.alias("expire_at_ms"),
+        f.when(is_schedule & has_name, "reject").alias("on_conflict"), none.alias("reason"),
+    )  # fmt: skip
+
+
+def _payload() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.concat(f.sha2(f.col("n").cast("string"), 256), f.lit("." * 36)).cast("binary")
+
+
+def _step(after_ms: Column) -> Column:
+    """Number of the step that settles what is due then."""
+    from pyspark.sql import functions as f
+
+    return f.ceil((after_ms + 1 - START_MS) / STEP_MS)
+
+
+def _step_ms(step: Column) -> Column:
+    """When the broker took what the step wrote."""
+    return START_MS + step * STEP_MS + WRITTEN_MS
+
+
+def _deliveries(records: DataFrame, missing: list[int], doubled: list[int], early: list[int]) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    n, is_second = f.col("n"), f.col("fate") == "retried"
+    timestamp_ms = _step_ms(_step(f.col("due_ms") + f.when(is_second, RETRY_MS).otherwise(0)))
+    copies = f.when(n.isin(doubled), f.sequence(f.lit(0), f.lit(1))).otherwise(f.array(f.lit(0)))
+    found = records.where(f.col("fate").isin("delivered", "moved", "retried") & ~n.isin(missing))
+    none = f.lit(None)
+    return found.withColumn("copy", f.explode(copies)).select(
+        f.col("target").alias("topic"), (n % PARTITIONS).alias("partition"),
+        (f.floor(n / PARTITIONS) * 2 + f.col("copy")).alias("offset"),
+        f.when(n.isin(early), f.col("due_ms") - 10_000).otherwise(timestamp_ms).alias("timestamp_ms"),
+        none.alias("key"), _payload().alias("value"), none.alias("headers"), none.alias("id"),
+        f.col("due_ms").alias("due_at_ms"), f.lit("delay").alias("source_topic"), "shard",
+        f.col("r").alias("source_offset"), f.lit(1).alias("occurrence"), f.when(is_second, 2).otherwise(1).alias("attempt"),
+    )  # fmt: skip
+
+
+def _decisions(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    is_refused, is_second = f.col("fate") == "refused", f.col("fate") == "retried"
+    step = _step(f.when(is_refused, f.col("timestamp_ms")).otherwise(f.col("due_ms")))
+    outcome = f.when(is_refused, "refused").when(is_second, "retry").otherwise("expired")
+    return records.where(f.col("fate").isin("refused", "retried", "expired")).select(
+        "shard", (step * 2).alias("progress_offset"), _step_ms(step).alias("decided_ms"),
+        f.when(~is_refused, f.col("due_ms")).alias("position_due_ms"), f.col("r").alias("source_offset"),
+        outcome.alias("outcome"), f.when(is_refused, "conflict").alias("reason"),
+        f.when(is_second, f.col("due_ms") + RETRY_MS).alias("next_due_ms"), f.lit(1).alias("occurrence"),
+        f.when(is_second, 2).otherwise(1).alias("attempt"),
+    )  # fmt: skip
+
+
+def _progress(spark: SparkSession, messages: int) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    from chronos.spark.schema import COUNTS
+
+    steps = length_ms(messages) // STEP_MS
+    step, shard = f.floor(f.col("id") / SHARDS), (f.col("id") % SHARDS).cast("int")
+    pulled = f.floor((step * STEP_MS - 1 - shard) / GAP_MS) + 1
+    zero = f.lit(0)
+    return spark.range(0, steps * SHARDS, numPartitions=max(2, steps * STEP_MS // 3_600_000)).select(
+        shard.alias("shard"), (step * 2).alias("offset"), _step_ms(step).alias("timestamp_ms"),
+        f.lit(1).alias("role_epoch"), f.lit(1).alias("log_epoch"), f.lit("n").alias("node"), f.lit("i").alias("instance"),
+        (START_MS + step * STEP_MS - 1).alias("cursor_due_ms"), f.lit(str(OFFSET_MAX)).alias("cursor_offset"),
+        f.greatest(zero, f.least(pulled, f.lit(messages // SHARDS))).alias("pull_offset"),
+        *(zero.alias(name) for name in (*COUNTS, "refused")),
+        f.unhex(f.sha2(f.col("id").cast("string"), 512)).alias("value"),
+    )  # fmt: skip
+
+
+def _offsets(spark: SparkSession, messages: int) -> DataFrame:
+    from chronos.spark import schema
+
+    read_ms = START_MS + length_ms(messages) + 60_000
+    ends = [("messages", "delay", shard, messages // SHARDS) for shard in range(SHARDS)]
+    ends += [("progress", "progress", shard, 2 * length_ms(messages) // STEP_MS + 1) for shard in range(SHARDS)]
+    targets = ["orders", *(f"t-{number}" for number in range(TARGETS))]
+    ends += [("deliveries", target, number, messages) for target in targets for number in range(PARTITIONS)]
+    rows = [
+        (table, topic, number, "id", 0, end, 0, end, end, read_ms, False, None) for table, topic, number, end in ends
+    ]
+    return spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1)
