@@ -312,7 +312,7 @@ def archive(
         str, typer.Option("--every", metavar="DURATION", help="With --continuous: pause between two runs.")
     ] = "1m",
     batch_records: Annotated[
-        int, typer.Option("--batch-records", min=1, help="Most records of a micro-batch.")
+        int, typer.Option("--batch-records", metavar="N", min=1, help="Most records of a micro-batch.")
     ] = 2_000_000,
     reader: Annotated[
         list[str] | None,
@@ -432,7 +432,7 @@ def config(
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
     """Look for what is wrong, and say what to do about it.
 
-    Looks at settings, data directory, disk, stores, log, topics and clocks. With the service stopped every store is
+    Looks at settings, cluster, data directory, disk, stores, log, topics and clocks. With the service stopped every store is
     read and its checksums are checked; while it runs, it is asked. Takes the settings that `serve` takes. Exit code 5
     when a store is damaged, 3 when the log does not answer, 1 for the rest.
 

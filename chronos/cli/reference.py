@@ -31,16 +31,22 @@ def reference() -> str:
     group: Any = typer.main.get_command(app)
     parts = [_HEAD]
     for name, command in group.commands.items():
-        text = inspect.cleandoc(command.help or "")
-        parts.append(f"\n## chronos {name}\n\n{_prose(text)}\n")
-        arguments = [found for found in command.params if found.param_type_name == "argument"]
-        options = [found for found in command.params if found.param_type_name == "option" and found.name != "help"]
-        usage = " ".join(["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)])
-        parts.append(f"\nUsage: `{usage.strip()}`\n")
-        if arguments or options:
-            parts.append("\n| | | meaning |\n|---|---|---|\n")
-        parts += [f"| `{_cell(_argument(found))}` | | {found.help or ''} |\n" for found in arguments]
-        parts += [_option(found) for found in options]
+        parts.append(_verb(name, command))
+        parts += [_verb(f"{name} {below}", each) for below, each in getattr(command, "commands", {}).items()]
+    return "".join(parts)
+
+
+def _verb(name: str, command: Any) -> str:
+    text = inspect.cleandoc(command.help or "")
+    parts = [f"\n## chronos {name}\n\n{_prose(text)}\n"]
+    arguments = [found for found in command.params if found.param_type_name == "argument"]
+    options = [found for found in command.params if found.param_type_name == "option" and found.name != "help"]
+    usage = " ".join(["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)])
+    parts.append(f"\nUsage: `{usage.strip()}`\n")
+    if arguments or options:
+        parts.append("\n| | | meaning |\n|---|---|---|\n")
+    parts += [f"| `{_cell(_argument(found))}` | | {found.help or ''} |\n" for found in arguments]
+    parts += [_option(found) for found in options]
     return "".join(parts)
 
 
