@@ -45,6 +45,8 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """A compacted topic: it refuses records without a key."""
     writable: bool = True
     """The broker lets Chronos write to it."""
+    replicas: int | None = None
+    """Of its partition with the fewest; None where there is no such thing."""
 
 
 class Appended(Struct, frozen=True, kw_only=True):

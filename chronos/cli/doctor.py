@@ -1,23 +1,24 @@
 """`chronos doctor`: looks at everything a node needs, in the order in which it would fail, and says what to do.
 
-settings -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> clocks
+settings -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
 """
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
-from msgspec import Struct
 
+from chronos.cli.doctor_cluster import examine_cluster
+from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
 from chronos.cli.output import Format, number, printable, put_json, size
-from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt, StoreInUse
+from chronos.errors import ChronosError, ConfigurationError, StoreInUse
 
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.node import Node
-    from chronos.ports import Store
+    from chronos.ports import Log, Store
 
 CLOCK_TOLERANCE_MS = 500
 """How far the broker's clock may differ (law 2)."""
@@ -25,18 +26,11 @@ CLOCK_TOLERANCE_MS = 500
 ASK_S = 10.0
 """How long the log may take to answer."""
 
+TARGETS_LOOK = 1_000
+"""So many of the messages that are due next are looked at for their targets."""
 
-T = TypeVar("T")
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    """What one look found."""
-
-    what: str
-    verdict: str
-    """ok, note, or problem."""
-    text: str
-    exit_code: int = 0
+ONE_REPLICA = "a shard that has touched such a topic waits for as long as its broker is gone"
+"""What becomes of it (DESIGN section 5)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:
@@ -73,33 +67,32 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
     try:
         config = load(path, os.environ, overrides)
     except ConfigurationError as error:
-        yield _problem("settings", error)
+        yield failed("settings", error)
         return
-    yield Finding(what="settings", verdict="ok", text=path or "no file; variables, flags and defaults only")
+    yield ok("settings", path or "no file; variables, flags and defaults only")
     from chronos.logs import set_up
     from chronos.node import Node
 
     set_up("error", "console")
-    if not os.path.isdir(config.node.data_dir):
-        yield Finding(
-            what="data directory", verdict="note",
-            text=f"{config.node.data_dir} is not there yet; the service makes it at its first start",
-        )  # fmt: skip
-        return
     node = Node(config)
+    if config.coordinator.kind == "zookeeper":
+        yield from examine_cluster(config, node.directory.known_instance())
+    if not os.path.isdir(config.node.data_dir):
+        yield note(
+            "data directory", f"{config.node.data_dir} is not there yet; the service makes it at its first start"
+        )
+        return
     try:
         node.directory.claim()
     except StoreInUse:
-        yield Finding(
-            what="data directory", verdict="ok", text=f"{config.node.data_dir} is in use by a running service"
-        )
-        yield from _running(config)
+        yield ok("data directory", f"{config.node.data_dir} is in use by a running service")
+        yield from _running(node, config)
         yield _disk(node, config)
         return
     except ChronosError as error:
-        yield _problem("data directory", error)
+        yield failed("data directory", error)
         return
-    yield Finding(what="data directory", verdict="ok", text=f"{config.node.data_dir}, instance {node.instance}")
+    yield ok("data directory", f"{config.node.data_dir}, instance {node.instance}")
     try:
         yield _disk(node, config)
         yield from _stopped(node, config)
@@ -107,43 +100,48 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         node.stop()
 
 
-def _running(config: "Config") -> Iterator[Finding]:
+def _running(node: "Node", config: "Config") -> Iterator[Finding]:
     """What the service says about itself."""
     from chronos.client import Client, ClientError
+    from chronos.node.opening import open_log
 
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.admin.host, config.admin.host)
     try:
         with Client(f"http://{host}:{config.admin.port}", timeout_s=ASK_S, retries=1) as client:
             nodes, shards = client.ask("/v1/nodes")["nodes"], client.ask("/v1/shards")["shards"]
+            due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
     except ClientError as error:
-        yield Finding(what="service", verdict="problem", text=f"it runs, but: {error}", exit_code=3)
+        yield problem("service", f"it runs, but: {error}", exit_code=3)
         return
-    for node in nodes:
-        if node["ready"]:
-            yield Finding(what="service", verdict="ok", text=f"node {node['node']} is ready")
-        for reason in node["reasons"]:
-            yield Finding(what="service", verdict="problem", text=reason, exit_code=1)
+    here = nodes[0]
+    if here["ready"]:
+        yield ok("service", f"node {here['node']} is ready")
+    for reason in here["reasons"]:
+        yield problem("service", reason)
     for shard in shards:
         if shard["oldest_overdue_ms"] > 60_000:
-            yield Finding(
-                what=f"shard {shard['shard']}", verdict="problem", exit_code=1,
-                text=f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
+            yield problem(
+                f"shard {shard['shard']}",
+                f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
                 f" {number(shard['pending'])} are pending",
-            )  # fmt: skip
-    yield Finding(
-        what="stores", verdict="note",
-        text="they can only be read and verified while the service is stopped; run this again then",
-    )  # fmt: skip
+            )
+    yield note("stores", "they can only be read and verified while the service is stopped; run this again then")
+    if config.log.kind == "kafka":
+        log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
+        if log is not None:
+            try:
+                yield from _targets(log, config, {page["target"]["topic"] for page in due if page["target"]})
+            finally:
+                log.close()
 
 
 def _disk(node: "Node", config: "Config") -> Finding:
     free, reserve = node.disk_free_bytes(), config.limits.disk_reserve
     if free < reserve:
-        return Finding(
-            what="disk", verdict="problem", exit_code=1,
-            text=f"{size(free)} free, less than limits.disk_reserve ({size(reserve)}): the service would stand still",
-        )  # fmt: skip
-    return Finding(what="disk", verdict="ok", text=f"{size(free)} free, {size(reserve)} of them in reserve")
+        return problem(
+            "disk", f"{size(free)} free, less than limits.disk_reserve ({size(reserve)}): the service would stand still"
+        )
+    return ok("disk", f"{size(free)} free, {size(reserve)} of them in reserve")
 
 
 def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
@@ -162,33 +160,33 @@ def _stores(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
     from chronos.node.opening import open_store
 
     for number_, folder in _store_folders(config):
-        found = yield from _guarded(f"store of shard {number_}", partial(open_store, config, node.directory, number_))
+        found = yield from guarded(f"store of shard {number_}", partial(open_store, config, node.directory, number_))
         if found is None:
             continue
         stores[number_] = found
-        rows = yield from _guarded(f"store of shard {number_}", found.verify)
+        rows = yield from guarded(f"store of shard {number_}", found.verify)
         if rows is None:
             found.close()
             del stores[number_]
         else:
             text = f"{folder}: {number(rows)} rows read, {size(found.size_bytes())}, every checksum is right"
-            yield Finding(what=f"store of shard {number_}", verdict="ok", text=text)
+            yield ok(f"store of shard {number_}", text)
     if not os.path.isdir(os.path.join(config.node.data_dir, "shards")):
-        yield Finding(what="stores", verdict="note", text="there are none yet")
+        yield note("stores", "there are none yet")
 
 
 def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
     from chronos.node.opening import open_log
 
-    log = yield from _guarded("log", lambda: open_log(config, node.directory, node.clock))
+    log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
     if log is None:
         return
     node.log = log
     verify = getattr(log, "verify", None)
     if verify is not None:
-        rows = yield from _guarded("log", verify)
+        rows = yield from guarded("log", verify)
         if rows is not None:
-            yield Finding(what="log", verdict="ok", text=f"embedded: {number(rows)} rows read, every checksum is right")
+            yield ok("log", f"embedded: {number(rows)} rows read, every checksum is right")
     yield from _topics(node, config, stores)
 
 
@@ -199,63 +197,81 @@ def _store_folders(config: "Config") -> list[tuple[int, str]]:
     return [(number_, os.path.join(shards, str(number_))) for number_ in numbers]
 
 
+def due_targets(store: "Store") -> set[str]:
+    """The targets of what is due next in a store."""
+    from chronos.core.codec import FRESH, unpack_state
+    from chronos.core.keys import STATE_KEY
+    from chronos.core.moment import MS_MAX
+    from chronos.core.query import page
+
+    (data,) = store.get([STATE_KEY])
+    state = FRESH if data is None else unpack_state(data)
+    rows, _ = page(store, state, 0, after=None, due_from_ms=0, due_to_ms=MS_MAX + 1, target=None, limit=TARGETS_LOOK)
+    return {row.entry.target for row in rows}
+
+
 def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
     from chronos.node.opening import check_identity, identity, own_topics
 
     names = [config.topics.delay, config.topics.progress, config.topics.rejected, config.topics.dead_letter]
-    infos = yield from _guarded("log", lambda: node.log.look(names))
+    infos = yield from guarded("log", lambda: node.log.look(names))
     if infos is None:
         return
     missing = [name for name in names if (info := infos[name]) is None or info.id == ""]
     if missing:
         will = "the service makes them" if config.topics.create else "topics.create is off: make them"
-        yield Finding(
-            what="topics", verdict="note" if config.topics.create else "problem",
-            text=f"missing: {', '.join(missing)}; {will}", exit_code=0 if config.topics.create else 2,
-        )  # fmt: skip
+        text = f"missing: {', '.join(missing)}; {will}"
+        yield note("topics", text) if config.topics.create else problem("topics", text, exit_code=2)
         return
-    prepared = yield from _guarded("topics", lambda: node.log.prepare(own_topics(config), create=False))
+    prepared = yield from guarded("topics", lambda: node.log.prepare(own_topics(config), create=False))
     if prepared is None:
         return
-    yield Finding(what="topics", verdict="ok", text=f"{', '.join(names)}: {config.shards} partitions each")
+    yield ok("topics", f"{', '.join(names)}: {config.shards} partitions each")
+    if config.log.kind == "kafka":
+        single = [name for name in names if (info := infos[name]) is not None and info.replicas == 1]
+        if single:
+            yield note("topics", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")
+        yield from _targets(node.log, config, {target for store in stores.values() for target in due_targets(store)})
     for number_, store in stores.items():
         mine, path = identity(config, number_, prepared), node.directory.store(number_)
-        yield from _guarded(f"store of shard {number_}", partial(check_identity, store, mine, path))
+        yield from guarded(f"store of shard {number_}", partial(check_identity, store, mine, path))
     yield from _clock(node, config)
+
+
+def _targets(log: "Log", config: "Config", targets: set[str]) -> Iterator[Finding]:
+    """Those of the messages that are due next: whether they are there, and survive a broker."""
+    if not targets:
+        return
+    infos = yield from guarded("targets", lambda: log.look(sorted(targets)))
+    if infos is None:
+        return
+    missing = sorted(name for name, info in infos.items() if info is None)
+    if missing and not config.delivery.create_topics:
+        yield note("targets", f"missing: {', '.join(missing)}; what is due there becomes a dead letter: make them")
+    single = sorted(name for name, info in infos.items() if info is not None and info.replicas == 1)
+    if single:
+        yield note("targets", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")
+    if not missing and not single:
+        yield ok("targets", f"{', '.join(sorted(targets))}: there, and replicated")
 
 
 def _clock(node: "Node", config: "Config") -> Iterator[Finding]:
     """The broker's timestamp of a probe, which is delivered to nobody, against this machine's clock."""
     if config.log.kind == "embedded":
-        yield Finding(what="clock", verdict="ok", text="the embedded log's clock is this machine's own")
+        yield ok("clock", "the embedded log's clock is this machine's own")
         return
     before_ms = node.clock.now_ms()
     probe = (config.topics.delay, None, None, {"chronos-action": b"probe"}, 0)
-    appended = yield from _guarded("clock", lambda: node.log.append([probe], ASK_S))
+    appended = yield from guarded("clock", lambda: node.log.append([probe], ASK_S))
     if appended is None:
         return
     stamp_ms, after_ms = appended[0].timestamp_ms, node.clock.now_ms()
     apart_ms = max(before_ms - stamp_ms, stamp_ms - after_ms, 0)
     if apart_ms > CLOCK_TOLERANCE_MS:
-        yield Finding(
-            what="clock", verdict="problem", exit_code=1,
-            text=f"the broker's and this machine's differ by {number(apart_ms)} ms; nothing is delivered while they"
+        yield problem(
+            "clock",
+            f"the broker's and this machine's differ by {number(apart_ms)} ms; nothing is delivered while they"
             f" differ by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
-        )  # fmt: skip
+        )
         return
-    yield Finding(what="clock", verdict="ok", text=f"within {number(apart_ms)} ms of the broker's")
-
-
-def _guarded(what: str, look: Callable[[], T]) -> Generator[Finding, None, T | None]:
-    """The result; a failure becomes a finding, and None."""
-    try:
-        return look()
-    except ChronosError as error:
-        yield _problem(what, error)
-        return None
-
-
-def _problem(what: str, error: ChronosError) -> Finding:
-    later = " It may pass." if isinstance(error, Retry) else ""
-    damage = "damaged: " if isinstance(error, StoreCorrupt) else ""
-    return Finding(what=what, verdict="problem", text=f"{damage}{error}{later}", exit_code=error.exit_code)
+    yield ok("clock", f"within {number(apart_ms)} ms of the broker's")

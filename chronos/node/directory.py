@@ -7,6 +7,9 @@ from pathlib import Path
 
 from chronos.errors import Stop, StoreInUse
 
+INSTANCE = "instance"
+"""The file that holds the directory's id."""
+
 
 class DataDirectory:
     """Where a node keeps everything it has, and who it is."""
@@ -37,12 +40,19 @@ class DataDirectory:
         self._lock_file = handle
         os.truncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()}, node {self._node}\n".encode(), 0)
-        named = self.path / "instance"
+        named = self.path / INSTANCE
         if not named.exists():
             fresh = self.path / "instance.new"
             fresh.write_text(uuid.uuid4().hex + "\n")
             fresh.replace(named)
         self.instance = named.read_text().strip()
+
+    def known_instance(self) -> str:
+        """Its id without claiming it; empty where there is none yet."""
+        try:
+            return (self.path / INSTANCE).read_text().strip()
+        except OSError:
+            return ""
 
     def release(self) -> None:
         """Let another process have it."""

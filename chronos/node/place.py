@@ -3,12 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from chronos.config import Config
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
 from chronos.ports import Clock, Coordinator
 from chronos.workers.member import Membership
+
+if TYPE_CHECKING:
+    from chronos.adapters.zookeeper import ZooKeeperCoordinator
+    from chronos.adapters.zookeeper_survey import Survey as Survey
 
 WAIT_MAX_S = 1.0
 """Longest single wait, so that an end is noticed."""
@@ -19,7 +24,7 @@ HAND_OVER_S = 5.0
 LOOK_S = 0.02
 
 
-def open_coordinator(config: Config, instance: str) -> Coordinator:
+def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
     """The coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
     # Imported here: a standalone node runs without the ZooKeeper client.
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
@@ -97,3 +102,10 @@ class Place:
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))
+
+
+def look_at_coordinator(config: Config, instance: str) -> "Survey":
+    """What is to be seen of the cluster from outside. Raises ConfigurationError, CoordinatorUnavailable."""
+    from chronos.adapters.zookeeper_survey import survey
+
+    return survey(open_coordinator(config, instance))

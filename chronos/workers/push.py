@@ -112,6 +112,8 @@ class Targets:
         since = before.missing_since_ms if before is not None else None
         if info is None and since is None:
             log.warning("target topic missing", topic=topic, again_in_ms=SECOND_LOOK_MS)
+        if info is not None and info.replicas == 1 and (before is None or before.info is None):
+            log.warning("target topic has one replica", topic=topic)
         self._looks[topic] = Look(
             info=info,
             looked_ms=now_ms,

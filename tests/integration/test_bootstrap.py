@@ -7,6 +7,8 @@ in each other.
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -22,7 +24,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
-from tests.broker import Broker
+from tests.broker import Broker, free_port
 from tests.chaos.fleet import Fleet
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.service import Service
@@ -262,3 +264,66 @@ def test_a_checkpoint_is_given_to_members_only_and_a_digest_to_everybody(
     shown = "".join(str(node.ask("GET", path)) for path in ("/v1/nodes", "/v1/shards", "/metrics")) + node.tail(10_000)
     assert token not in shown
     assert node.ask("GET", "/v1/shards/9/digest")[0] == 404
+
+
+def doctor(node: Service, *, settings: dict[str, object] | None = None) -> tuple[int, dict[str, list[str]]]:
+    """`chronos doctor` with a node's settings: its exit code, and what it says by verdict."""
+    given = {**node.settings, **(settings or {})}
+    arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    said: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
+    for finding in json.loads(done.stdout)["findings"]:
+        said[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
+    return done.returncode, said
+
+
+@pytest.mark.timeout(240)
+def test_the_doctor_sees_the_cluster_from_outside(
+    fleet: Fleet, flow: KafkaFlow, gates: dict[str, Gate], zookeeper: Ensemble, tmp_path: Path
+) -> None:
+    """A healthy cluster; a node that cannot be reached, one that is gone, an id that is taken; and no ZooKeeper."""
+    fleet.start()
+    flow.write(20, now_ms() + 600_000, now_ms() + 600_000)
+    flow.flush()
+    node = fleet.nodes["n1"]
+    node.wait_until(lambda: node.pending() == 20, "hold what is pending")
+    code, said = doctor(node)
+    assert (code, said["problem"]) == (0, [])
+    fine = "\n".join(said["ok"])
+    assert "a session begins" in fine
+    assert "node n2: ready" in fine
+    assert "every shard has a master" in fine
+    assert any("one replica only" in text and flow.target in text for text in said["note"])
+
+    # Somebody else with this node's name.
+    code, said = doctor(node, settings={"node.data_dir": tmp_path / "other"})
+    assert code == 1
+    assert any("node.id n1 is taken by another data directory" in text for text in said["problem"])
+
+    # n2 answers ZooKeeper, but not at the address it gave; n3 is gone.
+    gates["n2"].target = 1
+    fleet.nodes["n3"].kill()
+    node.wait_until(lambda: [each["node"] for each in node.get("/v1/nodes")["away"]] == ["n3"], "miss n3")
+    fleet.wait_led(without="n3")
+    code, said = doctor(node)
+    assert code == 3
+    assert [text.split(",")[0] for text in said["problem"]] == ["node n2: it has a session with ZooKeeper"]
+    assert any("node n3 holds copies and is away" in text for text in said["note"])
+    gates["n2"].target = fleet.nodes["n2"].port
+
+    # A stopped node looks at its own stores besides.
+    assert fleet.nodes["n2"].stop() == 0
+    code, said = doctor(fleet.nodes["n2"])
+    assert (code, said["problem"]) == (0, [])
+    assert any("n2 is no member at the moment" in text for text in said["note"])
+    assert sum("every checksum is right" in text for text in said["ok"]) == SHARDS
+
+    # Nobody there.
+    code, said = doctor(node, settings={"coordinator.zookeeper.hosts": f"127.0.0.1:{free_port()}"})
+    assert code == 3
+    assert any("no ZooKeeper server answers" in text for text in said["problem"])

@@ -1,0 +1,157 @@
+"""The part of `chronos doctor` about clusters: ZooKeeper, the members, their addresses and clocks, the roles."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from chronos.cli.findings import Finding, guarded, note, ok, problem
+from chronos.cli.output import local, number, span
+
+if TYPE_CHECKING:
+    from chronos.config import Config
+    from chronos.core.roles import Member
+    from chronos.node.place import Survey
+
+CLOCK_TOLERANCE_MS = 500
+"""How far two nodes' clocks may differ before one of them pauses (law 2)."""
+
+ASK_S = 5.0
+"""How long another node may take to answer."""
+
+NOWHERE = ("0.0.0.0", "::")
+"""Where one can listen, and nobody can be reached."""
+
+
+def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
+    """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance`: of the data directory, if there."""
+    from chronos.node.place import look_at_coordinator
+
+    found = yield from guarded("zookeeper", lambda: look_at_coordinator(config, instance))
+    if found is None:
+        return
+    yield from _session(found)
+    yield from _own_id(config, instance, found)
+    yield from _addresses(config, found)
+    for member in found.members.values():
+        if member.node != config.node.id:
+            yield from _reach(member)
+    yield from _roles(found)
+
+
+def _session(found: "Survey") -> Iterator[Finding]:
+    yield ok("zookeeper", f"{found.hosts}: a session begins, and {found.base} can be written")
+    if found.given_ms != found.asked_ms:
+        yield note(
+            "zookeeper",
+            f"the session's time-out is {span(found.given_ms / 1_000)}, not {span(found.asked_ms / 1_000)}"
+            " (coordinator.zookeeper.session_timeout): the server allows 2 to 20 of its tickTime",
+        )
+    if found.clock_ms > CLOCK_TOLERANCE_MS:
+        yield note(
+            "zookeeper",
+            f"its clock and this machine's differ by {number(found.clock_ms)} ms. Nothing depends on it, but one of them is"
+            " wrong: check NTP on both",
+        )
+
+
+def _own_id(config: "Config", instance: str, found: "Survey") -> Iterator[Finding]:
+    mine = found.members.get(config.node.id)
+    if mine is None:
+        yield note("members", f"node {config.node.id} is no member at the moment: it does not run, or has no session")
+    elif mine.instance != instance:
+        yield problem(
+            "members",
+            f"node.id {config.node.id} is taken by another data directory (instance {mine.instance}, at"
+            f" {_shown(mine.address)}): each node needs an id of its own, and keeps its directory",
+        )
+    if found.members:
+        yield ok("members", ", ".join(f"{node} {member.version}" for node, member in sorted(found.members.items())))
+    for node in found.unreadable:
+        yield problem("members", f"{node} is of a version that writes what this one cannot read: run one version")
+
+
+def _addresses(config: "Config", found: "Survey") -> Iterator[Finding]:
+    """Other nodes are asked for copies, and for shards that a node does not hold."""
+    for address, count in Counter(member.address for member in found.members.values()).items():
+        nodes = sorted(node for node, member in found.members.items() if member.address == address)
+        if count > 1:
+            yield problem(
+                "members", f"{' and '.join(nodes)} say that they are at {_shown(address)}: set admin.advertised"
+            )
+        if urlsplit(address).hostname in NOWHERE:
+            yield problem(
+                "members", f"{nodes[0]} says that it is at {address}, where nobody reaches it: set admin.advertised"
+            )
+    if not found.members and config.admin.advertised is None and config.admin.host in NOWHERE:
+        yield problem(
+            "members", f"admin.advertised is not set, and nobody reaches this node at {config.admin.host}: set it"
+        )
+
+
+def _reach(member: "Member") -> Iterator[Finding]:
+    from chronos.client import Client, ClientError
+
+    try:
+        with Client(member.address, timeout_s=ASK_S, retries=0) as client:
+            before_ms = _now_ms()
+            shown: dict[str, Any] = client.ask("/v1/nodes")["nodes"][0]
+            after_ms = _now_ms()
+    except (ClientError, ValueError) as error:
+        yield problem(
+            f"node {member.node}",
+            f"it has a session with ZooKeeper, but cannot be reached at {_shown(member.address)}: {error}",
+            exit_code=3,
+        )
+        return
+    from chronos.core.moment import parse_time_ms
+
+    told_ms = parse_time_ms(shown["now"])
+    apart_ms = max(before_ms - told_ms, told_ms - after_ms, 0)
+    if shown["node"] != member.node:
+        yield problem(
+            f"node {member.node}", f"at {_shown(member.address)} there is {shown['node']}: set admin.advertised"
+        )
+    elif apart_ms > CLOCK_TOLERANCE_MS:
+        yield problem(
+            f"node {member.node}",
+            f"its clock and this machine's differ by {number(apart_ms)} ms; one of the two delivers nothing while it"
+            f" differs from the broker's by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
+        )
+    elif shown["ready"]:
+        yield ok(f"node {member.node}", f"ready, at {_shown(member.address)}, its clock within {number(apart_ms)} ms")
+    for reason in shown["reasons"]:
+        yield problem(f"node {member.node}", reason)
+
+
+def _roles(found: "Survey") -> Iterator[Finding]:
+    from chronos.core.moment import format_time
+
+    roles = found.roles
+    if roles is None:
+        yield note("roles", "none were given out yet; the first node that runs does so")
+        return
+    vacant = sorted(shard for shard, given in roles.shards.items() if given.master not in found.members)
+    if vacant and found.members:
+        shards = ", ".join(map(str, vacant))
+        yield problem(
+            "roles", f"nobody who is there is master of shard {shards}; `chronos status` says since when and why"
+        )
+    elif found.members:
+        yield ok("roles", f"every shard has a master; {roles.controller} gives out the roles")
+    for node, since_ms in sorted(roles.away.items()):
+        yield note(
+            "roles",
+            f"node {node} holds copies and is away since {local(format_time(since_ms))}: no log is trimmed meanwhile",
+        )
+
+
+def _shown(address: str) -> str:
+    """Without the password that a URL may hold."""
+    url = urlsplit(address)
+    return address if url.username is None else address.replace(f"{url.netloc.rpartition('@')[0]}@", "")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
