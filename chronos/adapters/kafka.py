@@ -501,7 +501,6 @@ class KafkaLog:
                 keyed_only="compact" in settings[name].get("cleanup.policy", ""),
                 writable=AclOperation.WRITE in (description.authorized_operations or (AclOperation.WRITE,)),
                 replicas=min((len(part.replicas) for part in description.partitions), default=None),
-                replicas=min((len(part.replicas) for part in description.partitions), default=None),
             )
             if bytes_max < BATCH_BYTES:
                 self._narrow_topics[name] = bytes_max
