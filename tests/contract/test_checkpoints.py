@@ -678,3 +678,51 @@ def test_a_new_copier_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     (left / "000001.sst").write_text("")
     Copier(tmp_path / "scratch", node="n", version="1")
     assert not left.exists()
+
+
+# ------------------------------------------------------------------------------- What another node sent
+
+
+def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
+    """A topic that was deleted and created again has another id: the store of the old one must not come back."""
+    store = case.store()
+    fill(store, 7)
+    into = tmp_path / "taken"
+    with pytest.raises(StoreCorrupt, match="it serves other topics"):
+        case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity("d2"))
+    assert not into.exists()
+    assert case.left() == []
+    assert case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity()).applied == 7
+
+
+def test_a_replica_says_its_digest_without_a_copy_being_kept(case: Case) -> None:
+    """The same as a checkpoint's, and where it stands; and nothing lies about afterwards."""
+    store = case.store()
+    fill(store, 7)
+    said = case.copier.digest(SHARD, store, NOW_MS)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    assert (said.digest, said.applied, said.pull_offset, said.pending) == (made.digest, 7, 70, 300)
+    assert said.files == ()
+    assert case.left() == []
+
+
+def test_a_store_gives_way_to_the_one_that_was_fetched(tmp_path: Path) -> None:
+    """Under the hands of those who read it: afterwards they read the other one, and nothing of the old one is left."""
+    old = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
+    new = RocksStore(tmp_path / "new", memtable_bytes=1 << 20)
+    fill(old, 3, size=50)
+    fill(new, 9)
+    rows = everything(new)
+    new.checkpoint(tmp_path / "fetched")
+    new.close()
+    old.replace(tmp_path / "fetched")
+    try:
+        assert everything(old) == rows
+        old.write([(b"\xf0", b"more")], [])
+        old.flush()
+    finally:
+        old.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "store"]
+    again = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
+    assert everything(again) == [*rows, (b"\xf0", b"more")]
+    again.close()
