@@ -73,15 +73,14 @@ def run(
     from chronos.spark.session import need_spark, open_session
 
     need_spark()
-    from chronos.adapters.kafka import KafkaLog
+    from chronos.node.opening import open_kafka
     from chronos.spark.archive import Plan, archive
     from chronos.spark.place import Place
 
     assert config.log.kafka.bootstrap_servers is not None
-    servers = config.log.kafka.bootstrap_servers
     plan = Plan(
         cluster=config.cluster,
-        bootstrap_servers=servers,
+        bootstrap_servers=config.log.kafka.bootstrap_servers,
         delay=config.topics.delay,
         progress=config.topics.progress,
         rejected=config.topics.rejected,
@@ -91,13 +90,7 @@ def run(
         batch_records=batch_records,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
-    brokers = KafkaLog(
-        bootstrap_servers=servers,
-        properties=config.log.kafka.properties,
-        cluster=config.cluster,
-        progress_topic=config.topics.progress,
-        transaction_timeout_s=config.delivery.transaction_timeout / 1000,
-    )
+    brokers = open_kafka(config)
     try:
         brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
         spark = open_session("archive", master, pairs(conf, "--conf"))

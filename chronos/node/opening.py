@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.rocks import BlockCache, RocksStore
@@ -11,6 +12,9 @@ from chronos.core.keys import IDENTITY_KEY
 from chronos.errors import LogMismatch
 from chronos.node.directory import DataDirectory
 from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
+
+if TYPE_CHECKING:
+    from chronos.adapters.kafka import KafkaLog
 
 HEADROOM_BYTES = 256 * 1024
 """What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
@@ -33,6 +37,11 @@ def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
             partitions_default=config.log.embedded.partitions,
             disk_reserve_bytes=config.limits.disk_reserve,
         )
+    return open_kafka(config)
+
+
+def open_kafka(config: Config) -> "KafkaLog":
+    """The Kafka cluster of `log.kafka`."""
     # Imported here: a node on the embedded log runs without the Kafka client.
     from chronos.adapters.kafka import KafkaLog
 

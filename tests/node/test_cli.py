@@ -183,12 +183,15 @@ def test_a_standalone_node_has_nobody_to_hand_a_shard_to(chronos):
         assert "zookeeper" in done.err
 
 
-@pytest.mark.parametrize("verb", [("archive",), ("audit",), ("backfill",)])
-def test_what_is_not_supported_yet_says_so(chronos, verb):
-    """Exit code 1."""
-    done = chronos(*verb)
-    assert done.code == 1
-    assert "not supported yet" in done.err
+def test_the_archive_wants_a_place_and_a_kafka_cluster(chronos, tmp_path):
+    """Exit code 2, and what to write."""
+    done = chronos("archive")
+    assert done.code == 2
+    assert "--location" in done.err
+    done = chronos("archive", "--location", str(tmp_path / "archive"))
+    assert done.code == 2
+    assert "log.kind" in done.err
+    assert not (tmp_path / "archive").exists()
 
 
 # --- Wrong usage
