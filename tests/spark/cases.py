@@ -1,0 +1,151 @@
+"""Small archives by hand: one shard and one target for each case, so that one job judges all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.spark import schema
+from chronos.spark.audit import Tables
+from chronos.spark.fates import Span
+from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
+
+T = 1_893_456_000_000
+"""Midnight: the window begins."""
+
+WINDOW = Span(from_ms=T, to_ms=T + HOUR_MS)
+SETTLED_MS = T + 2 * HOUR_MS
+"""Where the cursors of a case stand at its end, unless it says otherwise."""
+
+READ_MS = T + 3 * HOUR_MS
+PULLED = 1_000
+
+
+class Case:
+    """One shard: `expects` says which units there are, as `(source offset, occurrence)` -> `(outcome, reason)`."""
+
+    def __init__(self, name: str, expects: dict[tuple[int, int], tuple[str, str | None]]) -> None:
+        self.name = name
+        self.expects = expects
+        self.shard = 0
+        self.messages: list[Row] = []
+        self.deliveries: list[Row] = []
+        self.decisions: list[Row] = []
+        self.steps: list[Row] = []
+        self.offsets: list[Row] = []
+        self._own_steps = False
+        self._own_offsets = False
+
+    # --- the delay topic
+
+    def send(self, offset: int, due_ms: int | None, **changed: Any) -> Case:
+        """A record; sent a minute before the window begins, without a key."""
+        row = {
+            "shard": 0, "offset": offset, "timestamp_ms": T - 60_000 + offset, "key": None, "value": b"v",
+            "headers": None, "verb": "schedule", "id": b"0-%d-%d" % (due_ms or 0, offset), "target": "target",
+            "target_key": None, "requested_due_ms": due_ms, "due_ms": due_ms, "expire_at_ms": None,
+            "on_conflict": None, "reason": None,
+        }  # fmt: skip
+        self.messages.append(row | changed)
+        return self
+
+    def act(self, verb: str, offset: int, message_id: bytes, *, at_ms: int, due_ms: int | None = None) -> Case:
+        """A record that asks something of a message that is there."""
+        return self.send(
+            offset, due_ms, verb=verb, id=message_id, timestamp_ms=at_ms, target=None, requested_due_ms=due_ms
+        )
+
+    # --- the progress topic
+
+    def step(self, at_ms: int, cursor_ms: int, pulled: int, *, cursor_offset: int = OFFSET_MAX) -> Case:
+        """A progress record; with the first one the case tells all of them itself."""
+        self._own_steps = True
+        return self._step(at_ms, cursor_ms, pulled, cursor_offset)
+
+    def _step(self, at_ms: int, cursor_ms: int, pulled: int, cursor_offset: int) -> Case:
+        self.steps.append(
+            {
+                "shard": 0, "offset": 2 * len(self.steps), "timestamp_ms": at_ms, "role_epoch": 1, "log_epoch": 1,
+                "node": "n", "instance": "i", "cursor_due_ms": cursor_ms, "cursor_offset": str(cursor_offset),
+                "pull_offset": pulled, **dict.fromkeys(schema.COUNTS, 0), "refused": 0, "value": b"",
+            }
+        )  # fmt: skip
+        return self
+
+    def decide(self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any) -> Case:
+        """A row of `decisions`; of the second step, unless said otherwise."""
+        row = {
+            "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
+            "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
+            "attempt": 1,
+        }  # fmt: skip
+        self.decisions.append(row | changed)
+        return self
+
+    # --- the target, and the reading of all of it
+
+    def deliver(self, source_offset: int, due_ms: int, at_ms: int, **changed: Any) -> Case:
+        """A record in the target."""
+        row = {
+            "topic": "target", "partition": 0, "offset": len(self.deliveries), "timestamp_ms": at_ms, "key": None,
+            "value": b"v", "headers": None, "id": b"x", "due_at_ms": due_ms, "source_topic": DELAY, "shard": 0,
+            "source_offset": source_offset, "occurrence": 1, "attempt": 1,
+        }  # fmt: skip
+        self.deliveries.append(row | changed)
+        return self
+
+    def read(self, table: str, end: int = PULLED, **changed: Any) -> Case:
+        """A look at the case's partition of a topic; with the first one the case tells all of them itself."""
+        self._own_offsets = True
+        said = {"partition": 0, "read_ms": READ_MS} | changed
+        self.offsets.append(offsets_row(table, _TOPICS[table], said.pop("partition"), end, **said))
+        return self
+
+    def read_plainly(self, *tables: str) -> Case:
+        """These topics were read to their end, once, after everything."""
+        for table in tables:
+            self.read(table)
+        return self
+
+    def put(self, shard: int) -> Case:
+        """In its place, with what it left unsaid."""
+        self.shard = shard
+        if not self._own_steps:
+            self._step(T - HOUR_MS, 0, 0, OFFSET_MAX)._step(T + HOUR_MS, T, PULLED, OFFSET_MAX)
+            self._step(SETTLED_MS, SETTLED_MS, PULLED, OFFSET_MAX)
+        if not self._own_offsets:
+            self.read_plainly("messages", "progress", "deliveries")
+        for rows in (self.messages, self.deliveries, self.decisions, self.steps):
+            for row in rows:
+                row["shard"] = shard
+        for row in self.messages:
+            row["target"] = self._own(row["target"])
+        for row in self.deliveries:
+            row["topic"] = self._own(row["topic"])
+        for row in self.offsets:
+            if row["table"] == "deliveries":
+                row["topic"] = self._own(row["topic"])
+            else:
+                row["partition"] = shard
+        return self
+
+    def _own(self, topic: str | None) -> str | None:
+        return topic if topic is None else f"{topic}-{self.shard}"
+
+
+_TOPICS = {"messages": DELAY, "progress": "chronos.progress", "deliveries": "target"}
+
+
+def archive_of(spark: SparkSession, cases: Iterable[Case]) -> Tables:
+    """The tables of all cases."""
+    placed = [case.put(shard) for shard, case in enumerate(cases)]
+    return Tables(
+        messages=frame(spark, schema.MESSAGES, (row for case in placed for row in case.messages)),
+        deliveries=frame(spark, schema.DELIVERIES, (row for case in placed for row in case.deliveries)),
+        decisions=frame(spark, schema.DECISIONS, (row for case in placed for row in case.decisions)),
+        progress=frame(spark, schema.PROGRESS, (row for case in placed for row in case.steps)),
+        offsets=frame(spark, schema.OFFSETS, (row for case in placed for row in case.offsets)),
+    )

@@ -1,0 +1,239 @@
+"""Each fate, each precedence and each boundary, one small shard for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chronos.spark.audit import judge
+from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of
+from tests.spark.histories import DELAY, HOUR_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DUE = T + 60_000
+LATER = T + 120_000
+A, B = (0, 1), (1, 1)
+"""The units of the first two records."""
+
+
+def delivered_or_not() -> list[Case]:
+    """By what is in the target."""
+    return [
+        Case("delivered", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE + 5),
+        Case("missing", {A: ("missing", None)}).send(0, DUE),
+        Case("half a second before it was due: clocks differ", {A: ("delivered", None)})
+        .send(0, DUE).deliver(0, DUE, DUE - 500),
+        Case("a millisecond more is early", {A: ("early", None)}).send(0, DUE).deliver(0, DUE, DUE - 501),
+        Case("twice", {A: ("duplicated", None)}).send(0, DUE).deliver(0, DUE, DUE).deliver(0, DUE, DUE + 1),
+        Case("twice, and once of them early", {A: ("duplicated", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).deliver(0, DUE, DUE - 5_000),
+        Case("twice, in two partitions at the same offset", {A: ("duplicated", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).deliver(0, DUE, DUE, offset=0, partition=1),
+        Case("one record that is in the archive twice", {A: ("delivered", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).deliver(0, DUE, DUE, offset=0),
+        Case("copied to another topic by somebody", {A: ("delivered", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).deliver(0, DUE, DUE, topic="copies"),
+        Case("only a copy elsewhere", {A: ("missing", None)}).send(0, DUE).deliver(0, DUE, DUE, topic="copies"),
+        Case("of another cluster", {A: ("missing", None)}).send(0, DUE).deliver(0, DUE, DUE, source_topic="their.delay"),
+        Case("due as the window begins", {A: ("missing", None)}).send(0, T),
+        Case("due as the window ends", {}).send(0, T + HOUR_MS),
+        Case("spread: due later than requested, in the hour before", {A: ("delivered", None)})
+        .send(0, T, requested_due_ms=T - 1_000).deliver(0, T - 1_000, T + 1),
+    ]  # fmt: skip
+
+
+def ended_otherwise() -> list[Case]:
+    """By the delay topic and the progress log."""
+    mine = {"id": b"mine", "on_conflict": "reject"}
+    return [
+        Case("cancelled", {A: ("cancelled", None)}).send(0, DUE, **mine).act("cancel", 1, b"mine", at_ms=T),
+        Case("cancelled by its address", {A: ("cancelled", None)})
+        .send(0, DUE).act("cancel", 1, b"0-%d-0" % DUE, at_ms=T),
+        Case("cancelled, and yet delivered", {A: ("duplicated", "cancelled")})
+        .send(0, DUE, **mine).act("cancel", 1, b"mine", at_ms=T).deliver(0, DUE, DUE),
+        Case("a cancel that was refused", {A: ("delivered", None)})
+        .send(0, DUE, **mine).act("cancel", 1, b"mine", at_ms=DUE + 100)
+        .decide("refused", 1, DUE + 200, reason="too-late").deliver(0, DUE, DUE),
+        Case("a cancel that was not pulled yet", {A: ("delivered", None)})
+        .send(0, DUE, **mine).act("cancel", PULLED, b"mine", at_ms=T).deliver(0, DUE, DUE)
+        .read("messages", PULLED + 1).read_plainly("progress", "deliveries"),
+        Case("a cancel of a later message with its id", {A: ("missing", None)})
+        .send(0, DUE, **mine).act("cancel", 900, b"mine", at_ms=LATER)
+        .step(T, 0, 0).step(LATER, LATER, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("replaced", {A: ("replaced", None), B: ("delivered", None)})
+        .send(0, DUE, **mine).send(1, LATER, id=b"mine", verb="replace", on_conflict="replace")
+        .deliver(1, LATER, LATER),
+        Case("replaced by a schedule that says so", {A: ("replaced", None), B: ("delivered", None)})
+        .send(0, DUE, **mine).send(1, LATER, id=b"mine", on_conflict="replace").deliver(1, LATER, LATER),
+        Case("its id taken again after it was lost", {A: ("missing", None), (900, 1): ("delivered", None)})
+        .send(0, DUE, **mine).send(900, LATER, id=b"mine", on_conflict="replace", timestamp_ms=DUE + 1)
+        .step(T, 0, 0).step(DUE + 1, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED).deliver(900, LATER, LATER),
+        Case("its id taken while it was late", {A: ("replaced", None), (900, 1): ("delivered", None)})
+        .send(0, DUE, **mine).send(900, LATER, id=b"mine", on_conflict="replace", timestamp_ms=DUE + 1)
+        .step(T, 0, 0).step(DUE + 1, DUE - 1, 900).step(SETTLED_MS, SETTLED_MS, PULLED).deliver(900, LATER, LATER),
+        Case("ids of other shards are others", {A: ("missing", None)}).send(0, DUE, **mine),
+        Case("refused", {A: ("rejected", "conflict")})
+        .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="conflict"),
+        Case("a replace that was refused ends nothing", {A: ("delivered", None), B: ("rejected", "too-late")})
+        .send(0, DUE, **mine).send(1, LATER, id=b"mine", verb="replace", on_conflict="replace")
+        .decide("refused", 1, LATER, reason="too-late").deliver(0, DUE, DUE),
+        Case("not to be understood", {A: ("rejected", "bad-value")})
+        .send(0, None, verb="refused", reason="bad-value", target=None, timestamp_ms=T + 5),
+        Case("expired", {A: ("expired", "expired")}).send(0, DUE).decide("expired", 0, LATER, reason="expired"),
+        Case("dead", {A: ("dead-lettered", "target-missing")})
+        .send(0, DUE).decide("dead-letter", 0, LATER, reason="target-missing"),
+        Case("dead, and yet delivered", {A: ("duplicated", "dead-lettered")})
+        .send(0, DUE).decide("dead-letter", 0, LATER, reason="too-large").deliver(0, DUE, DUE),
+    ]  # fmt: skip
+
+
+def carried_on() -> list[Case]:
+    """Moved, retried, repeated."""
+    mine = {"id": b"mine", "on_conflict": "reject"}
+    again = {"outcome": "again", "source_offset": 0}
+    return [
+        Case("moved within the window", {A: ("delivered", None)})
+        .send(0, DUE, **mine).act("reschedule", 1, b"mine", at_ms=T, due_ms=LATER).deliver(0, LATER, LATER),
+        Case("moved, and delivered at its first time", {A: ("early", None)})
+        .send(0, DUE, **mine).act("reschedule", 1, b"mine", at_ms=T, due_ms=LATER).deliver(0, LATER, DUE),
+        Case("moved out of the window", {}).send(0, DUE, **mine)
+        .act("reschedule", 1, b"mine", at_ms=T, due_ms=T + 5 * HOUR_MS),
+        Case("moved into the window", {A: ("missing", None)}).send(0, T + 9 * HOUR_MS, **mine)
+        .act("reschedule", 1, b"mine", at_ms=T, due_ms=DUE),
+        Case("fired within the window", {A: ("delivered", None)}).send(0, T + 9 * HOUR_MS, **mine)
+        .act("fire-now", 1, b"mine", at_ms=DUE).deliver(0, DUE, DUE + 3),
+        Case("fired when it was due already", {A: ("delivered", None)}).send(0, DUE, **mine)
+        .act("fire-now", 900, b"mine", at_ms=LATER).deliver(0, DUE, LATER + 3)
+        .step(T, 0, 0).step(DUE - 1, DUE - 1, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("delivered at the second attempt", {A: ("delivered", None)}).send(0, DUE)
+        .decide("retry", 0, DUE + 1, next_due_ms=LATER, attempt=2).deliver(0, DUE, LATER, attempt=2),
+        Case("lost at the second attempt", {A: ("missing", None)}).send(0, DUE)
+        .decide("retry", 0, DUE + 1, next_due_ms=LATER, attempt=2),
+        Case("waits for its second attempt", {A: ("pending", "not-settled")}).send(0, DUE)
+        .decide("retry", 0, DUE + 1, next_due_ms=SETTLED_MS + 1, attempt=2),
+        Case("deferred, and delivered in its turn", {A: ("delivered", None)}).send(0, DUE)
+        .decide("deferred", 0, DUE + 1, next_due_ms=LATER).deliver(0, DUE, LATER + 1),
+        Case("a series: twice delivered, the third to come", {A: ("delivered", None), (0, 2): ("delivered", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
+        .deliver(0, LATER, LATER, occurrence=2)
+        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
+        Case("a series: one occurrence is lost", {A: ("delivered", None), (0, 2): ("missing", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
+        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
+        Case("a series that began before the window", {(0, 7): ("delivered", None), (0, 8): ("missing", None)})
+        .send(0, T - 9 * HOUR_MS).decide(**again, at_ms=T - HOUR_MS, next_due_ms=DUE, occurrence=7)
+        .deliver(0, DUE, DUE, occurrence=7).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=8, in_step=2)
+        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=9, in_step=3)
+        .step(T - 10 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, PULLED).step(DUE, DUE, PULLED)
+        .step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("a late occurrence is skipped", {A: ("skipped", None), (0, 2): ("delivered", None)})
+        .send(0, DUE).decide("skipped", 0, DUE, next_due_ms=LATER, occurrence=2).deliver(0, LATER, LATER, occurrence=2),
+        Case("an occurrence that expired is skipped", {A: ("expired", "expired"), (0, 2): ("delivered", None)})
+        .send(0, DUE).decide("skipped", 0, DUE, next_due_ms=LATER, occurrence=2, reason="expired")
+        .deliver(0, LATER, LATER, occurrence=2),
+        Case("a series is given its first time", {A: ("delivered", None)})
+        .send(0, DUE).decide("skipped", 0, DUE, next_due_ms=LATER).deliver(0, LATER, LATER),
+        Case("a series is cancelled", {A: ("delivered", None), (0, 2): ("cancelled", None)})
+        .send(0, DUE, **mine).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
+        .act("cancel", 900, b"mine", at_ms=DUE + 1)
+        .step(T, 0, 0).step(DUE, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
+    ]  # fmt: skip
+
+
+def judged_or_not() -> list[Case]:
+    """The frontier: to the millisecond and to the offset."""
+    pending = ("pending", "not-settled")
+    return [
+        Case("at the cursor", {A: ("missing", None), B: pending})
+        .send(0, DUE).send(1, DUE + 1).step(T, 0, 0).step(DUE, DUE, 2),
+        Case("at the cursor amid what is due then", {A: ("missing", None), B: pending})
+        .send(0, DUE - 1).send(1, DUE).step(T, 0, 0).step(DUE, DUE, 2, cursor_offset=0),
+        Case("accepted late: in time with its timestamp", {A: ("missing", None)})
+        .send(0, T, timestamp_ms=DUE).step(T, 0, 0).step(DUE, DUE, 1),
+        Case("accepted late: beyond the cursor with its timestamp", {A: pending})
+        .send(0, T, timestamp_ms=DUE + 1).step(T, 0, 0).step(DUE, DUE, 1),
+        Case("not pulled", {A: pending}).send(0, DUE).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 0),
+        Case("pulled with the cursor at its end already", {A: pending})
+        .send(0, DUE).step(T, 0, 0).step(LATER, LATER, 0).step(LATER + 1, LATER, 1),
+        Case("the same, and then the cursor went on", {A: ("missing", None)})
+        .send(0, DUE).step(T, 0, 0).step(LATER, LATER, 0).step(LATER + 1, LATER, 1).step(LATER + 2, LATER + 1, 1),
+        Case("no progress record before: nothing is proved", {A: pending}).send(0, DUE).step(T, LATER, 1),
+        Case("delivered before it is judged", {A: ("delivered", None)})
+        .send(0, DUE).deliver(0, DUE, DUE).step(T, 0, 0),
+        Case("a step whose delay records are not all archived", {A: pending})
+        .send(0, DUE).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, PULLED + 1),
+        Case("settled just before the target was read", {A: ("missing", None)})
+        .send(0, DUE).step(T, 0, 0).step(READ_MS - 500, LATER, 1),
+        Case("settled when the target may have been read already", {A: ("pending", "target-not-read-so-far")})
+        .send(0, DUE).step(T, 0, 0).step(READ_MS - 499, LATER, 1),
+    ]  # fmt: skip
+
+
+def known_or_not() -> list[Case]:
+    """What the archive cannot know is unknown, and no more than that."""
+    logs = ("messages", "progress")
+    gap = {"gap": True, "gap_reason": "trimmed"}
+    ended = {"stable_end": PULLED, "high_watermark": PULLED}
+    return [
+        Case("the target is not archived", {A: ("unknown", "target-not-archived")})
+        .send(0, DUE, target="elsewhere"),
+        Case("the target is not archived, and it is not settled", {A: ("pending", "not-settled")})
+        .send(0, DUE, target="elsewhere").step(T, 0, 0),
+        Case("a transaction is open", {A: ("unknown", "open-transaction")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", high_watermark=PULLED + 1),
+        Case("a transaction is open, and the record is there", {A: ("delivered", None)}).send(0, DUE)
+        .deliver(0, DUE, DUE).read_plainly(*logs).read("deliveries", high_watermark=PULLED + 1),
+        Case("a transaction was open, and is no more", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=READ_MS - 9, high_watermark=PULLED + 1).read("deliveries"),
+        Case("a transaction is open in one of two partitions", {A: ("unknown", "open-transaction")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries").read("deliveries", partition=1, high_watermark=PULLED + 1),
+        Case("a transaction is open, opened after all was settled and read", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries").read("deliveries", read_ms=READ_MS + 9, high_watermark=PULLED + 1),
+        Case("the target was not read to its end", {A: ("pending", "target-not-read-so-far")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", PULLED - 1, **ended),
+        Case("the target lost records after it was due", {A: ("unknown", "gap")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=T).read("deliveries", **gap),
+        Case("the target lost records, and it is there", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=T).read("deliveries", **gap),
+        Case("the target lost records before it was due", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=DUE - 1, **gap).read("deliveries"),
+        Case("the target was read whole after it was settled, and lost records then", {A: ("missing", None)})
+        .send(0, DUE).read_plainly(*logs).read("deliveries").read("deliveries", read_ms=READ_MS + 9, **gap),
+        Case("the target's beginning was gone when it was read first", {A: ("unknown", "gap")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", from_offset=7),
+        Case("the progress log lost records", {A: ("unknown", "gap")}).send(0, DUE)
+        .read_plainly("messages", "deliveries").read("progress", read_ms=T).read("progress", **gap),
+        Case("the delay topic lost records, perhaps a cancel", {A: ("unknown", "gap")}).send(0, DUE)
+        .read_plainly("progress", "deliveries").read("messages", read_ms=T).read("messages", **gap),
+        Case("the delay topic lost records before it was sent", {A: ("missing", None)})
+        .send(0, DUE, timestamp_ms=DUE - 1).read_plainly("progress", "deliveries")
+        .read("messages", read_ms=DUE - 2, **gap).read("messages"),
+        Case("the delay topic's beginning was gone before it was archived", {B: ("missing", None)}).send(1, DUE)
+        .read_plainly("progress", "deliveries").read("messages", from_offset=1, log_start=1),
+    ]  # fmt: skip
+
+
+CASES = [*delivered_or_not(), *ended_otherwise(), *carried_on(), *judged_or_not(), *known_or_not()]
+
+Found = dict[tuple[int, int], tuple[str, str | None]]
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> list[Found]:
+    """The fates of each case."""
+    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).fates.collect()
+    fates: list[Found] = [{} for _ in CASES]
+    for row in rows:
+        unit = row["source_offset"], row["occurrence"]
+        assert unit not in fates[row["shard"]], "one row a unit"
+        fates[row["shard"]][unit] = row["outcome"], row["reason"]
+    return fates
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
+def test_each_case_has_the_fates_it_should(found: list[Found], number: int) -> None:
+    """No unit too many, none too few, each with its outcome and why."""
+    assert found[number] == CASES[number].expects
