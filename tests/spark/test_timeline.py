@@ -1,0 +1,113 @@
+"""The timeline of an id follows the shard: whatever a random history did to a message is what it says became of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from hypothesis import given, settings
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Action, Keyed, Record, Rules, parse
+from chronos.core.message import OnConflict as Policy
+from chronos.core.moment import MS_MAX
+from chronos.core.progress import Progress, unpack_progress
+from chronos.spark.codec import OUTCOMES
+from chronos.spark.timeline import OFFSET_END, Event, Unit, follow
+from tests.core.players import Master
+from tests.core.script import SHARD, SHARDS, START_MS, Step, scripts
+
+RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
+
+
+def events_by_id(master: Master) -> dict[bytes, list[Event]]:
+    """What a history's logs say, in order: the records that were pulled and not refused, and the decisions."""
+    steps = [unpack_progress(value) for _, _, value in master.progress]
+    found: dict[bytes, list[Event]] = defaultdict(list)
+    owners: dict[int, bytes] = {}
+    records = iter(master.producers.records)
+    record = next(records, None)
+    cursor = (0, OFFSET_END)
+    for step in steps:
+        refused = step.refusals()
+        while record is not None and record.offset < step.pull_offset:
+            if record.offset not in refused:
+                _take(record, cursor, found, owners)
+            record = next(records, None)
+        cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
+        for decided in _decisions(step, cursor):
+            found[owners[decided.offset]].append(decided)
+    return found
+
+
+def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event]], owners: dict[int, bytes]) -> None:
+    asked = parse(record, RULES)
+    if type(asked) is Action:
+        verb = asked.verb.name.lower().replace("_", "-")
+        if verb != "probe":
+            found[asked.id].append(Event(verb, record.offset, record.timestamp_ms, asked.due_ms, *cursor))
+        return
+    entry = asked.entry if type(asked) is Keyed else asked
+    named = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
+    takes_over = type(asked) is Keyed and asked.on_conflict is Policy.REPLACE
+    owners[record.offset] = named
+    found[named].append(
+        Event("schedule", record.offset, record.timestamp_ms, entry.due_ms, *cursor, entry.target, entry.due_ms, takes_over)
+    )  # fmt: skip
+
+
+def _decisions(step: Progress, cursor: tuple[int, int]) -> Iterator[Event]:
+    assert cursor[1] != OFFSET_END or step.cursor_offset == OFFSET_MAX
+    for made in step.decisions:
+        verb = OUTCOMES[made.outcome]  # type: ignore[index]
+        yield Event(verb, made.offset, 0, made.next_due_ms, *cursor, occurrence=made.occurrence, attempt=made.attempt)
+
+
+def units(master: Master) -> list[Unit]:
+    """Of all ids."""
+    return [unit for happened in events_by_id(master).values() for unit in follow(happened)]
+
+
+@given(scripts)
+@settings(max_examples=400)
+def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None:
+    """What did not end otherwise and stands behind the cursor was delivered, each occurrence once; the rest is pending."""
+    master = Master()
+    master.play(script)
+    model = master.model
+    found = units(master)
+    ended = Counter(unit.ended for unit in found)
+    assert ended["cancelled"] == model.totals["cancelled"]
+    assert ended["replaced"] == model.totals["replaced"]
+    assert ended["expired"] == model.totals["expired"]
+    assert ended["dead-letter"] == model.totals["dead"]
+    open_ = [unit for unit in found if unit.ended is None]
+    behind = [unit for unit in open_ if (unit.place_ms, unit.source_offset) <= model.cursor]
+    assert Counter((unit.source_offset, unit.occurrence) for unit in behind) == Counter(
+        (message.offset, message.occurrence) for message in master.delivered
+    )
+    ahead = {unit.source_offset: unit for unit in open_ if unit not in behind}
+    assert ahead.keys() == model.pending.keys()
+    for offset, unit in ahead.items():
+        message = model.pending[offset]
+        assert (unit.place_ms, unit.due_ms, unit.occurrence, unit.attempt) == (
+            message.place_ms, message.due_ms, message.occurrence, message.attempt,
+        )  # fmt: skip
+
+
+@given(scripts)
+@settings(max_examples=200)
+def test_what_came_before_may_be_left_out(script: Sequence[Step]) -> None:
+    """An action that was meant for a message outside the events passes by those that were settled when it came."""
+    master = Master()
+    master.play(script)
+    master.drain(START_MS + 3_600_000)
+    for happened in events_by_id(master).values():
+        scheduled = {event.offset for event in happened if event.verb == "schedule"}
+        whole = {(unit.source_offset, unit.occurrence): unit for unit in follow(happened)}
+        for left_out in scheduled:
+            if any(event.takes_over for event in happened if event.offset == left_out):
+                continue  # those are always among the events
+            rest = [event for event in happened if event.verb != "schedule" or event.offset != left_out]
+            for unit in follow(rest):
+                assert whole[unit.source_offset, unit.occurrence] == unit
