@@ -85,18 +85,17 @@ def measure(place: Path, directory: Path, messages: int) -> tuple[float, int, di
         "--from", format_time(START_MS), "--to", format_time(START_MS + length_ms(messages)),
         "--report", str(directory / "audit.html"), "--conf", f"spark.local.dir={directory}",
     ]  # fmt: skip
+    answer = directory / "audit.json"
     began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with answer.open("wb") as output, subprocess.Popen(command, stdout=output) as process:
         peak = 0
         while process.poll() is None:
             peak = max(peak, resident_bytes(process.pid))
             time.sleep(SAMPLE_S)
         seconds = time.monotonic() - began
-        assert process.stdout is not None
-        output = process.stdout.read()
     if process.returncode not in (0, 1):
         raise RuntimeError(f"the audit ended with {process.returncode}")
-    counts: dict[str, int] = json.loads(output)["counts"]
+    counts: dict[str, int] = json.loads(answer.read_bytes())["counts"]
     return seconds, peak, counts
 
 
