@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
@@ -149,3 +151,17 @@ def archive_of(spark: SparkSession, cases: Iterable[Case]) -> Tables:
         progress=frame(spark, schema.PROGRESS, (row for case in placed for row in case.steps)),
         offsets=frame(spark, schema.OFFSETS, (row for case in placed for row in case.offsets)),
     )
+
+
+def write_archive(tables: Tables, folder: Path) -> Path:
+    """The tables on disk, as `chronos archive` lays them out."""
+    folder.mkdir(parents=True)
+    topics = {"delay": DELAY, "progress": "chronos.progress", "rejected": "r", "dead_letter": "d"}
+    said = {"format": schema.FORMAT, "cluster": "cases", "topics": topics}
+    (folder / "archive.json").write_text(json.dumps(said))
+    for name in ("messages", "deliveries", "decisions", "progress", "offsets"):
+        rows: DataFrame = getattr(tables, name)
+        where = str(folder / name / "batch=00000001-000000")
+        hourly = ["due_date", "due_hour"] if name != "offsets" else []
+        rows.coalesce(1).write.partitionBy(*hourly).parquet(where)
+    return folder

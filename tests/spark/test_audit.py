@@ -1,0 +1,368 @@
+"""The audit as a whole: its figures, its window, what it writes, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+import typer
+
+from chronos.cli.audit import _show, as_json, parse_moment, warnings
+from chronos.errors import ArchiveFailed
+from chronos.spark import figures
+from chronos.spark.audit import DAY_MS, Audit, audit, default_span
+from chronos.spark.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
+from chronos.spark.fates import OUTCOMES, Span
+from chronos.spark.place import Place
+from chronos.spark.report import html
+from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
+from tests.spark.histories import HOUR_MS, frame, offsets_row
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+# --- figures
+
+FATES = "target string, due_ms long, outcome string, reason string, lateness_ms long, shard int, source_offset long"
+
+
+def random_fates(dice: random.Random, count: int) -> list[tuple[Any, ...]]:
+    """Fates of two targets over three hours, one with 95 % of them."""
+    rows = []
+    for number in range(count):
+        outcome = dice.choices(["delivered", "missing", "cancelled", "pending"], [90, 1, 5, 4])[0]
+        late_ms = int(10 ** dice.uniform(0, 7)) if outcome == "delivered" else None
+        target = "big" if dice.random() < 0.95 else "small"
+        rows.append((target, T + dice.randrange(3 * HOUR_MS), outcome, None, late_ms, 3, number))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def fates_rows() -> list[tuple[Any, ...]]:
+    return random_fates(random.Random(5), 4_000)
+
+
+@pytest.fixture(scope="module")
+def cells(spark: SparkSession, fates_rows: list[tuple[Any, ...]]) -> Iterator[DataFrame]:
+    made = figures.cube(spark.createDataFrame(fates_rows, FATES), Span(from_ms=T, to_ms=T + 3 * HOUR_MS)).cache()
+    yield made
+    made.unpersist()
+
+
+def test_counts_and_percentiles_are_those_of_the_rows(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
+    """Per target and hour; lateness to 1 %, the greatest exactly."""
+    late: dict[tuple[str, int], list[int]] = defaultdict(list)
+    counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for target, due_ms, outcome, _, late_ms, _, _ in fates_rows:
+        hour = target, due_ms - due_ms % HOUR_MS
+        counts[hour][outcome] += 1
+        if late_ms is not None:
+            late[hour].append(late_ms)
+    rows = figures.by_hour(cells)
+    assert [(row.target, row.at_ms) for row in rows] == sorted(counts)
+    for row in rows:
+        hour = row.target or "", row.at_ms or 0
+        assert row.counts == counts[hour]
+        assert row.lateness.count == len(late[hour])
+        assert row.lateness.max_ms == max(late[hour])
+        for share, found in ((0.5, row.lateness.p50_ms), (0.99, row.lateness.p99_ms), (0.999, row.lateness.p999_ms)):
+            assert found is not None
+            at = share * (len(late[hour]) - 1)
+            low, high = sorted(late[hour])[math.floor(at)], sorted(late[hour])[math.ceil(at)]
+            assert low * 0.989 - 1 <= found <= high * 1.001 + 1
+    whole = figures.overall(cells)
+    assert sum(whole.counts.values()) == len(fates_rows)
+    assert [row.target for row in figures.by_target(cells)] == ["big", "small"]
+
+
+def test_samples_are_units_that_went_wrong(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
+    """Bounded, and each one is there."""
+    missing = {(row[5], row[6]) for row in fates_rows if row[2] == "missing"}
+    found = figures.samples(cells)
+    assert len(found) == figures.SAMPLES < len(missing)
+    assert {(each.shard, each.source_offset) for each in found} <= missing
+    assert {each.outcome for each in found} == {"missing"}
+
+
+def test_the_worst_minutes_come_first(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
+    """Those with most broken promises, then the latest."""
+    span = Span(from_ms=T, to_ms=T + 3 * HOUR_MS)
+    broken = Counter(row[1] - row[1] % 60_000 for row in fates_rows if row[2] == "missing")
+    found = figures.worst(cells, span)
+    assert len(found) == figures.WORST
+    assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[: figures.WORST]
+    assert figures.first_pending_ms(cells) == min(row[1] for row in fates_rows if row[2] == "pending")
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "width_ms"),
+    [(1, 60_000), (DAY_MS, 60_000), (DAY_MS + 60_000 * 60 + 1, 120_000), (30 * DAY_MS, 1_800_000)],
+)
+def test_a_curve_has_few_points_whatever_the_window(length_ms: int, width_ms: int) -> None:
+    assert figures.width_ms(Span(from_ms=T, to_ms=T + length_ms)) == width_ms
+    assert length_ms <= width_ms * figures.POINTS_MAX
+
+
+# --- coverage and frontiers
+
+
+def test_a_topic_is_covered_as_far_as_its_last_partition(spark: SparkSession) -> None:
+    """A gap at a partition; one added later; one whose transaction is open."""
+    rows = [
+        offsets_row("deliveries", "plain", 0, 9, read_ms=50),
+        offsets_row("deliveries", "plain", 1, 9, read_ms=50),
+        offsets_row("deliveries", "plain", 0, 9, read_ms=60),
+        offsets_row("deliveries", "grown", 0, 9, read_ms=50),
+        offsets_row("deliveries", "grown", 0, 9, read_ms=60, gap=True),
+        offsets_row("deliveries", "grown", 0, 9, read_ms=70),
+        offsets_row("deliveries", "grown", 1, 9, read_ms=70),
+        offsets_row("deliveries", "open", 0, 9, read_ms=50, high_watermark=10),
+        offsets_row("deliveries", "open", 1, 9, read_ms=50),
+    ]
+    from chronos.spark import schema
+
+    found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
+    assert {topic: seen for (_, topic), seen in found.items()} == {
+        "plain": Coverage(covered_ms=50),
+        "grown": Coverage(covered_ms=70, gap_ms=60, before_gap_ms=50),
+        "open": Coverage(covered_ms=0, unresolved=True),
+    }
+
+
+def test_a_batch_that_came_later_completes_what_an_earlier_one_began(spark: SparkSession) -> None:
+    """Rows of one look are put together: one says what the log held, the next how far it was read."""
+    from chronos.spark import schema
+
+    rows = [
+        offsets_row("deliveries", "t", 0, 9, read_ms=50, from_offset=0, until_offset=0),
+        offsets_row("deliveries", "t", 0, 9, read_ms=50, from_offset=0, until_offset=5),
+        offsets_row("deliveries", "t", 0, 9, read_ms=50, from_offset=5, until_offset=9),
+        offsets_row("deliveries", "t", 0, 12, read_ms=60, from_offset=9, until_offset=11),
+    ]
+    found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
+    assert found["deliveries", "t"] == Coverage(covered_ms=50)
+
+
+def test_few_moments_stand_for_many_and_never_for_earlier_ones() -> None:
+    """With more moments than are judged, each counts as one at or before it."""
+    for count in (0, 1, MOMENTS_MAX - 1, MOMENTS_MAX, 1_000):
+        moments = random.Random(count).sample(range(1, 10**6), count)
+        found = _thin(moments)
+        assert set(moments) <= set(found)
+        assert all(kept <= moment for moment, kept in found.items())
+        assert len(set(found.values())) <= MOMENTS_MAX + 1
+        assert not moments or found[max(moments)] == max(moments)
+
+
+def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
+    """By what had been written by then, half a second of clocks taken off."""
+    case = Case("", {}).step(T, 0, 0).step(T + 1_000, T + 1_000, 10).step(T + 2_000, T + 2_000, 20).put(0)
+    progress = archive_of(spark, [case]).progress
+    found = frontiers(progress, [T + 1_499, T + 1_500, T + 2_500])
+    assert found == {(0, T + 1_500): Frontier(10, T + 1_000), (0, T + 2_500): Frontier(20, T + 2_000)}
+    target = Coverage(covered_ms=T + 1_600, gap_ms=T + 5, before_gap_ms=T)
+    judged, last = judges({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
+    assert last == {0: Frontier(20, T + 2_000)}
+    assert judged[0, "t"].covered == Frontier(10, T + 1_000)
+    assert judged[0, "t"].before_gap == Frontier()
+
+
+# --- the whole
+
+
+@pytest.fixture(scope="module")
+def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive with something of much, and names that no page should believe."""
+    due = T + 60_000
+    cases = [
+        Case("", {}).send(0, due).deliver(0, due, due + 12).send(1, due + 1).deliver(1, due + 1, due + 4_000)
+        .send(2, due + 2).send(3, T + 30 * 60_000).deliver(3, T + 30 * 60_000, T + 30 * 60_000 + 90_000)
+        .send(4, SETTLED_MS + 9),
+        Case("", {}).send(0, due, target=HOSTILE).deliver(0, due, due - 9_000, topic=HOSTILE)
+        .send(1, due, target="elsewhere").send(2, due).decide("expired", 2, due, reason="expired"),
+    ]  # fmt: skip
+    return write_archive(archive_of(spark, cases), tmp_path_factory.mktemp("audit") / "archive")
+
+
+@pytest.fixture(scope="module")
+def audited(spark: SparkSession, archived: Path) -> Audit:
+    """Of the whole archive."""
+    return audit(spark, Place(str(archived)), from_ms=T, to_ms=T + DAY_MS)
+
+
+def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
+    """Each fate once, the last moment that is judged, and what was archived."""
+    assert audited.overall.counts == {
+        "delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1,
+    }  # fmt: skip
+    assert not audited.clean
+    assert audited.judged_ms == SETTLED_MS + 9
+    assert audited.archived_ms == READ_MS
+    assert audited.overall.lateness.max_ms == 90_000
+    assert {(outcome, why) for outcome, why, _ in audited.reasons} == {
+        ("unknown", "target-not-archived"), ("expired", "expired"), ("pending", "not-settled"),
+    }  # fmt: skip
+    assert [(each.outcome, each.shard, each.source_offset) for each in audited.samples] == [
+        ("missing", 0, 2), ("early", 1, 0),
+    ]  # fmt: skip
+
+
+def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSession, archived: Path) -> None:
+    """Up to when the delay topic was last read."""
+    found = audit(spark, Place(str(archived)), from_ms=None, to_ms=None)
+    assert found.span == Span(from_ms=READ_MS - DAY_MS, to_ms=READ_MS)
+    assert default_span(READ_MS, None, T) == Span(from_ms=T - DAY_MS, to_ms=T)
+    assert default_span(READ_MS, T, None) == Span(from_ms=T, to_ms=READ_MS)
+    with pytest.raises(ValueError, match="before it begins"):
+        default_span(READ_MS, READ_MS, T)
+
+
+def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
+    """Nothing was due: nothing is wrong, all of it is judged, and there is a page."""
+    found = audit(spark, Place(str(archived)), from_ms=T - DAY_MS, to_ms=T - 1)
+    assert found.clean
+    assert found.overall.counts == {}
+    assert found.judged_ms == T - 1
+    assert "Nothing was due" in html(found)
+
+
+def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
+    """Partition pruning: Spark's plan of the deliveries names the hours, and reads no payload."""
+    from chronos.spark.audit import open_tables
+    from chronos.spark.fates import received, scheduled
+
+    tables, _, delay = open_tables(spark, Place(str(archived)))
+    for rows in (received(tables.deliveries, delay, WINDOW), scheduled(tables.messages, WINDOW).select("id")):
+        (scan,) = re.findall(r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString())
+        assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
+        assert "value" not in scan.partition("ReadSchema")[2]
+
+
+def test_what_is_no_archive_is_said_to_be_none(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveFailed, match=r"no archive\.json"):
+        audit(spark, Place(str(tmp_path)), from_ms=None, to_ms=None)
+    empty = write_archive(archive_of(spark, [Case("", {})]), tmp_path / "archive")
+    for table in ("offsets",):
+        for file in (empty / table).rglob("*"):
+            if file.is_file():
+                file.unlink()
+    with pytest.raises(ArchiveFailed, match="holds nothing of the delay topic"):
+        audit(spark, Place(str(empty)), from_ms=None, to_ms=None)
+
+
+# --- what is shown
+
+
+class Outside(HTMLParser):
+    """Collects whatever a page would fetch or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "iframe", "object", "embed", "base", "form"):
+            self.found.append(tag)
+        for name, value in attrs:
+            if name.startswith("on") or (name in ("src", "href", "action", "xlink:href") and value != "data:,"):
+                self.found.append(f"{tag} {name}={value}")
+
+
+def test_the_page_stands_alone_and_believes_no_name(audited: Audit) -> None:
+    """Nothing is fetched, nothing runs, a topic's name is text; light and dark; every outcome and plot is there."""
+    page = html(audited)
+    outside = Outside()
+    outside.feed(page)
+    outside.close()
+    assert outside.found == []
+    assert not re.search(r"url\(|@import|https?:", page)
+    assert "&lt;script&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("<svg") == 2
+    for outcome in audited.overall.counts:
+        assert outcome in page
+    assert "90 s" in page or "1.5 min" in page
+
+
+def test_json_has_times_for_people_and_milliseconds_for_programs(audited: Audit) -> None:
+    """It survives a trip through JSON, and says what matters at the top."""
+    found = json.loads(json.dumps(as_json(audited)))
+    assert found["judged_until"].startswith("2030-01-01T02:00:00.009")
+    assert found["clean"] is False
+    assert found["counts"]["missing"] == 1
+    assert found["lateness"]["max_ms"] == 90_000
+    assert {each["target"] for each in found["targets"]} == {"target-0", "target-1", f"{HOSTILE}-1", "elsewhere-1"}
+    assert found["samples"][0] == {
+        "outcome": "missing", "shard": 0, "offset": 2, "target": "target-0", "due_minute": "2030-01-01T00:01:00.000Z",
+    }  # fmt: skip
+
+
+def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outcomes, targets, and what keeps it from judging more."""
+    _show(audited)
+    shown = capsys.readouterr()
+    assert "promises were broken: 1 missing, 1 early" in shown.out
+    assert "missing: shard 0, offset 2, for target-0" in shown.out
+    assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
+    assert warnings(audited) == ["1 are not judged yet: run `chronos archive`, then audit again"]
+    assert warnings(audited)[0] in shown.err
+
+
+def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
+    now_ms = 10**12
+    assert parse_moment("-2h", now_ms, "--from") == now_ms - 2 * HOUR_MS
+    assert parse_moment("now", now_ms, "--to") == now_ms
+    assert parse_moment("2030-01-01T01:00:00+01:00", now_ms, "--to") == T
+    for wrong in ("yesterday", "-", "-2 weeks", "2030-01-01"):
+        with pytest.raises(typer.BadParameter, match="--from"):
+            parse_moment(wrong, now_ms, "--from")
+
+
+def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as users run it."""
+    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_path: Path) -> None:
+    """JSON on stdout, progress on stderr, the details and the page where they were asked for."""
+    details, page = tmp_path / "details", tmp_path / "audit.html"
+    done = chronos_audit(
+        "-l", str(archived), "--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z", "-o", "json",
+        "--details", str(details), "--report", str(page), "--conf", "spark.driver.memory=1g",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["counts"]["early"] == 1
+    assert page.read_text().startswith("<!doctype html>")
+    rows = ds.dataset(details, format="parquet").to_table().to_pylist()
+    assert Counter(row["outcome"] for row in rows) == json.loads(done.stdout)["counts"]
+    assert set(OUTCOMES) >= {row["outcome"] for row in rows}
+    again = chronos_audit("-l", str(archived), "--details", str(details), "--conf", "spark.driver.memory=1g")
+    assert (again.returncode, "is there already" in again.stderr) == (1, True)
+
+
+def test_the_command_explains_what_it_was_not_given(tmp_path: Path) -> None:
+    for arguments, said, code in (
+        ((), "Missing option '--location'", 2),
+        (("-l", str(tmp_path), "--from", "soon"), "--from: 'soon' is not a time", 2),
+        (("-l", str(tmp_path), "--from", "-1h", "--to", "-2h"), "--from must lie before --to", 2),
+        (("-l", "nothing://here"), "is no place for an archive", 1),
+    ):
+        done = chronos_audit(*arguments)
+        assert said in " ".join(done.stderr.split()), done.stderr
+        assert done.returncode == code
