@@ -16,7 +16,6 @@ from typing import Any
 import structlog
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -113,7 +112,7 @@ COORDINATOR_MOVES_CODES = frozenset(
         KafkaError.NOT_COORDINATOR,
     }
 )
-"""A group's coordinator begins or changes: ask again. The first word about the first group of a broker meets it."""
+"""A group's coordinator begins or moves: ask again."""
 
 VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 """Settings of Chronos's own topics without which its laws do not hold; the others are the operator's to weigh."""
@@ -594,49 +593,42 @@ class KafkaLog:
 
     def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
-        deadline = time.monotonic() + ANSWER_S
         offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
-        while offsets:
-            errors = self._mark(group, offsets)
-            if errors and not (set(errors.values()) <= COORDINATOR_MOVES_CODES and time.monotonic() < deadline):
-                refused = ", ".join(
-                    f"{part.topic}/{part.partition}: {KafkaError(code)}" for part, code in errors.items()
-                )
-                raise LogUnavailable(f"committing the place of the group {group} in {refused}")
-            offsets = list(errors)
-            if offsets:
-                time.sleep(LEADER_POLL_S)
-
-    def _mark(self, group: str, offsets: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Those that were refused, and the code why."""
-        asked = ConsumerGroupTopicPartitions(group, list(offsets))
-        try:
-            (future,) = self._admin.alter_consumer_group_offsets([asked], request_timeout=ASK_TIMEOUT_S).values()
-            committed = future.result(ANSWER_S).topic_partitions
-        except TimeoutError:
-            raise LogUnavailable(f"committing the place of the group {group}: no broker answered in time") from None
-        except KafkaException as error:
-            if error.args[0].code() in COORDINATOR_MOVES_CODES:
-                return dict.fromkeys(offsets, error.args[0].code())
-            raise _translated(f"committing the place of the group {group}", error) from error
-        wanted = {(each.topic, each.partition): each for each in offsets}
-        return {wanted[each.topic, each.partition]: each.error.code() for each in committed if each.error is not None}
+        done = self._ask_group(
+            group, "committing", lambda consumer: consumer.commit(offsets=offsets, asynchronous=False)
+        )
+        refused = [f"{part.topic}/{part.partition}: {part.error}" for part in done if part.error is not None]
+        if refused:
+            raise LogUnavailable(f"committing the place of the group {group} in {', '.join(refused)}")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-        try:
-            (future,) = self._admin.list_consumer_group_offsets([asked], request_timeout=ASK_TIMEOUT_S).values()
-            (found,) = future.result(ANSWER_S).topic_partitions
-        except TimeoutError:
-            raise LogUnavailable(f"asking for the place of the group {group}: no broker answered in time") from None
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return None
-            raise _translated(f"asking for the place of the group {group}", error) from error
+        asked = [TopicPartition(topic, partition)]
+        (found,) = self._ask_group(group, "asking for", lambda consumer: consumer.committed(asked, timeout=ANSWER_S))
         if found.error is not None:
             raise LogUnavailable(f"asking for the place of the group {group} in {topic}/{partition}: {found.error}")
         return int(found.offset) if found.offset >= 0 else None
+
+    def _ask_group(
+        self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
+    ) -> list[TopicPartition]:
+        """Through a consumer that knows the group's coordinator and is no member of it.
+
+        Not through the admin client: it ends the process when the coordinator moves or is only starting, as it does
+        for the first group of a broker (measured; it tells the group of a consumer it does not have).
+        """
+        deadline = time.monotonic() + ANSWER_S
+        consumer = Consumer(self._settings({"group.id": group, "enable.auto.commit": False}))
+        try:
+            while True:
+                try:
+                    return ask(consumer)
+                except KafkaException as error:
+                    if error.args[0].code() not in COORDINATOR_MOVES_CODES or time.monotonic() > deadline:
+                        raise _translated(f"{doing} the place of the group {group}", error) from error
+                time.sleep(LEADER_POLL_S)
+        finally:
+            consumer.close()
 
     def _offset(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> int:
         offset = int(self._asked(topic, partition, spec, level).offset)
