@@ -393,18 +393,101 @@ def audit(
 
 
 @app.command()
-def backfill(output: Output = Format.text) -> None:
-    """Replay archived messages. Not supported yet."""
-    _not_yet("backfill", output)
+def backfill(
+    location: Location,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Due from then on: RFC 3339, epoch ms, or before now as -2h."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; as --from, or now.")] = None,
+    missing_only: Annotated[
+        bool, typer.Option("--missing-only", help="What the audit finds missing; the default. Never the unknown.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything that was to be delivered in the window, delivered or not.")
+    ] = False,
+    gone: Annotated[
+        bool, typer.Option("--gone", help="What its target does not hold now: after a topic was deleted or trimmed.")
+    ] = False,
+    pending: Annotated[
+        bool,
+        typer.Option(
+            "--pending", help="What was pending and is in the delay topic no more: after Chronos lost all its disks."
+        ),
+    ] = False,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="TOPIC", help="Only for this target: a name or pattern. May be repeated."),
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", metavar="NAME=VALUE", help="Only with this header. May be repeated: all of them."),
+    ] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="ID", help="Only this id; bytes that are no text as base64:.... May be repeated."),
+    ] = None,
+    purpose: Annotated[
+        str, typer.Option("--purpose", metavar="NAME", help="Nothing is sent twice for the same purpose.")
+    ] = "backfill",
+    over: Annotated[
+        str | None, typer.Option("--over", metavar="DURATION", help="Spread the due times over this time from now on.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", help="Due so many a second, from now on.")
+    ] = None,
+    direct: Annotated[
+        bool,
+        typer.Option("--direct", help="Straight to the targets, without Chronos: at least once, not exactly once."),
+    ] = False,
+    ignore_expiry: Annotated[
+        bool, typer.Option("--ignore-expiry", help="Also what is past its chronos-expire-at.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, show samples, send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="End the run that was killed, whatever it was asked for, and nothing else.")
+    ] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Leave the rest of the run that was killed unsent, and nothing else.")
+    ] = False,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kafka",
+            metavar="KEY=VALUE",
+            help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
+        ),
+    ] = None,
+    master: Master = LOCAL_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """Replay archived messages in bulk: what is missing, or everything of a window.
 
+    Back through the delay topic, payload and headers byte for byte, under an id of their own. What was sent is kept
+    with the archive, and nothing is sent twice for the same purpose: killed at any point, the same command completes
+    it; next week it finds nothing to do. Run `chronos archive` before, and again after (docs/how-to/backfill.md).
 
-def _not_yet(verb: str, output: Format) -> None:
-    from chronos.cli.output import complain, put_json
+    \b
+    Examples:
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --dry-run
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
+      chronos backfill -c chronos.yaml -l s3://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
+    """
+    from chronos.cli.backfill import run
 
-    if output is Format.json:
-        put_json({"error": f"{verb} is not supported yet"})
-    complain(f"{verb} is not supported yet")
-    raise typer.Exit(1)
+    asked = {
+        "modes": {"missing": missing_only, "all": everything, "gone": gone, "pending": pending}, "start": start, "end": end,
+        "targets": targets or [], "headers": headers or [], "ids": ids or [], "purpose": purpose, "over": over,
+        "rate": rate, "direct": direct, "expired": ignore_expiry,
+    }  # fmt: skip
+    run(
+        config, settings or [], output, location=location, asked=asked, dry_run=dry_run, yes=yes, resume=resume,
+        abandon=abandon, reader=reader or [], master=master, conf=conf or [],
+    )  # fmt: skip
 
 
 @app.command()

@@ -71,6 +71,10 @@ class Place:
         except FileNotFoundError:
             return None
 
+    def open(self, path: str) -> Any:
+        """A file of Arrow's to read at any place of it; to be closed."""
+        return self._files.open_input_file(f"{self._root}/{path}")
+
     def read_json(self, path: str) -> Any:
         """What a JSON file says; None when it is not there."""
         data = self.read(path)

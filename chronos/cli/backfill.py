@@ -1,0 +1,289 @@
+"""`chronos backfill`: replays archived messages in bulk."""
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chronos.cli.archive import java_properties, pairs, settings_of
+from chronos.cli.audit import parse_moment
+from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
+from chronos.core.moment import format_time, parse_duration_ms
+
+if TYPE_CHECKING:
+    from chronos.spark.backfill import Backfill, Report
+    from chronos.spark.ledger import Request, Run
+
+TARGETS_SHOWN = 20
+
+PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+def request_of(
+    *,
+    modes: dict[str, bool],
+    start: str | None,
+    end: str | None,
+    targets: list[str],
+    headers: list[str],
+    ids: list[str],
+    purpose: str,
+    over: str | None,
+    rate: float | None,
+    direct: bool,
+    expired: bool,
+) -> "Request":
+    """What is asked for; typer.BadParameter when that does not fit together."""
+    from chronos.admin.text import id_bytes
+    from chronos.spark.ledger import Request
+
+    now_ms = time.time_ns() // 1_000_000
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1:
+        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+    mode = chosen[0] if chosen else "missing"
+    if mode == "gone" and not targets:
+        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
+    if mode == "all" and start is None:
+        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if PURPOSE.fullmatch(purpose) is None:
+        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
+    if over is not None and rate is not None:
+        raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and (over is not None or rate is not None or direct):
+        raise typer.BadParameter("--pending keeps due times: --over, --rate and --direct do not go with it")
+    if rate is not None and rate <= 0:
+        raise typer.BadParameter("--rate: more than 0 messages a second")
+    try:
+        over_ms = None if over is None else parse_duration_ms(over)
+        wanted_ids = [id_bytes(each).hex() for each in ids]
+    except ValueError as error:
+        raise typer.BadParameter(f"--over or --id: {error}") from None
+    from_ms = None if start is None else parse_moment(start, now_ms, "--from")
+    to_ms = None if end is None else parse_moment(end, now_ms, "--to")
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise typer.BadParameter("--from must lie before --to")
+    said = [
+        mode,
+        f"{start}",
+        f"{end}",
+        *targets,
+        *headers,
+        *ids,
+        purpose,
+        f"{over}",
+        f"{rate}",
+        f"{direct}",
+        f"{expired}",
+    ]
+    return Request(
+        mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=list(pairs(headers, "--header").items()),
+        ids=wanted_ids, purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, said=said,
+    )  # fmt: skip
+
+
+def run(
+    path: str | None,
+    overrides: list[str],
+    output: Format,
+    *,
+    location: str | None,
+    asked: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+    resume: bool,
+    abandon: bool,
+    reader: list[str],
+    master: str,
+    conf: list[str],
+) -> None:
+    """End what was begun, then plan, ask and send."""
+    if resume and abandon:
+        raise typer.BadParameter("choose one of --resume and --abandon")
+    config, location = settings_of(path, overrides, location)
+    reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
+    from chronos.spark.session import need_spark, open_session
+
+    need_spark()
+    request = request_of(**asked)
+    from chronos.adapters.kafka import KafkaLog
+    from chronos.adapters.kafka_bulk import BulkOpener
+    from chronos.spark.backfill import Backfill
+    from chronos.spark.place import Place
+
+    kafka, timeout_s = config.log.kafka, config.delivery.transaction_timeout / 1000
+    assert kafka.bootstrap_servers is not None
+    brokers = KafkaLog(
+        bootstrap_servers=kafka.bootstrap_servers, properties=kafka.properties, cluster=config.cluster,
+        progress_topic=config.topics.progress, transaction_timeout_s=timeout_s,
+    )  # fmt: skip
+    opener = BulkOpener(
+        bootstrap_servers=kafka.bootstrap_servers, properties=dict(kafka.properties), timeout_s=timeout_s
+    )
+    try:
+        brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
+        spark = open_session("backfill", master, pairs(conf, "--conf"))
+        try:
+            job = Backfill(
+                spark, Place(location), brokers, opener, bootstrap_servers=kafka.bootstrap_servers,
+                reader={**java_properties(kafka.properties), **reading}, watch=note,
+            )  # fmt: skip
+            with job.alone():
+                left = job.unfinished()
+                if left is not None:
+                    _end(job, left, request, output, yes=yes, resume=resume, abandon=abandon, dry_run=dry_run)
+                elif resume or abandon:
+                    note("no run was begun and not ended")
+                if not (resume or abandon):
+                    _replay(job, request, output, yes=yes, dry_run=dry_run)
+        except KeyboardInterrupt:
+            note("stopped; what was sent is known: the same command goes on there, --abandon ends the run")
+            raise typer.Exit(1) from None
+        finally:
+            spark.stop()
+    finally:
+        brokers.close()
+
+
+def _end(
+    job: "Backfill",
+    left: "Run",
+    request: "Request",
+    output: Format,
+    *,
+    yes: bool,
+    resume: bool,
+    abandon: bool,
+    dry_run: bool,
+) -> None:
+    """What is to become of a run that was begun and not ended."""
+    what = f"run {left.run} of {number(left.total)} messages was begun and not ended"
+    if dry_run:
+        note(f"{what}; it would be ended first")
+        return
+    if abandon:
+        _confirm(f"{what}: leave the rest unsent?", yes=yes)
+        _show_end(job.abandon(left), output)
+        return
+    if not resume and left.request.said != request.said:
+        raise typer.BadParameter(
+            f"{what}, and it was asked for otherwise; end it first: --resume sends the rest, --abandon leaves it"
+        )
+    _confirm(f"{what}: send the rest?", yes=yes)
+    _show_end(job.send(left), output)
+
+
+def _replay(job: "Backfill", request: "Request", output: Format, *, yes: bool, dry_run: bool) -> None:
+    try:
+        planned = job.plan(request)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        if output is Format.text:
+            _show_plan(planned)
+        if dry_run or not planned.messages:
+            if output is Format.json:
+                put_json(as_json(planned))
+            job.discard(planned)
+            return
+        _confirm(f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=yes)
+        run = job.begin(planned)
+    except BaseException:
+        job.discard(planned)
+        raise
+    _show_end(job.send(run), output)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("there is nobody to ask: say --yes, or look at it with --dry-run first")
+    if not typer.confirm(question, err=True):
+        note("nothing was sent")
+        raise typer.Exit(1)
+
+
+def _how(request: "Request") -> str:
+    if request.direct:
+        how = " straight to their targets, at least once"
+    elif request.mode == "pending":
+        how = " to the delay topic, due when they were"
+    else:
+        how = " through the delay topic"
+    if request.rate is not None:
+        return f"{how}, {request.rate:g} a second"
+    return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
+
+
+def as_json(report: "Report") -> dict[str, Any]:
+    """As `-o json` gives it: times as RFC 3339, ids as text."""
+    from chronos.admin.text import id_text
+
+    request = report.request
+    return {
+        "run": report.run, "state": report.state, "mode": request.mode, "purpose": request.purpose,
+        "direct": request.direct, "from": _time(request.from_ms), "to": _time(request.to_ms),
+        "messages": report.messages, "bytes": report.bytes, "sent_before": report.sent_before,
+        "expired": report.expired, "first_due": _time(report.first_due_ms), "last_due": _time(report.last_due_ms),
+        "outcomes": report.outcomes, "targets": report.targets, "absent_targets": report.absent_targets,
+        "samples": [
+            {"source": each.source, "id": id_text(each.id), "target": each.target, "outcome": each.outcome,
+             "due": _time(each.due_ms), "bytes": each.bytes}
+            for each in report.samples
+        ],
+        "planned": _time(report.planned_ms), "ended": _time(report.ended_ms), "attempts": report.attempts,
+    }  # fmt: skip
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None else format_time(at_ms)
+
+
+def _show_plan(report: "Report") -> None:
+    from rich.console import Group
+    from rich.text import Text
+
+    from chronos.admin.text import id_text
+
+    request = report.request
+    assert request.from_ms is not None
+    assert request.to_ms is not None
+    parts: list[Any] = [
+        Text(f"{request.mode}: messages due from {format_time(request.from_ms)} to {format_time(request.to_ms)}"),
+        Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
+        Text(f"sent before for the purpose {request.purpose}: {number(report.sent_before)}"),
+    ]
+    if report.expired:
+        parts.append(Text(f"past their chronos-expire-at, left out: {number(report.expired)} (--ignore-expiry)"))
+    if report.messages:
+        rows = [(printable(name), number(count)) for name, count in list(report.targets.items())[:TARGETS_SHOWN]]
+        parts += [Text(""), table([("TARGET", "left"), ("MESSAGES", "right")], rows)]
+        if len(report.targets) > TARGETS_SHOWN:
+            parts.append(Text(f"and {number(len(report.targets) - TARGETS_SHOWN)} more targets: see -o json"))
+        rows_of = [
+            (each.source, printable(id_text(each.id)), printable(each.target), each.outcome, format_time(each.due_ms),
+             size(each.bytes))
+            for each in report.samples
+        ]  # fmt: skip
+        columns = [("SOURCE", "left"), ("ID", "left"), ("TARGET", "left"), ("OUTCOME", "left"), ("DUE", "left"),
+                   ("PAYLOAD", "right")]  # fmt: skip
+        parts += [Text(""), table(columns, rows_of)]
+    put(Group(*parts))
+    if report.absent_targets:
+        names = ", ".join(printable(name) for name in report.absent_targets[:TARGETS_SHOWN])
+        note(f"the brokers have no topic {names}: make it first, or what is for it becomes a dead letter")
+
+
+def _show_end(report: "Report", output: Format) -> None:
+    if output is Format.json:
+        put_json(as_json(report))
+        return
+    assert report.ended_ms is not None
+    word = "sent" if report.state == "done" else "abandoned; sent until then:"
+    put(
+        f"run {report.run} {word} {number(report.messages)} messages in {(report.ended_ms - report.planned_ms) / 1_000:.1f} s"
+        f"{f', {report.attempts} attempts' if report.attempts > 1 else ''}"
+    )

@@ -1,0 +1,163 @@
+"""A cluster that delivers, its archive, and what backfill does with both: what the drills are made of."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import TopicPartition
+from pyspark.sql import SparkSession
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka_bulk import BulkOpener
+from chronos.spark.archive import Plan, archive
+from chronos.spark.audit import Audit, audit
+from chronos.spark.backfill import Backfill, Report
+from chronos.spark.coverage import CLOCK_TOLERANCE_MS
+from chronos.spark.ledger import Request
+from chronos.spark.place import Place
+from tests.broker import Broker
+from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, now_ms, read_committed
+from tests.service import Service
+from tests.spark.logs import nothing
+
+
+class Outage:
+    """Messages of a flow, one node that delivers them, and an archive of all of it."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, directory: Path, seed: int) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.flow = KafkaFlow(broker, seed)
+        self.directory = directory
+        self.place = Place(str(directory / "archive"))
+        self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
+        self.brokers = KafkaLog(
+            bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
+            progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
+        )  # fmt: skip
+        self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30)
+
+    def __enter__(self) -> Self:
+        self.service.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.service.close()
+        self.brokers.close()
+
+    # --- the cluster
+
+    def deliver(self, count: int, over_ms: int = 500) -> list[Sent]:
+        """So many messages, due about now, and every one of them settled."""
+        start_ms = now_ms()
+        written = self.flow.write(count, start_ms, start_ms + over_ms, delays=0)
+        self.settle()
+        return written
+
+    def settle(self) -> None:
+        """Everything written has come to its end, and the progress log proves it: later messages have been delivered."""
+        self.flow.flush()
+        self.flow.wait_settled(self.service)
+        for _ in range(2):
+            due_ms = now_ms() + 5
+            self.later = getattr(self, "later", [])
+            self.later += self.flow.write(SHARDS, due_ms, due_ms, keyed=0, delays=0)
+            self.flow.flush()
+            self.flow.wait_settled(self.service)
+
+    def delete_target(self) -> None:
+        """Deleted, and made again with nothing in it."""
+        admin = self.broker.admin()
+        (gone,) = admin.delete_topics([self.flow.target]).values()
+        gone.result(30)
+        deadline = time.monotonic() + 30
+        while self.flow.target in admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline
+        self.broker.create_topic(
+            self.flow.target, partitions=TARGET_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
+        )
+
+    def trim(self, name: str) -> None:
+        """All records of one of the cluster's own topics are gone."""
+        topic = f"{self.flow.prefix}.{name}"
+        ends = [TopicPartition(topic, shard, self.brokers.ends(topic, shard).high) for shard in range(SHARDS)]
+        for future in self.broker.admin().delete_records(ends).values():
+            future.result(30)
+
+    # --- the archive
+
+    def archive(self) -> None:
+        """What there is now, once it lies behind the tolerance of clocks."""
+        deadline_ms = now_ms() + CLOCK_TOLERANCE_MS + 50
+        while now_ms() < deadline_ms:
+            time.sleep(0.02)
+        names = {name: f"{self.flow.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+        plan = Plan(
+            cluster=self.flow.prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], **names
+        )
+        archive(self.spark, self.brokers, self.place, plan, nothing)
+
+    def audit(self, **window: Any) -> Audit:
+        """What became of everything, the future included."""
+        return audit(self.spark, self.place, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
+
+    def backfill(self) -> Backfill:
+        """Of this archive and cluster."""
+        return Backfill(self.spark, self.place, self.brokers, self.opener, bootstrap_servers=self.broker.bootstrap)
+
+    def replay(self, mode: str, **asked: Any) -> Report:
+        """Plan and send."""
+        window = {} if mode == "pending" else {"from_ms": 1, "to_ms": now_ms()}
+        job = self.backfill()
+        with job.alone():
+            assert job.unfinished() is None
+            planned = job.plan(Request(mode=mode, **{**window, **asked}))
+            if not planned.messages:
+                job.discard(planned)
+                return planned
+            return job.send(job.begin(planned))
+
+    def settle_replays(self, report: Report) -> None:
+        """Wait until the node has pulled all that was sent, and nothing is pending."""
+        delay = f"{self.flow.prefix}.delay"
+        for shard in range(SHARDS):
+            self.flow.ends.offsets[shard] = max(self.flow.ends.offsets.get(shard, 0), self.last(delay, shard))
+        self.flow.wait_settled(self.service)
+
+    def last(self, topic: str, partition: int) -> int:
+        """Behind the last record of a partition; the marker of a transaction is none."""
+        ends = self.brokers.ends(topic, partition)
+        reader = self.brokers.reader(topic, partition, ends.start)
+        last, deadline = ends.start, time.monotonic() + 30
+        try:
+            while reader.position < ends.stable:
+                assert time.monotonic() < deadline
+                if reader.wait(0.05):
+                    records = reader.read(10_000, 1 << 24)
+                    last = records[-1].offset + 1 if records else last
+        finally:
+            reader.close()
+        return last
+
+    # --- what the consumers see
+
+    def times(self) -> Counter[int]:
+        """How often each message is in the target."""
+        return Counter(found.number for found in self.flow.delivered())
+
+    def replays(self) -> list[Found]:
+        """The deliveries that are replays."""
+        return [found for found in self.flow.delivered() if "x-chronos-replay-of" in found.headers]
+
+    def records(self) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
+        """The target as it is: key, value and the headers that are not Chronos's."""
+        found = []
+        for message in read_committed(self.broker.bootstrap, self.flow.target):
+            pairs: Sequence[Any] = message.headers() or ()
+            own = [pair for pair in pairs if not pair[0].startswith(("chronos-", "x-chronos-"))]
+            found.append((message.key(), message.value(), own))
+        return found
