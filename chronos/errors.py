@@ -95,7 +95,14 @@ class NoSpace(Retry):
 
 
 class ClockDisagrees(Retry):
-    """The broker's clock and this machine's differ by more than law 2 allows."""
+    """The broker's clock and this machine's differ by more than law 2 allows.
+
+    `aborted` is true when that cost a transaction.
+    """
+
+    def __init__(self, text: str, *, aborted: bool = False) -> None:
+        self.aborted = aborted
+        super().__init__(text)
 
 
 class TransactionAborted(Retry):

@@ -135,6 +135,9 @@ class Log(Protocol):
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Up to where a consumer group has committed; None where there is no such group, or nothing of it yet."""
 
+    def answers(self, timeout_s: float) -> bool:
+        """Whether any broker answers within the time; asked again and again, so it leaves nothing behind."""
+
     def reader(self, topic: str, partition: int, offset: int) -> Reader:
         """A reader that starts at the offset."""
 

@@ -358,7 +358,8 @@ class Broker(Clients):
     """One broker. `start()` after `stop()` or `kill()` brings it back with the same port and data.
 
     `settings` override anything of its `server.properties`; topics are not created automatically unless they
-    say so. `quorum` names the controllers (node id to port) where there are several.
+    say so. `quorum` names the controllers (node id to port) where there are several. `doors` are further listeners by
+    name, each with the port it listens on and the one its clients are told: what is in front of it.
     """
 
     brokers_max = 1
@@ -371,6 +372,7 @@ class Broker(Clients):
         node_id: int = 1,
         cluster_id: str | None = None,
         quorum: Mapping[int, int] | None = None,
+        doors: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.node_id = node_id
         self.port = free_port()
@@ -378,7 +380,7 @@ class Broker(Clients):
         self._heap_mb = heap_mb
         self._cluster_id = cluster_id or new_cluster_id()
         self._quorum = dict(quorum) if quorum else {node_id: free_port()}
-        self._settings = {**self._default_settings(), **(settings or {})}
+        self._settings = {**self._default_settings(doors or {}), **(settings or {})}
         self._dir: Path | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -386,17 +388,18 @@ class Broker(Clients):
         self._formatted = False
         self.frozen = False
 
-    def _default_settings(self) -> dict[str, object]:
+    def _default_settings(self, doors: Mapping[str, tuple[int, int]]) -> dict[str, object]:
         replicas = min(len(self._quorum), 3)
         in_sync = max(1, replicas - 1)
         voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in self._quorum.items())
-        listeners = f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{self._quorum[self.node_id]}"
+        listens = {"PLAINTEXT": self.port, **{name: port for name, (port, _) in doors.items()}}
+        told = {"PLAINTEXT": self.port, **{name: port for name, (_, port) in doors.items()}}
         return {
             "process.roles": "broker,controller",
             "node.id": self.node_id,
-            "listeners": listeners,
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": _listeners({**listens, "CONTROLLER": self._quorum[self.node_id]}),
+            "advertised.listeners": _listeners(told),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*told, "CONTROLLER")),
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": voters,
             # A typing error in a test must not look like an empty topic.
@@ -587,6 +590,10 @@ class Broker(Clients):
         self._tell_watchdog("")
 
 
+def _listeners(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
+
+
 def _accepts_connections(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -607,11 +614,26 @@ def new_cluster_id() -> str:
 class Cluster(Clients):
     """Several brokers as one Kafka; each is a controller too, so a majority of them must run."""
 
-    def __init__(self, count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> None:
+    def __init__(
+        self,
+        count: int,
+        settings: Mapping[str, object] | None = None,
+        *,
+        heap_mb: int = 384,
+        doors: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+    ) -> None:
+        """`doors` are each broker's, by node id."""
         quorum = {node_id: free_port() for node_id in range(1, count + 1)}
         cluster_id = new_cluster_id()
         self.brokers = [
-            Broker(settings, heap_mb=heap_mb, node_id=node_id, cluster_id=cluster_id, quorum=quorum)
+            Broker(
+                settings,
+                heap_mb=heap_mb,
+                node_id=node_id,
+                cluster_id=cluster_id,
+                quorum=quorum,
+                doors=(doors or {}).get(node_id),
+            )
             for node_id in quorum
         ]
         self.brokers_max = count

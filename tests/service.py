@@ -38,12 +38,15 @@ class Service:
         bootstrap: str | None = None,
         environ: dict[str, str] | None = None,
         output: Path | None = None,
+        module: str = "chronos",
     ) -> None:
+        """`module` is what Python runs: another one than `chronos` takes the same arguments."""
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = output or data_dir.with_name(data_dir.name + ".log")
         self._environ = environ or {}
+        self._module = module
         self.settings: dict[str, object] = {
             "node.data_dir": data_dir,
             "admin.port": self.port,
@@ -62,7 +65,7 @@ class Service:
     def launch(self) -> None:
         """Start the process and return at once."""
         assert not self.running
-        command = [sys.executable, "-m", "chronos", "serve", *self.arguments]
+        command = [sys.executable, "-m", self._module, "serve", *self.arguments]
         for path, value in self.settings.items():
             command += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:

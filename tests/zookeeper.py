@@ -314,7 +314,8 @@ class Process:
 def main(hosts: str, cluster: str, node: str, instance: str) -> None:
     """Join, and control while possible, for ever; each plan is another one, so that each is published."""
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
-    from chronos.core.roles import Member, Replica, Roles, View, plan
+    from chronos.core.planning import plan
+    from chronos.core.roles import Member, Replica, Roles, View
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
 

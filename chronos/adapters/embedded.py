@@ -316,6 +316,10 @@ class EmbeddedLog:
         """Behind the last synced record."""
         return self._partition(topic, partition).end
 
+    def answers(self, timeout_s: float) -> bool:
+        """Always: it is here."""
+        return True
+
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The first offset with that timestamp or a greater one, by bisection."""
         return self._first_after(self._partition(topic, partition), timestamp_ms - 1)

@@ -11,7 +11,8 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from msgspec import Struct
 
-from chronos.adapters.zookeeper import ANSWER_S, CONNECT_S, MEMBERS, ROLES, ZooKeeperCoordinator
+from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.adapters.zookeeper_session import ANSWER_S, CONNECT_S, MEMBERS, ROLES
 from chronos.core.roles import Member, Roles
 from chronos.errors import CoordinatorUnavailable
 

@@ -19,13 +19,13 @@ from chronos.adapters.rocks import RocksStore, shared_cache
 from chronos.checkpointing import Keeping
 from chronos.config import Config
 from chronos.core.codec import Identity, State
-from chronos.core.roles import Member
+from chronos.core.roles import ANSWERS, Member
 from chronos.driver import ShardDriver
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.beginning import Beginning
 from chronos.node.directory import DataDirectory
 from chronos.node.opening import check_identity, identity, open_log, open_store, own_topics
-from chronos.node.place import Place, open_coordinator
+from chronos.node.place import SILENT_SHARE, Place, open_coordinator
 from chronos.node.shards import described, make_shard
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import Position
@@ -108,6 +108,8 @@ class Node:
                 self._place = Place(
                     open_coordinator(config, self.instance),
                     node=config.node.id,
+                    log=self.log,
+                    silent_ms=int(config.coordinator.zookeeper.session_timeout * SILENT_SHARE),
                     clock=self.clock,
                     describe=self.describe,
                     failed=self._fail,
@@ -223,6 +225,7 @@ class Node:
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
+            log=ANSWERS if self._place is None else self._place.reach.says,
             token=self.token,
             replicas={shard.number: described(shard, self._flushed[shard.number]) for shard in self.shards},
         )

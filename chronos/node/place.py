@@ -1,4 +1,4 @@
-"""A node's place in the cluster: the coordinator, the membership over it, and the thread that keeps it up."""
+"""A node's place in the cluster: the coordinator, the membership over it, and the threads that keep it up."""
 
 import threading
 import time
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from chronos.config import Config
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
-from chronos.ports import Clock, Coordinator
+from chronos.ports import Clock, Coordinator, Log
 from chronos.workers.member import Membership
+from chronos.workers.reach import Reach
 
 if TYPE_CHECKING:
     from chronos.adapters.zookeeper import ZooKeeperCoordinator
@@ -22,6 +23,10 @@ HAND_OVER_S = 5.0
 """How long a node that stops waits for others to take over its shards."""
 
 LOOK_S = 0.02
+
+SILENT_SHARE = 3 / 4
+"""Of a session's time without an answer from the log, until a master gives way: with the question that was not answered, a
+node that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
 
 def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
@@ -59,23 +64,28 @@ class Place:
         coordinator: Coordinator,
         *,
         node: str,
+        log: Log,
+        silent_ms: int,
         clock: Clock,
         describe: Callable[[], Member],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        from chronos.core.roles import plan
+        from chronos.core.planning import plan
 
         self.membership = Membership(coordinator, node=node, clock=clock, describe=describe, plan=plan)
         self._coordinator = coordinator
         self._clock = clock
         self._failed = failed
         self._left = threading.Event()
+        self.reach = Reach(log, silent_ms=silent_ms, clock=clock)
         self._thread = threading.Thread(target=self._run, name="member", daemon=True)
+        self._asking = threading.Thread(target=self._ask, name="reach", daemon=True)
 
     def take(self) -> None:
         """Join, and keep the place up from now on. Raises NodeIdTaken, CoordinatorUnavailable."""
         self.membership.join()
         self._thread.start()
+        self._asking.start()
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
         """Wait until the other nodes have taken over what this one is master of, as long as there are others."""
@@ -88,8 +98,10 @@ class Place:
     def leave(self, timeout_s: float) -> None:
         """End the thread, and give the place back."""
         self._left.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for thread in (self._thread, self._asking):
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._coordinator.leave()
 
     def _run(self) -> None:
@@ -102,6 +114,12 @@ class Place:
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))
+
+    def _ask(self) -> None:
+        """A question to the log may take its time, which membership must not wait for."""
+        while not self._left.is_set():
+            wake_ms = self.reach.step(self._clock.now_ms())
+            self._left.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
 
 
 def look_at_coordinator(config: Config, instance: str) -> "Survey":

@@ -257,10 +257,13 @@ class Master:
             return
         self._disagree()
         if was_set:
-            raise ClockDisagrees("this machine's clock was set during a step, which was aborted; check NTP")
+            raise ClockDisagrees(
+                "this machine's clock was set during a step, which was aborted; check NTP", aborted=True
+            )
         raise ClockDisagrees(
             f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this machine's. The step was"
-            " aborted and nothing is delivered until they agree; check NTP on both"
+            " aborted and nothing is delivered until they agree; check NTP on both",
+            aborted=True,
         )
 
     def _apply(self, staged: Staged, selection: Selection, progress: Progress, appended: Appended) -> None:

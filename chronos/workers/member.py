@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from chronos.core.roles import Assignment, Member, Request, Roles, View
+from chronos.core.roles import SILENT, Assignment, Member, Request, Roles, View
 from chronos.errors import CoordinatorUnavailable
 from chronos.ports import Clock, Coordinator, Outlook
 from chronos.workers.replica import Role
@@ -119,13 +119,19 @@ class Membership:
         if given.previous is None or given.previous == self._node or not 0 <= now_ms - since_ms < AWAIT_MS:
             return False
         before = outlook.members.get(given.previous)
-        replica = None if before is None else before.replicas.get(shard)
+        if before is None or before.log == SILENT:
+            return False  # It cannot finish anything.
+        replica = before.replicas.get(shard)
         return replica is not None and replica.role == "master"
 
 
 def _without_positions(member: Member) -> object:
     """What should be known at once when it changes."""
-    return member.leaving, [
-        (shard, replica.role, replica.reason is None, replica.applied is None, replica.role_epoch)
-        for shard, replica in member.replicas.items()
-    ]
+    return (
+        member.leaving,
+        member.log,
+        [
+            (shard, replica.role, replica.reason is None, replica.applied is None, replica.role_epoch)
+            for shard, replica in member.replicas.items()
+        ],
+    )

@@ -23,6 +23,7 @@ from chronos.core.message import Rules
 from chronos.core.shard import Shard
 from chronos.errors import (
     ApplyFailed,
+    ClockDisagrees,
     Deposed,
     LogMismatch,
     LogUnavailable,
@@ -349,6 +350,7 @@ class Replica:
         except (ProducerLost, ApplyFailed):
             raise
         except Retry as error:
+            self._count(error)
             self._pause(error)
             return self._rest(now_ms + PAUSE_MS)
         self._reigned_epoch = self.state.log_epoch
@@ -381,6 +383,7 @@ class Replica:
         except Retry as error:
             if isinstance(error, LogUnavailable) and self._pusher is not None:
                 self._pusher.targets.forget_all()
+            self._count(error)
             self._pause(error)
             return self._rest(now_ms + PAUSE_MS)
         if master.last is not None:
@@ -391,6 +394,10 @@ class Replica:
         self._resume()
         clean_ms = self._clean(now_ms)
         return min(wake_ms, clean_ms)
+
+    def _count(self, error: Retry) -> None:
+        if isinstance(error, ClockDisagrees) and error.aborted:
+            self.aborts += 1
 
     def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
         """Nothing was written: at once while a culprit is searched for, else after a pause that grows."""

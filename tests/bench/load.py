@@ -158,30 +158,6 @@ def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str,
     }
 
 
-def trace(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str, object]:
-    """Read `count` messages; the worst lateness by the second in which they were due, and what was wrong."""
-    worst_ms: dict[int, float] = {}
-    seen = bytearray(count)
-    doubled = early = found = 0
-    deadline = time.monotonic() + timeout_s
-    for messages in read(bootstrap, topic):
-        now_ms = time.time_ns() / 1_000_000
-        if time.monotonic() > deadline or (messages is None and found >= count):
-            break
-        for message in messages or ():
-            due_ms = int(dict(message.headers() or ())["chronos-due-at"] or b"0")
-            late_ms = now_ms - due_ms
-            early += late_ms < 0
-            second = due_ms // 1_000
-            if late_ms > worst_ms.get(second, 0.0):
-                worst_ms[second] = round(late_ms, 1)
-            number = int.from_bytes((message.value() or b"")[:8], "big")
-            doubled += seen[number]
-            found += 1
-            seen[number] = 1
-    return {"worst_ms": worst_ms, "early": early, "doubled": doubled, "lost": count - sum(seen)}
-
-
 def pass_through(bootstrap: str, source: str, target: str, count: int) -> float:
     """The reference PT: messages a second of a bare transactional pass-through, 5,000 to a transaction."""
     consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})

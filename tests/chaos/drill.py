@@ -24,6 +24,12 @@ GAP_S = 4.0
 READ_S = 120.0
 """How long the reader waits for the rest once the load has ended."""
 
+WARM_S = 8.0
+"""Load before the first fault: the brokers' JVMs are slow at first, and nothing is due for the first seconds."""
+
+ANSWER_S = 300.0
+"""What a process of the drill may take to end once it is told."""
+
 
 @dataclass
 class Window:
@@ -50,44 +56,37 @@ class Result:
 class Drill:
     """Load and reader, each a process of its own, around the faults of a `with` block."""
 
-    def __init__(self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds: float) -> None:
+    def __init__(self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds_max: float) -> None:
+        """The load ends with `result`, or with an error after `seconds_max`."""
         self.windows: list[Window] = []
-        self._count = int(rate * seconds)
-        self._ends_s = time.monotonic() + seconds
         kafka.create_topic(target)
-        arguments = {"bootstrap": kafka.bootstrap, "topic": target, "count": self._count,
-                     "timeout_s": seconds + HIGHEST_MS / 1_000 + READ_S}  # fmt: skip
-        self._reader = _launch("trace", arguments)
-        self._load = _launch(
-            "generate",
-            {"bootstrap": kafka.bootstrap, "topic": delay_topic, "target": target, "rate": rate, "seconds": seconds,
-             "lowest_ms": LOWEST_MS, "highest_ms": HIGHEST_MS},
-        )  # fmt: skip
-
-    @property
-    def over(self) -> bool:
-        """Whether the load has been written."""
-        return time.monotonic() > self._ends_s
+        reading = {"bootstrap": kafka.bootstrap, "topic": target, "rest_s": READ_S}
+        self._reader = _launch("trace", reading)
+        writing = {"bootstrap": kafka.bootstrap, "topic": delay_topic, "target": target, "rate": rate,
+                   "seconds_max": seconds_max, "lowest_ms": LOWEST_MS, "highest_ms": HIGHEST_MS}  # fmt: skip
+        self._load = _launch("write", writing)
 
     def fault(self, name: str, act: Callable[[], None]) -> None:
-        """Do it, in a window of its own."""
+        """Do it, in a window of its own; the window stays also when it raises."""
         window = Window(name=name, start_ms=time.time_ns() // 1_000_000)
-        act()
-        window.end_ms = time.time_ns() // 1_000_000
         self.windows.append(window)
+        try:
+            act()
+        finally:
+            window.end_ms = time.time_ns() // 1_000_000
         # So that what one fault makes late is not put down to the next.
         time.sleep(GAP_S)
 
     def result(self) -> Result:
-        """Wait for the load and the reader to end."""
-        _output(self._load)
-        found = _output(self._reader)
+        """End the load, wait for the reader to have read it all, and put what was late to the faults."""
+        count = _output(self._load, "")["count"]
+        found = _output(self._reader, f"{count}\n")
         worst = {int(second): late for second, late in found["worst_ms"].items()}
         for window in self.windows:
             seconds = range(window.start_ms // 1_000, window.end_ms // 1_000 + 2)
             window.worst_ms = max((worst.get(second, 0.0) for second in seconds), default=0.0)
         return Result(
-            messages=self._count,
+            messages=count,
             early=found["early"],
             lost=found["lost"],
             doubled=found["doubled"],
@@ -96,6 +95,7 @@ class Drill:
         )
 
     def __enter__(self) -> Self:
+        time.sleep(WARM_S)
         return self
 
     def __exit__(
@@ -108,11 +108,11 @@ class Drill:
 
 
 def _launch(function: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.bench.load", function, json.dumps(arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.chaos.load", function, json.dumps(arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _output(process: subprocess.Popen[str]) -> Any:
-    text, _ = process.communicate(timeout=1_800)
+def _output(process: subprocess.Popen[str], told: str) -> Any:
+    text, _ = process.communicate(told, timeout=ANSWER_S)
     assert process.returncode == 0, f"a process of the drill ended with {process.returncode}"
     return json.loads(text)

@@ -1,14 +1,29 @@
-"""The faults, each from the moment before it until the cluster is whole again; and the bar that goes with it."""
+"""The faults, each from the moment before it until the cluster is whole again; and the bar that goes with it.
+
+Besides the lateness that the drill measures, a fault fails with an AssertionError where the cluster does not do what it
+should, and with a ServiceError where it does not become whole again.
+"""
 
 import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import Struct
 
-from tests.broker import Clients
-from tests.chaos.fleet import SESSION_S, Fleet
+from tests.broker import Clients, Cluster
+from tests.chaos.fleet import SESSION_S
+from tests.chaos.world import LINKED, PLAIN, QUORUMS, Scene, World
+from tests.proxy import Link
+
+CLOCK_WRONG_S = 4.0
+"""How long a clock that was stepped stays wrong once the node says so."""
+
+QUORUM_LOST_S = 30.0
+
+CUT_AFTER_S = 3.0
+"""How long a cut lasts after others have taken over."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -16,23 +31,29 @@ class Fault(Struct, frozen=True, kw_only=True):
 
     name: str
     says: str
+    scene: Scene
+    """What it takes to do it."""
     count: int
     """How often in a full run."""
+    takes_s: int
+    """About how long it takes until the cluster is whole again."""
     late_s: float
     """The bar: the worst lateness of what was due meanwhile."""
-    act: Callable[[Fleet, random.Random], None]
+    act: Callable[[World, random.Random], None]
 
 
-def kill_master(fleet: Fleet, _: random.Random) -> None:
+def kill_master(world: World, _: random.Random) -> None:
     """kill -9 of the node that is master of most shards; it comes back once others have taken over."""
+    fleet = world.fleet
     name = fleet.busiest()
     fleet.nodes[name].kill()
     fleet.wait_led(without=name)
     fleet.nodes[name].start()
 
 
-def freeze_master(fleet: Fleet, dice: random.Random) -> None:
+def freeze_master(world: World, dice: random.Random) -> None:
     """SIGSTOP of the node that is master of most shards, for 1 to 20 s."""
+    fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
     until_s = time.monotonic() + dice.uniform(1.0, 20.0)
@@ -47,8 +68,9 @@ def freeze_master(fleet: Fleet, dice: random.Random) -> None:
     fleet.wait_led()
 
 
-def hand_over(fleet: Fleet, dice: random.Random) -> None:
+def hand_over(world: World, dice: random.Random) -> None:
     """A planned hand-over of one shard to another node."""
+    fleet = world.fleet
     shard, master = dice.choice(sorted(fleet.masters().items()))
     other = dice.choice(sorted(set(fleet.running) - {master}))
     answer = fleet.any().post(f"/v1/shards/{shard}/transfer?to={other}", None)
@@ -56,16 +78,18 @@ def hand_over(fleet: Fleet, dice: random.Random) -> None:
     assert fleet.wait_led()[shard] == other
 
 
-def roll(fleet: Fleet, _: random.Random) -> None:
+def roll(world: World, _: random.Random) -> None:
     """A rolling restart of all nodes."""
+    fleet = world.fleet
     for name, node in fleet.nodes.items():
         assert node.stop() == 0
         fleet.wait_led(without=name)
         node.start()
 
 
-def lose_disk(fleet: Fleet, _: random.Random) -> None:
+def lose_disk(world: World, _: random.Random) -> None:
     """kill -9 of the busiest node, and its data directory with it; an empty one takes its name."""
+    fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
     node.kill()
@@ -74,23 +98,163 @@ def lose_disk(fleet: Fleet, _: random.Random) -> None:
     node.start()
 
 
+def lose_zookeeper(world: World, dice: random.Random) -> None:
+    """One ZooKeeper server of three killed, the leader or another: nobody's role changes."""
+    fleet = world.fleet
+    before = fleet.epochs()
+    server = dice.choice(world.zookeeper.servers)
+    server.kill()
+    time.sleep(SESSION_S * 2)
+    world.wait_whole()
+    assert fleet.epochs() == before, f"roles changed: {before}, now {fleet.epochs()}"
+    server.start()
+    world.wait_whole()
+
+
+def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOST_S) -> None:
+    """Two ZooKeeper servers of three killed: masters go on, and once there is a quorum again, roles can move again."""
+    fleet = world.fleet
+    before = fleet.epochs()
+    servers = dice.sample(world.zookeeper.servers, 2)
+    until_s = time.monotonic() + away_s
+    for server in servers:
+        server.kill()
+    for node in fleet.running.values():
+        node.wait_until(lambda node=node: not node.get("/v1/nodes")["sure"], "notice it")  # type: ignore[misc]
+    time.sleep(max(0.0, until_s - time.monotonic()))
+    assert fleet.epochs() == before, f"roles changed: {before}, now {fleet.epochs()}"
+    world.zookeeper.start()
+    world.wait_whole()
+    hand_over(world, dice)
+
+
+def lose_broker(world: World, dice: random.Random) -> None:
+    """One Kafka broker of three killed; it comes back once everything goes on without it."""
+    assert isinstance(world.kafka, Cluster)
+    broker = dice.choice(world.kafka.brokers)
+    broker.kill()
+    time.sleep(SESSION_S)
+    world.wait_whole()
+    broker.start()
+    world.kafka.wait_in_sync()
+    world.wait_whole()
+
+
+def step_clock(world: World, wrong_s: int) -> None:
+    """A master's clock is stepped: it says so, delivers nothing, and goes on when the clock is right, without a restart."""
+    fleet = world.fleet
+    name = fleet.busiest()
+    node = fleet.nodes[name]
+    process = node.pid
+    aborts = {shard["shard"]: shard["aborts"] for shard in node.shards()}
+
+    def reigning() -> list[dict[str, Any]]:
+        return [shard for shard in node.shards() if shard["role"] == "master"]
+
+    def alarmed() -> bool:
+        return all("NTP" in (shard["paused"] or "") for shard in reigning())
+
+    node.set_clock(wrong_s * 1_000)
+    try:
+        node.wait_until(alarmed, "say that its clock is wrong")
+        status, _ = node.ask("GET", "/readyz")
+        assert status == 503, "a node that delivers nothing says that it is ready"
+        time.sleep(CLOCK_WRONG_S)
+        found = reigning()
+        assert found, "its shards were moved"
+        assert alarmed(), "it went on with a clock that is wrong"
+        assert all(shard["aborts"] > aborts[shard["shard"]] for shard in found), "no step was aborted"
+        latest_ms = time.time_ns() // 1_000_000 + 500
+        assert all(shard["cursor"]["due_ms"] <= latest_ms for shard in found), "a cursor ran into a false future"
+    finally:
+        node.set_clock(0)
+    world.wait_whole()
+    assert node.pid == process
+
+
+def ahead(world: World, _: random.Random) -> None:
+    """10 s forward."""
+    step_clock(world, 10)
+
+
+def behind(world: World, _: random.Random) -> None:
+    """10 s back."""
+    step_clock(world, -10)
+
+
+def hour(world: World, _: random.Random) -> None:
+    """1 h forward."""
+    step_clock(world, 3_600)
+
+
+def cut_off(world: World, name: str, links: list[Link], *, silent: bool) -> None:
+    """Others take over from the node; mended, it takes its place again, with the process it had."""
+    fleet = world.fleet
+    node = fleet.nodes[name]
+    process = node.pid
+    for link in links:
+        link.cut(silent=silent)
+    try:
+        fleet.wait_led(without=name)
+        time.sleep(CUT_AFTER_S)
+    finally:
+        for link in links:
+            link.mend()
+    world.wait_whole()
+    assert node.pid == process
+
+
+def cut_zookeeper(world: World, dice: random.Random) -> None:
+    """The network between the busiest node and ZooKeeper cut, in silence or with connections refused."""
+    name = world.fleet.busiest()
+    cut_off(world, name, world.lines[name].zookeeper, silent=dice.random() < 0.5)
+
+
+def cut_kafka(world: World, dice: random.Random) -> None:
+    """The same between the busiest node and Kafka."""
+    name = world.fleet.busiest()
+    cut_off(world, name, world.lines[name].kafka, silent=dice.random() < 0.5)
+
+
+FAILOVER_S = SESSION_S + 3
+CLOCK_S = CLOCK_WRONG_S + 3
+
 FAULTS = (
-    Fault(name="kill", says="kill -9 of a master", count=30, late_s=SESSION_S + 3, act=kill_master),
-    Fault(name="freeze", says="SIGSTOP of a master, 1 to 20 s", count=30, late_s=SESSION_S + 3, act=freeze_master),
-    Fault(name="transfer", says="planned hand-over", count=30, late_s=1, act=hand_over),
-    Fault(name="roll", says="rolling restart of all nodes", count=5, late_s=2, act=roll),
-    Fault(name="disk", says="a node's data directory deleted", count=5, late_s=SESSION_S + 3, act=lose_disk),
-)
+    Fault(name="kill", says="kill -9 of a master", scene=PLAIN, count=30, takes_s=14, late_s=FAILOVER_S,
+          act=kill_master),
+    Fault(name="freeze", says="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
+          act=freeze_master),
+    Fault(name="transfer", says="planned hand-over", scene=PLAIN, count=30, takes_s=2, late_s=1, act=hand_over),
+    Fault(name="roll", says="rolling restart of all nodes", scene=PLAIN, count=5, takes_s=20, late_s=2, act=roll),
+    Fault(name="disk", says="a node's data directory deleted", scene=PLAIN, count=5, takes_s=20, late_s=FAILOVER_S,
+          act=lose_disk),
+    Fault(name="ahead", says="a master's clock stepped 10 s forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+          act=ahead),
+    Fault(name="behind", says="a master's clock stepped 10 s back", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+          act=behind),
+    Fault(name="hour", says="a master's clock stepped 1 h forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+          act=hour),
+    Fault(name="cut-zookeeper", says="network cut between a master and ZooKeeper", scene=LINKED, count=10, takes_s=13,
+          late_s=FAILOVER_S, act=cut_zookeeper),
+    Fault(name="cut-kafka", says="network cut between a master and Kafka", scene=LINKED, count=10, takes_s=14,
+          late_s=FAILOVER_S, act=cut_kafka),
+    Fault(name="zookeeper", says="ZooKeeper server killed, of 3", scene=QUORUMS, count=5, takes_s=12, late_s=FAILOVER_S,
+          act=lose_zookeeper),
+    Fault(name="quorum", says="ZooKeeper quorum lost for 30 s", scene=QUORUMS, count=5, takes_s=40, late_s=FAILOVER_S,
+          act=lose_quorum),
+    Fault(name="broker", says="Kafka broker killed, of 3", scene=QUORUMS, count=10, takes_s=20, late_s=10,
+          act=lose_broker),
+)  # fmt: skip
 
 
-def plan(names: list[str], count: int | None) -> Iterator[Fault]:
-    """The faults to be done, in rounds, so that no kind has all of the machine's bad minutes."""
-    chosen = [fault for fault in FAULTS if fault.name in names]
-    most = max(fault.count if count is None else count for fault in chosen)
-    for at in range(most):
-        for fault in chosen:
-            if at < (fault.count if count is None else count):
-                yield fault
+def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Fault]]]:
+    """The faults to be done, scene by scene, in rounds: so that no kind has all of the machine's bad minutes."""
+    for scene in (PLAIN, LINKED, QUORUMS):
+        chosen = [fault for fault in FAULTS if fault.name in names and fault.scene is scene]
+        counts = {fault.name: fault.count if count is None else count for fault in chosen}
+        rounds = range(max(counts.values(), default=0))
+        if chosen:
+            yield scene, [fault for at in rounds for fault in chosen if at < counts[fault.name]]
 
 
 def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[str]:

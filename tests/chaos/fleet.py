@@ -1,15 +1,39 @@
 """Several nodes of one cluster, each a process of its own, and what they say of their roles."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chaos.stepped import ENVIRONMENT
 from tests.service import Service, ServiceError
 
 SESSION_S = 4
 SETTLED_S = 60.0
+
+
+class Node(Service):
+    """A node whose wall clock can be set."""
+
+    def __init__(self, data_dir: Path, *, bootstrap: str, settings: dict[str, object]) -> None:
+        self._clock_path = data_dir.with_name(data_dir.name + ".clock")
+        super().__init__(
+            data_dir,
+            bootstrap=bootstrap,
+            settings=settings,
+            environ={ENVIRONMENT: str(self._clock_path)},
+            module="tests.chaos.stepped",
+        )
+
+    def set_clock(self, wrong_ms: int) -> None:
+        """Make its clock wrong by so much, at once."""
+        fresh = self._clock_path.with_suffix(".new")
+        fresh.write_text(str(wrong_ms))
+        fresh.replace(self._clock_path)
+        os.kill(self.pid, signal.SIGUSR1)
 
 
 class Fleet:
@@ -28,7 +52,7 @@ class Fleet:
     ) -> None:
         self.shards = shards
         self.nodes = {
-            name: Service(
+            name: Node(
                 directory / name,
                 bootstrap=bootstrap,
                 settings={
@@ -54,11 +78,11 @@ class Fleet:
         return self
 
     @property
-    def running(self) -> dict[str, Service]:
+    def running(self) -> dict[str, Node]:
         """The nodes whose process is there."""
         return {name: node for name, node in self.nodes.items() if node.running}
 
-    def any(self) -> Service:
+    def any(self) -> Node:
         """A node to ask."""
         return next(iter(self.running.values()))
 
@@ -87,6 +111,25 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise ServiceError(f"not every shard has a master within {timeout_s:g} s: {masters}\n{asked.tail()}")
             time.sleep(0.05)
+
+    def epochs(self) -> dict[int, tuple[str, int]]:
+        """Master and log epoch by shard: two alike looks mean that nobody took over in between."""
+        return {shard["shard"]: (shard["master"], shard["epoch"]) for shard in self.any().shards()}
+
+    def wait_placed(self, *, timeout_s: float = SETTLED_S) -> None:
+        """Wait until every node is ready, is sure of the roles, and sees every other node that runs."""
+        deadline = time.monotonic() + timeout_s
+        running = self.running
+        for node in running.values():
+
+            def is_placed(node: Node = node) -> bool:
+                if not node.is_ready():
+                    return False
+                seen = node.get("/v1/nodes")
+                there = {each["node"] for each in seen["nodes"]}
+                return bool(seen["sure"] and there >= set(running) and seen["controller"] in running)
+
+            node.wait_until(is_placed, "be in its place", timeout_s=max(1.0, deadline - time.monotonic()), every_s=0.05)
 
     def wait_alike(self, *, timeout_s: float = SETTLED_S) -> None:
         """Wait until all replicas of every shard have applied the same progress records."""

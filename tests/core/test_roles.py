@@ -11,27 +11,33 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from chronos.core.planning import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, REPLACE_AFTER_MS, plan
 from chronos.core.roles import (
+    ANSWERS,
     HISTORY_MAX,
-    LAG_MAX,
-    PATIENCE_MS,
+    LATE,
     REBALANCE_AFTER_MS,
-    REBALANCE_PAUSE_MS,
-    REPLACE_AFTER_MS,
+    SILENT,
     Assignment,
     Member,
     Replica,
     Request,
     Roles,
     View,
-    plan,
 )
 
 NOW_MS = 1_800_000_000_000
 NODES = ("a", "b", "c", "d")
 
 
-def member(node: str, *replicas: Replica, leaving: bool = False, applied: int | None = 10, shards: int = 4) -> Member:
+def member(
+    node: str,
+    *replicas: Replica,
+    leaving: bool = False,
+    log: str = ANSWERS,
+    applied: int | None = 10,
+    shards: int = 4,
+) -> Member:
     """A member that says the same of all shards, or what is given for each."""
     said = replicas or tuple(Replica(applied=applied) for _ in range(shards))
     return Member(
@@ -41,6 +47,7 @@ def member(node: str, *replicas: Replica, leaving: bool = False, applied: int | 
         version="1",
         started_ms=0,
         leaving=leaving,
+        log=log,
         replicas=dict(enumerate(said)),
     )
 
@@ -203,6 +210,31 @@ def test_a_drained_node_serves_when_there_is_nobody_else() -> None:
     assert masters(plan(view(member("a"), roles=drained))) == ["a"] * 4
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (SILENT, ANSWERS, "b"),
+        (SILENT, LATE, "a"),
+        (SILENT, SILENT, "a"),
+        (LATE, ANSWERS, "a"),
+    ],
+)
+def test_a_master_that_the_log_does_not_answer_gives_way_to_one_that_it_answers(a: str, b: str, expected: str) -> None:
+    """And to no other: brokers that are gone for all move nothing."""
+    before = view(member("a"), member("b", leaving=True))
+    assert masters(plan(before)) == ["a"] * 4
+    roles = plan(later(before, 1, member("a", log=a), member("b", log=b)))
+    assert masters(roles) == [expected] * 4
+    assert (whys(roles)[-1] == "the log does not answer it") == (expected == "b")
+
+
+def test_a_vacant_shard_goes_to_a_node_that_hears_the_log_if_there_is_one() -> None:
+    before = view(*map(member, "abc"))
+    roles = plan(later(before, 1, member("b", log=SILENT), member("c", log=LATE)))
+    assert roles.shards[0].master == "c"
+    assert masters(plan(view(member("b", log=SILENT)))) == ["b"] * 4
+
+
 def test_a_transfer_makes_the_node_master_at_once() -> None:
     asked = view(*map(member, "ab"), requests=(Request(kind="transfer", node="b", shard=0),))
     roles = plan(later(view(*map(member, "ab")), 1, requests=asked.requests))
@@ -216,13 +248,14 @@ REFUSED = {
     "there is no such shard": Request(kind="transfer", node="b", shard=9),
     "its progress is not known yet": Request(kind="transfer", node="c", shard=0),
     "it is about to stop": Request(kind="transfer", node="d", shard=0),
+    "the log does not answer it": Request(kind="transfer", node="e", shard=0),
     "there is no such request": Request(kind="explode", node="b", shard=0),
 }
 
 
 @pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=REFUSED)
 def test_a_request_that_cannot_be_met_is_noted_and_changes_nothing(reason: str, request_: Request) -> None:
-    members = (member("a"), member("b"), member("c", applied=None), member("d", leaving=True))
+    members = (member("a"), member("b"), member("c", applied=None), member("d", leaving=True), member("e", log=LATE))
     before = view(*members)
     roles = plan(later(before, 1, requests=(request_,)))
     assert roles.shards == plan(before).shards
@@ -329,12 +362,13 @@ REPLICAS = st.builds(
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, said, leaving: {
-        node: member(node, *said[at], leaving=leaving[at]) for at, node in enumerate(sorted(nodes))
+    lambda nodes, said, leaving, logs: {
+        node: member(node, *said[at], leaving=leaving[at], log=logs[at]) for at, node in enumerate(sorted(nodes))
     },
     st.sets(st.sampled_from(NODES)),
     st.lists(st.lists(REPLICAS, min_size=SHARDS, max_size=SHARDS), min_size=4, max_size=4),
     st.lists(st.booleans(), min_size=4, max_size=4),
+    st.lists(st.sampled_from((ANSWERS, ANSWERS, LATE, SILENT)), min_size=4, max_size=4),
 )
 ASSIGNMENTS = st.builds(
     Assignment,
@@ -401,7 +435,7 @@ def test_a_live_master_that_may_stay_keeps_its_shard(before: View) -> None:
     moved = 0
     for shard, old in before.roles.shards.items():
         now = before.members.get(old.master or "")
-        if now is not None and not now.leaving and now.node not in roles.drained:
+        if now is not None and not now.leaving and now.log != SILENT and now.node not in roles.drained:
             held = now.node in roles.shards[shard].replicas
             moved += held and roles.shards[shard].master != now.node
     assert moved <= 1
@@ -416,6 +450,7 @@ def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: View) -> None:
             for node in given_.replicas
             if node in before.members
             and not before.members[node].leaving
+            and before.members[node].log != SILENT
             and (applied := before.members[node].replicas[shard].applied) is not None
             and applied >= given_.applied
         ]

@@ -9,13 +9,18 @@ import pytest
 
 from tests.broker import Broker
 from tests.chaos.drill import Drill
-from tests.chaos.faults import FAULTS, epochs_complaints
+from tests.chaos.faults import FAULTS, Fault, epochs_complaints, lose_quorum
 from tests.chaos.fleet import SESSION_S, Fleet
+from tests.chaos.world import EVERYTHING, World, bring_up
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 from tests.service import Service
 from tests.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+FAULT = {fault.name: fault for fault in FAULTS}
+QUORUM_LOST_S = 8.0
+"""Two sessions; the full drill takes 30 s."""
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +79,16 @@ def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: Kaf
 
 @pytest.mark.timeout(240)
 def test_a_node_killed_frozen_drained_and_restarted_costs_no_message(
-    fleet: Fleet, flow: KafkaFlow, broker: Broker
+    fleet: Fleet, flow: KafkaFlow, broker: Broker, zookeeper: Ensemble
 ) -> None:
     """Each fault once, with messages on their way; what is wrong is told by the topics alone."""
     fleet.start()
     dice = random.Random(7)
-    for fault in FAULTS:
+    world = World(fleet=fleet, kafka=broker, zookeeper=zookeeper)
+    for name in ("kill", "freeze", "transfer", "roll", "disk"):
         written = flow.write(3_000, now_ms() - 500, now_ms() + 6_000)
         flow.poll()
-        fault.act(fleet, dice)
+        FAULT[name].act(world, dice)
         flow.cancel(written[::40])
     judge(flow, fleet, broker)
 
@@ -134,17 +140,41 @@ def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(fleet: Fleet, f
 
 
 @pytest.mark.timeout(240)
-def test_under_load_failover_loses_doubles_and_hurries_nothing(fleet: Fleet, flow: KafkaFlow, broker: Broker) -> None:
+def test_under_load_failover_loses_doubles_and_hurries_nothing(
+    fleet: Fleet, flow: KafkaFlow, broker: Broker, zookeeper: Ensemble
+) -> None:
     """The drill of `scripts/chaos` in a short form; its bars for lateness are judged there."""
     fleet.start()
     dice = random.Random(3)
-    with Drill(broker, f"{flow.prefix}.delay", f"{flow.prefix}.load", rate=1_000, seconds=45) as drill:
-        for fault in FAULTS:
-            if fault.name in ("kill", "transfer", "freeze"):
-                drill.fault(fault.name, lambda fault=fault: fault.act(fleet, dice))  # type: ignore[misc]
+    world = World(fleet=fleet, kafka=broker, zookeeper=zookeeper)
+    with Drill(broker, f"{flow.prefix}.delay", f"{flow.prefix}.load", rate=1_000, seconds_max=200) as drill:
+        for name in ("kill", "transfer", "freeze"):
+            drill.fault(name, lambda name=name: FAULT[name].act(world, dice))  # type: ignore[misc]
         found = drill.result()
     assert (found.lost, found.doubled, found.early) == (0, 0, 0)
     assert epochs_complaints(broker, f"{flow.prefix}.progress", SHARDS) == []
+
+
+@pytest.mark.timeout(400)
+def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -> None:
+    """The same with three brokers and three ZooKeeper servers, and every node behind links that can be cut."""
+    dice = random.Random(11)
+
+    def act(fault: Fault, world: World) -> None:
+        if fault.act is lose_quorum:
+            lose_quorum(world, dice, away_s=QUORUM_LOST_S)
+        else:
+            fault.act(world, dice)
+
+    with (
+        bring_up(tmp_path, EVERYTHING, {"delivery.transaction_timeout": "4s"}) as world,
+        Drill(world.kafka, "chronos.delay", "load", rate=300, seconds_max=380) as drill,
+    ):
+        for name in ("ahead", "behind", "hour", "cut-zookeeper", "cut-kafka", "zookeeper", "quorum", "broker"):
+            drill.fault(name, lambda name=name: act(FAULT[name], world))  # type: ignore[misc]
+        found = drill.result()
+        assert (found.lost, found.doubled, found.early) == (0, 0, 0)
+        assert epochs_complaints(world.kafka, "chronos.progress", world.fleet.shards) == []
 
 
 @pytest.mark.timeout(240)

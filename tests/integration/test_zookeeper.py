@@ -17,9 +17,11 @@ from kazoo.client import KazooClient
 from msgspec.structs import replace
 
 from chronos.adapters.zookeeper import ZooKeeperCoordinator
-from chronos.core.roles import Member, Replica, Request, Roles, View, plan
+from chronos.core.planning import plan
+from chronos.core.roles import Member, Replica, Request, Roles, View
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
 from tests.broker import free_port
+from tests.proxy import Network
 from tests.zookeeper import SESSION_S, Ensemble, Process, Server
 
 pytestmark = pytest.mark.integration
@@ -469,6 +471,47 @@ MISSING = {
     "coordinator.zookeeper.ca: nowhere.pem cannot be read": {"tls": True, "ca": "nowhere.pem"},
     "coordinator.zookeeper.authentication: sasl needs the package pure-sasl": {"authentication": "sasl"},
 }
+
+
+def test_a_clock_that_is_set_makes_nobody_older_for_the_controller(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour forward would have members that just came, or went, there or away for an hour."""
+    a = nodes.joined("a")
+    seen: list[View] = []
+
+    def noted(view: View) -> Roles:
+        seen.append(view)
+        return plan(view)
+
+    assert a.control(noted)
+    wall_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 3_600 * 10**9)
+    b = nodes.joined("b")
+    until(lambda: len(a.look().members) == 2, a, b)
+    assert a.control(noted)
+    assert seen[-1].now_ms - seen[0].now_ms < PATIENCE_S * 1_000
+    assert seen[-1].now_ms - seen[-1].since_ms["b"] < PATIENCE_S * 1_000
+
+
+def test_a_server_that_says_nothing_costs_no_session_where_there_are_others() -> None:
+    """Behind a network that is cut in silence it takes connections, and never answers."""
+    with Ensemble(3) as zookeeper, Network() as network:
+        links = [network.link(server.port) for server in zookeeper.servers]
+        made = Nodes(",".join(link.address for link in links))
+        a = made.joined("a", session_timeout_s=4.0)
+        until(lambda: a.look().sure, a)
+        for cut in (links[0], links[1], links[2]):
+            cut.cut(silent=True)
+            deadline = time.monotonic() + 6.0
+            while time.monotonic() < deadline:
+                with suppress(CoordinatorUnavailable):
+                    a.control(plan)
+                a.wait(0.1)
+                assert a.look().roles is not None, "the session was lost"
+            until(lambda: a.look().sure, a)
+            cut.mend()
+        a.leave()
 
 
 @pytest.mark.parametrize(("text", "settings"), MISSING.items())

@@ -224,6 +224,9 @@ class SimLog:
         self.thread.touch("end")
         return self._answering(topic, partition).stable
 
+    def answers(self, timeout_s: float) -> bool:
+        return not (self.world.faulty and self.world.chance(self.faults.no_answer))
+
     def _answering(self, topic: str, partition: int) -> Partition:
         self._check_answers()
         place = self.brokers.topics[topic][partition]

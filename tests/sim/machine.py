@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from chronos.core import roles
+from chronos.core import planning
 from chronos.core.message import Rules
 from chronos.core.roles import Member
 from chronos.core.roles import Replica as Said
@@ -149,7 +149,7 @@ class Process:
             self.coordinator = SimCoordinator(machine.ensemble, machine.name, self._touch)
             self.coordinator.asleep = lambda: self.dead or machine.frozen
             self.membership = Membership(
-                self.coordinator, node=machine.name, clock=machine.clock, describe=self._member, plan=roles.plan
+                self.coordinator, node=machine.name, clock=machine.clock, describe=self._member, plan=planning.plan
             )
         self.world.after(1, self._open)
 

@@ -56,9 +56,16 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def test_a_fault_that_is_planted_is_taken_out_again() -> None:
-    with planted("two masters in one epoch"), pytest.raises(Finding, match="law 5"):
-        simulate(0)
-    simulate(0)
+    def is_found(seed: int) -> bool:
+        try:
+            simulate(seed)
+        except Finding:
+            return True
+        return False
+
+    with planted("two masters in one epoch"):
+        seed = next(seed for seed in range(20) if is_found(seed))
+    simulate(seed)
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:

@@ -1,0 +1,104 @@
+"""What a drill breaks: a Kafka, a ZooKeeper, three nodes, and the network between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+
+from tests.broker import Broker, Cluster, free_port
+from tests.chaos.fleet import Fleet
+from tests.proxy import Link, Network
+from tests.zookeeper import Ensemble
+
+BROKER_SESSION = {"broker.session.timeout.ms": 3_000, "broker.heartbeat.interval.ms": 500}
+"""How soon the others take over the partitions of a broker that died."""
+
+NODES = ("n1", "n2", "n3")
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """What there is to break."""
+
+    name: str
+    brokers: int = 1
+    zookeepers: int = 1
+    linked: bool = False
+    """Every node reaches Kafka and ZooKeeper through links of its own, that can be cut."""
+    start_s: int
+    """About how long it takes to bring up and down."""
+
+
+PLAIN = Scene(name="plain", start_s=40)
+LINKED = Scene(name="linked", linked=True, start_s=45)
+QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, start_s=70)
+EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True, start_s=75)
+"""For the short form, in which one round of each fault shares one fleet."""
+
+
+@dataclass
+class Lines:
+    """The links of one node."""
+
+    kafka: list[Link] = field(default_factory=list)
+    zookeeper: list[Link] = field(default_factory=list)
+
+    def settings(self) -> dict[str, object]:
+        """Where the node finds Kafka and ZooKeeper."""
+        return {
+            "log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka),
+            "coordinator.zookeeper.hosts": ",".join(link.address for link in self.zookeeper),
+        }
+
+
+@dataclass
+class World:
+    """A scene that is up."""
+
+    fleet: Fleet
+    kafka: Broker | Cluster
+    zookeeper: Ensemble
+    lines: dict[str, Lines] = field(default_factory=dict)
+    """By node; empty where there are no links."""
+
+    def wait_whole(self) -> None:
+        """Wait until every node is in its place, hears its coordinator, and every shard has a master."""
+        self.fleet.wait_placed()
+        self.fleet.wait_led()
+
+
+@contextmanager
+def bring_up(directory: Path, scene: Scene, settings: dict[str, object] | None = None) -> Iterator[World]:
+    """Kafka, ZooKeeper and a fleet that serves; all of it ends with the block. `settings` are those of all nodes."""
+    zookeeper = Ensemble(scene.zookeepers)
+    doors: dict[int, dict[str, tuple[int, int]]] = {number: {} for number in range(1, scene.brokers + 1)}
+    lines: dict[str, Lines] = {}
+    with ExitStack() as stack:
+        if scene.linked:
+            network = stack.enter_context(Network())
+            for name in NODES:
+                lines[name] = Lines(zookeeper=[network.link(server.port) for server in zookeeper.servers])
+                for number in doors:
+                    link = network.link(port := free_port())
+                    doors[number][name.upper()] = (port, link.port)
+                    lines[name].kafka.append(link)
+        kafka: Broker | Cluster
+        if scene.brokers == 1:
+            kafka = Broker(doors=doors[1])
+        else:
+            kafka = Cluster(scene.brokers, BROKER_SESSION, doors=doors)
+        stack.enter_context(kafka)
+        stack.enter_context(zookeeper)
+        fleet = Fleet(
+            directory,
+            bootstrap=kafka.bootstrap,
+            zookeeper=zookeeper.hosts,
+            count=len(NODES),
+            settings=settings,
+            node_settings=lambda name: lines[name].settings() if lines else {},
+        )
+        stack.enter_context(fleet).start()
+        yield World(fleet=fleet, kafka=kafka, zookeeper=zookeeper, lines=lines)
