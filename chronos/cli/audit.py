@@ -140,6 +140,7 @@ def _show(found: "Audit") -> None:
     from rich.text import Text
 
     from chronos.spark.fates import OUTCOMES, WRONG
+    from chronos.spark.plots import share
     from chronos.spark.report import MEANINGS
 
     counts, late = found.overall.counts, found.overall.lateness
@@ -152,7 +153,7 @@ def _show(found: "Audit") -> None:
     if not total:
         parts.append(Text("nothing was due in this window"))
     else:
-        rows = [(name, number(counts[name]), f"{counts[name] / total:.2%}", MEANINGS[name]) for name in OUTCOMES
+        rows = [(name, number(counts[name]), share(counts[name], total), MEANINGS[name]) for name in OUTCOMES
                 if counts.get(name)]  # fmt: skip
         parts.append(table([("OUTCOME", "left"), ("MESSAGES", "right"), ("SHARE", "right"), ("", "left")], rows))
         parts.append(

@@ -336,6 +336,7 @@ def fates(promised: DataFrame, found: DataFrame, judges: DataFrame, any_frontier
         f.coalesce(f.col("shard_gap_ms") >= f.col("accepted_ms"), f.lit(False))
     )
     archived = f.col("covered_offset").isNotNull()
+    late_ms = f.col("delivered_ms") - f.greatest("due_ms", "accepted_ms")
     cases: list[tuple[Column, str, Column | None]] = [
         ((deliveries > 0) & (ends > 1), "duplicated", f.col("ended")),
         ((deliveries > 0) & is_early, "early", None),
@@ -352,7 +353,7 @@ def fates(promised: DataFrame, found: DataFrame, judges: DataFrame, any_frontier
         f.coalesce(_first(cases, 2, f.lit("target-not-read-so-far")), "reason").alias("reason"),
         deliveries.alias("deliveries"),
         "delivered_ms",
-        f.greatest(f.col("delivered_ms") - f.greatest("due_ms", "accepted_ms"), f.lit(0)).alias("lateness_ms"),
+        f.when(f.col("delivered_ms").isNotNull(), f.greatest(late_ms, f.lit(0))).alias("lateness_ms"),
     )  # fmt: skip
 
 

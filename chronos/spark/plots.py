@@ -179,6 +179,11 @@ def compact(value: float) -> str:
     return f"{value:g}"
 
 
+def share(count: int, total: int) -> str:
+    """A part of the whole; few are not none."""
+    return "< 0.01%" if 0 < count < total * 0.00005 else f"{count / total:.2%}"
+
+
 def duration(value_ms: int | None) -> str:
     """Milliseconds for people."""
     if value_ms is None:

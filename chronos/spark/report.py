@@ -6,7 +6,7 @@ from html import escape
 from chronos.spark.audit import Audit
 from chronos.spark.fates import OUTCOMES, WRONG
 from chronos.spark.figures import Lateness, Row
-from chronos.spark.plots import LINES, duration, lateness_plot, moment, outcome_plot
+from chronos.spark.plots import LINES, duration, lateness_plot, moment, outcome_plot, share
 
 TARGETS_SHOWN = 100
 """Targets in the report; `-o json` has more, the details have all."""
@@ -76,7 +76,7 @@ def _outcomes(audit: Audit) -> str:
     counts = audit.overall.counts
     total = sum(counts.values())
     rows = [
-        [f'<i class="key o-{name}"></i>{name}', f"{counts[name]:,}", f"{counts[name] / total:.2%}", MEANINGS[name],
+        [f'<i class="key o-{name}"></i>{name}', f"{counts[name]:,}", escape(share(counts[name], total)), MEANINGS[name],
          escape("; ".join(f"{count:,} {reason}" for outcome, reason, count in audit.reasons if outcome == name))]
         for name in OUTCOMES if counts.get(name)
     ]  # fmt: skip

@@ -212,7 +212,9 @@ def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
     assert not audited.clean
     assert audited.judged_ms == SETTLED_MS + 9
     assert audited.archived_ms == READ_MS
-    assert audited.overall.lateness.max_ms == 90_000
+    assert audited.overall.lateness == figures.Lateness(
+        count=4, p50_ms=2_001, p99_ms=87_420, p999_ms=89_742, max_ms=90_000
+    )
     assert {(outcome, why) for outcome, why, _ in audited.reasons} == {
         ("unknown", "target-not-archived"), ("expired", "expired"), ("pending", "not-settled"),
     }  # fmt: skip
