@@ -13,6 +13,7 @@ from tests.service import Service, ServiceError
 
 SESSION_S = 4
 SETTLED_S = 60.0
+DIGESTS_S = 120.0
 
 
 class Node(Service):
@@ -141,6 +142,19 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise ServiceError(f"the replicas do not meet within {timeout_s:g} s: {applied}")
             time.sleep(0.05)
+
+    def digest_complaints(self, *, timeout_s: float = DIGESTS_S) -> list[str]:
+        """Shards of which two replicas differ, as their digests tell; nothing may be on its way any more."""
+        self.wait_alike()
+        found = []
+        for shard in range(self.shards):
+            said: dict[int, dict[str, str]] = {}
+            for name, node in self.running.items():
+                answer = node.ask("GET", f"/v1/shards/{shard}/digest", timeout_s=timeout_s)[1]
+                said.setdefault(answer["applied"], {})[name] = answer["digest"]
+            # A heartbeat in between moves some of them on: those that stand alike are compared.
+            found += [f"shard {shard} at {at}: {each}" for at, each in said.items() if len(set(each.values())) > 1]
+        return found
 
     def nodes_seen(self) -> dict[str, Any]:
         """`/v1/nodes` of some node."""

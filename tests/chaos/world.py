@@ -28,14 +28,16 @@ class Scene(Struct, frozen=True, kw_only=True):
     zookeepers: int = 1
     linked: bool = False
     """Every node reaches Kafka and ZooKeeper through links of its own, that can be cut."""
-    start_s: int
-    """About how long it takes to bring up and down."""
+    rate_max: int = 5_000
+    """Messages a second; less where more of them share the machine."""
+    start_s: int = 0
+    """About how long it takes to bring it up, and to read what is left of the load in the end."""
 
 
 PLAIN = Scene(name="plain", start_s=40)
-LINKED = Scene(name="linked", linked=True, start_s=45)
-QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, start_s=70)
-EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True, start_s=75)
+LINKED = Scene(name="linked", linked=True, start_s=40)
+QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, start_s=60)
+EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True)
 """For the short form, in which one round of each fault shares one fleet."""
 
 

@@ -1,0 +1,101 @@
+"""What the legs of a run found, put together: a table on the terminal, and in docs/reliability.md."""
+
+import datetime
+import os
+from pathlib import Path
+from statistics import quantiles
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.drill import Result, Window
+from tests.chaos.faults import FAULTS, Fault
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+HEADINGS = ("fault", "count", "late p50", "late p90", "late max", "bar", "")
+
+
+class Report:
+    """Grows leg by leg. `wrong` is everything beside lateness, loss, doubles and haste."""
+
+    def __init__(self, *, rate: int) -> None:
+        self.rate = rate
+        self.wrong: list[str] = []
+        self._rates: set[int] = set()
+        self._windows: list[Window] = []
+        self._messages = self._lost = self._doubled = self._early = 0
+
+    def add(self, result: Result, rate: int) -> None:
+        """Take in what a leg at this rate found."""
+        self._rates.add(rate)
+        self._windows += result.windows
+        self._messages += result.messages
+        self._lost += result.lost
+        self._doubled += result.doubled
+        self._early += result.early
+
+    @property
+    def missed(self) -> bool:
+        """Whether anything was not as it must be."""
+        return (
+            bool(self.wrong)
+            or self._lost + self._doubled + self._early > 0
+            or any(row[-1] != "ok" for row in self.rows())
+        )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """For each fault that was done, what HEADINGS say; lateness is the worst of each time, over all times."""
+        found = []
+        for fault in FAULTS:
+            worst_s = sorted(window.worst_ms / 1_000 for window in self._windows if window.name == fault.name)
+            if worst_s:
+                found.append(_row(fault, worst_s))
+        return found
+
+    def summary(self) -> str:
+        """What was wrong over the whole run."""
+        rates = " and ".join(f"{rate:,}/s" for rate in sorted(self._rates, reverse=True))
+        return (
+            f"{self._messages:,} messages at {rates}: {self._lost} lost, {self._doubled} doubled, {self._early} early;"
+            f" {len(self.wrong) or 'no'} other complaint{'s' if len(self.wrong) != 1 else ''}"
+        )
+
+    def show(self) -> None:
+        """The table on the terminal."""
+        out = Console()
+        table = Table(*HEADINGS)
+        for row in self.rows():
+            table.add_row(*row)
+        out.print(table)
+        out.print(self.summary(), highlight=False)
+        for complaint in self.wrong:
+            out.print(complaint, highlight=False, markup=False)
+
+    def keep(self, command: str) -> None:
+        """The table between the markers of docs/reliability.md."""
+        lines = [
+            f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, ZooKeeper and load"
+            f" together. {self.summary()}.",
+            "",
+            f"| {' | '.join(HEADINGS)} |",
+            "|---|" + "---|" * (len(HEADINGS) - 1),
+            *(f"| {' | '.join(row)} |" for row in self.rows()),
+            *(["", *(f"- {complaint}" for complaint in self.wrong)] if self.wrong else []),
+        ]
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+
+
+def _row(fault: Fault, worst_s: list[float]) -> tuple[str, ...]:
+    cuts = quantiles(worst_s, n=10, method="inclusive") if len(worst_s) > 1 else worst_s * 9
+    return (
+        fault.says,
+        str(len(worst_s)),
+        f"{cuts[4]:.2f} s",
+        f"{cuts[8]:.2f} s",
+        f"{worst_s[-1]:.2f} s",
+        f"<= {fault.late_s:g} s",
+        "ok" if worst_s[-1] <= fault.late_s else "MISSED",
+    )
