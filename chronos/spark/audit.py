@@ -14,11 +14,12 @@ from pyspark.storagelevel import StorageLevel
 
 from chronos.core.moment import format_time
 from chronos.errors import ArchiveFailed
-from chronos.spark import figures, schema
-from chronos.spark.archive import check_format
+from chronos.spark import figures, ledger, schema
 from chronos.spark.coverage import JUDGES, coverage, judge_rows, judges, usable
 from chronos.spark.fates import WRONG, Span, fates, received, scheduled, units
 from chronos.spark.place import Place
+from chronos.spark.replays import with_replays
+from chronos.spark.runs import check_format
 
 DAY_MS = 86_400_000
 
@@ -188,6 +189,8 @@ def audit(
     watch("finding out how far the logs prove everything settled")
     judged = judge(tables, delay_topic, span)
     rows = judged.fates
+    if ledger.runs(place):
+        rows = with_replays(rows, ledger.sent_rows(spark, place))
     if details is not None:
         watch(f"writing the details to {details}")
         rows = _kept(spark, rows, details)

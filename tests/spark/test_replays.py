@@ -1,0 +1,72 @@
+"""What backfill has sent is no longer missing, and is no duplicate of what it stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chronos.spark.ledger import LEDGER
+from chronos.spark.replays import with_replays
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FATES = (
+    "shard int, source_offset long, occurrence int, outcome string, reason string, deliveries long, due_ms long,"
+    " delivered_ms long"
+)
+DUE_MS = 1_900_000_000_000
+
+CASES: list[tuple[str, tuple[str, str | None, int], list[str], tuple[str, str | None]]] = [
+    ("missing, and not replayed", ("missing", None, 0), [], ("missing", None)),
+    ("missing, and replayed", ("missing", None, 0), ["delay"], ("replaced", "replayed")),
+    ("missing, and replayed for two purposes", ("missing", None, 0), ["delay", "delay"], ("replaced", "replayed")),
+    ("missing, though sent to its target", ("missing", None, 0), ["direct"], ("missing", None)),
+    ("brought back as pending", ("pending", "not-settled", 0), ["delay"], ("replaced", "replayed")),
+    ("its target not read so far", ("pending", "target-not-read-so-far", 0), ["delay"],
+     ("pending", "target-not-read-so-far")),
+    ("unknown", ("unknown", "gap", 0), ["delay"], ("unknown", "gap")),
+    ("delivered, and replayed", ("delivered", None, 1), ["delay"], ("delivered", None)),
+    ("delivered, and sent to its target once more", ("duplicated", None, 2), ["direct"], ("delivered", "replayed")),
+    ("the same, sent twice", ("duplicated", None, 3), ["direct"], ("duplicated", None)),
+    ("the same, for two purposes", ("duplicated", None, 3), ["direct", "direct"], ("delivered", "replayed")),
+    ("doubled, and replayed through the delay topic", ("duplicated", None, 2), ["delay"], ("duplicated", None)),
+    ("delivered though cancelled", ("duplicated", "cancelled", 1), ["direct"], ("duplicated", "cancelled")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> dict[int, Any]:
+    """The fates of all cases, by the offset that stands for the case."""
+    fates = [
+        (3, at, 1, outcome, reason, deliveries, DUE_MS, DUE_MS + 5 if deliveries else None)
+        for at, (_, (outcome, reason, deliveries), _, _) in enumerate(CASES)
+    ]
+    fates.append((3, len(CASES), 1, "duplicated", None, 2, DUE_MS, DUE_MS - 501))
+    fates.append((3, len(CASES) + 1, 2, "missing", None, 0, DUE_MS, None))
+    sent = [_sent(at, via) for at, (_, _, replays, _) in enumerate(CASES) for via in replays]
+    sent += [_sent(len(CASES), "direct"), _sent(len(CASES) + 1, "delay")]
+    rows = with_replays(spark.createDataFrame(fates, FATES), spark.createDataFrame(sent, LEDGER))
+    assert rows.columns == [column.split()[0] for column in FATES.split(", ")]
+    return {row["source_offset"]: row for row in rows.collect()}
+
+
+def _sent(offset: int, via: str) -> tuple[Any, ...]:
+    return ("r", "backfill", via, 3, offset, 1, "missing", b"i", b"replay", "orders", DUE_MS, 10)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[name for name, *_ in CASES])
+def test_a_replay_changes_what_it_should(found: dict[int, Any], number: int) -> None:
+    """Each case by hand: what the logs say, how it was replayed, and its fate in the light of that."""
+    assert (found[number]["outcome"], found[number]["reason"]) == CASES[number][3]
+
+
+def test_what_was_early_stays_early(found: dict[int, Any]) -> None:
+    """A later copy does not make the first one punctual."""
+    assert found[len(CASES)]["outcome"] == "early"
+
+
+def test_another_occurrence_was_not_replayed(found: dict[int, Any]) -> None:
+    """The ledger is asked for the very occurrence."""
+    assert found[len(CASES) + 1]["outcome"] == "missing"
