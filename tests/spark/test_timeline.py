@@ -111,3 +111,38 @@ def test_what_came_before_may_be_left_out(script: Sequence[Step]) -> None:
             rest = [event for event in happened if event.verb != "schedule" or event.offset != left_out]
             for unit in follow(rest):
                 assert whole[unit.source_offset, unit.occurrence] == unit
+
+
+def schedule(offset: int, due_ms: int, cursor_ms: int = 0, *, takes_over: bool = False, at: int = OFFSET_END) -> Event:
+    """A record that was taken at ms 10."""
+    return Event("schedule", offset, 10, due_ms, cursor_ms, at, "t", due_ms, takes_over)
+
+
+def ends(*events: Event) -> list[tuple[int, int, str | None]]:
+    """Source offset, due time and end of each unit."""
+    return [(unit.source_offset, unit.due_ms, unit.ended) for unit in follow(events)]
+
+
+def test_what_stands_at_the_cursor_is_settled() -> None:
+    """To the offset: at the cursor it was delivered before it could be replaced or cancelled, behind it it was not."""
+    first = schedule(1, 100)
+    for at, ended in ((0, "replaced"), (1, None), (2, None)):
+        assert ends(first, schedule(5, 900, 100, takes_over=True, at=at))[0] == (1, 100, ended)
+    for at, ended in ((0, "cancelled"), (1, None)):
+        assert ends(first, Event("cancel", 5, 99, None, 100, at)) == [(1, 100, ended)]
+    for at, due_ms in ((0, 900), (1, 100)):
+        assert ends(first, Event("reschedule", 5, 99, 900, 100, at)) == [(1, due_ms, None)]
+
+
+def test_firing_what_is_next_anyway_changes_nothing() -> None:
+    """By its place: not later than the record that fires it, or right behind the cursor."""
+    first = schedule(1, 100)
+    for at_ms, cursor_ms, due_ms in ((99, 0, 99), (100, 0, 100), (101, 0, 100), (50, 99, 100), (50, 98, 50)):
+        assert ends(first, Event("fire-now", 5, at_ms, None, cursor_ms, OFFSET_END)) == [(1, due_ms, None)]
+
+
+def test_a_decision_concerns_the_message_it_names() -> None:
+    """Not another one of the same id that took its place."""
+    replaced = schedule(1, 100), schedule(5, 900, takes_over=True)
+    assert ends(*replaced, Event("dead-letter", 1, 0, None, 200, OFFSET_END)) == [(1, 100, "replaced"), (5, 900, None)]
+    assert ends(*replaced, Event("dead-letter", 5, 0, None, 950, OFFSET_END))[1] == (5, 900, "dead-letter")
