@@ -29,7 +29,7 @@ class SimReader:
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         self._log.thread.touch("read")
         log, partition = self._log, self._partition
-        if log.brokers.is_paused(partition):
+        if log.is_cut or log.brokers.is_paused(partition):
             return []
         stable = partition.stable
         if log.world.chance(log.faults.short_reads):
@@ -54,7 +54,8 @@ class SimReader:
 
     def wait(self, timeout_s: float) -> bool:
         for _ in range(2):
-            if self.position < self._partition.stable and not self._log.brokers.is_paused(self._partition):
+            there = self.position < self._partition.stable and not self._log.is_cut
+            if there and not self._log.brokers.is_paused(self._partition):
                 self._pass_markers()
                 return True
             self._log.thread.sleep(int(timeout_s * 1_000))
@@ -119,7 +120,7 @@ class SimWriter:
                 self._culprit = True
                 continue
             partition = brokers.place(topic, key, number)
-            if brokers.is_paused(partition):
+            if log.is_cut or brokers.is_paused(partition):
                 self._stuck = True
                 continue
             pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
@@ -132,7 +133,7 @@ class SimWriter:
         transaction = self._transaction
         assert transaction is not None, "commit without send"
         progress = brokers.topics[PROGRESS][self._shard]
-        if self._stuck or brokers.is_paused(progress):
+        if self._stuck or log.is_cut or brokers.is_paused(progress):
             log.thread.sleep(world.random.randrange(500, 12_000))
             raise self._lose("the brokers did not take the transaction in time")
         self._check_fenced()
@@ -225,7 +226,7 @@ class SimLog:
         return self._answering(topic, partition).stable
 
     def answers(self, timeout_s: float) -> bool:
-        return not (self.world.faulty and self.world.chance(self.faults.no_answer))
+        return not self.is_cut
 
     def _answering(self, topic: str, partition: int) -> Partition:
         self._check_answers()
@@ -234,7 +235,14 @@ class SimLog:
             raise LogUnavailable(f"no broker said in time where {place.name} ends")
         return place
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the network between this machine and the brokers is cut."""
+        return self.thread.machine.log_cut_ms > self.world.now_ms
+
     def _check_answers(self) -> None:
+        if self.is_cut:
+            raise LogUnavailable("no broker can be reached")
         if self.world.faulty and self.world.chance(self.faults.no_answer):
             raise LogUnavailable("no broker answered in time")
 

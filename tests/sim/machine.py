@@ -10,12 +10,13 @@ from msgspec import Struct
 
 from chronos.core import planning
 from chronos.core.message import Rules
-from chronos.core.roles import Member
+from chronos.core.roles import ANSWERS, Member
 from chronos.core.roles import Replica as Said
 from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
 from chronos.workers.master import Limits
 from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
+from chronos.workers.reach import Reach
 from chronos.workers.replica import STANDALONE, Replica, Role
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
@@ -25,7 +26,10 @@ from tests.sim.store import Disk, SimStore
 from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 
 TICK_MS = 300
-"""How often a process hears from its coordinator and reports."""
+"""How often a process hears from its coordinator, asks its brokers and reports."""
+
+SILENT_MS = 1_500
+"""How long no broker answers a node until it gives way."""
 
 
 class Faults(Struct, kw_only=True):
@@ -91,6 +95,8 @@ class Machine:
         """`(what, where, ms)`: kill or freeze the process where it next passes there."""
         self.process: Process | None = None
         self.frozen_ms = 0
+        self.log_cut_ms = 0
+        """Until when no broker can be reached from here."""
 
     def store(self, shard: int) -> SimStore:
         if shard not in self.stores:
@@ -122,7 +128,7 @@ class Machine:
         self.stores.clear()
 
     def heal(self) -> None:
-        self.trap, self.frozen_ms = None, 0
+        self.trap, self.frozen_ms, self.log_cut_ms = None, 0, 0
         self.clock.skew_ms, self.clock.drift = 0, 0.0
         self.disk.full = self.disk.low = self.disk.failing = False
         self.faults = Faults()
@@ -144,6 +150,7 @@ class Process:
         self.threads: list[Thread] = []
         self.coordinator: SimCoordinator | None = None
         self.membership: Membership | None = None
+        self.reach: Reach | None = None
         self._threads_wanted = range(machine.setting.shards)
         if machine.ensemble is not None:
             self.coordinator = SimCoordinator(machine.ensemble, machine.name, self._touch)
@@ -167,6 +174,7 @@ class Process:
         for thread in self.threads:
             thread.wake(self.world.now_ms + 1)
         if self.coordinator is not None:
+            self.reach = Reach(self.threads[0].log, silent_ms=SILENT_MS, clock=self.machine.clock)
             self.world.after(1, self._tick)
 
     def _tick(self) -> None:
@@ -179,6 +187,8 @@ class Process:
             self.world.at(machine.frozen_ms + self.world.random.randrange(1, TICK_MS), self._tick)
             return
         self.coordinator.tick()
+        assert self.reach is not None
+        self.reach.step(machine.clock.now_ms())
         try:
             self.membership.step(machine.clock.now_ms())
         except Crashed:
@@ -210,6 +220,7 @@ class Process:
             address="",
             version="",
             started_ms=self.started_ms,
+            log=ANSWERS if self.reach is None else self.reach.says,
             replicas={
                 thread.shard: Said(
                     applied=thread.replica.state.applied,

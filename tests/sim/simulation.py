@@ -6,6 +6,7 @@ and within a bounded time whatever is due must have come to its end, on every re
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -72,6 +73,7 @@ class Simulation:
 
     def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
         self.seed = seed
+        self._cuts = random.Random(-1 - seed)
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -159,6 +161,11 @@ class Simulation:
         if kinds:
             for _ in range(draw.choice([0, 3, 8, 20])):
                 world.after(draw.randrange(500, self.fault_ms), self._strike, draw.choice(kinds))
+        # By dice of its own, so that the seeds that know nothing of it stay what they are.
+        cuts = self._cuts
+        if cuts.random() < 0.3:
+            for _ in range(cuts.choice([1, 3, 8])):
+                world.after(cuts.randrange(500, self.fault_ms), self._strike, self._cut_log)
 
     def _strike(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
@@ -221,6 +228,11 @@ class Simulation:
         if machine.process is not None and machine.process.coordinator is not None:
             self.world.tell(f"{machine.name} is cut off for {wait_ms}")
             machine.process.coordinator.cut_ms = self.world.now_ms + wait_ms
+
+    def _cut_log(self) -> None:
+        machine, wait_ms = self._cuts.choice(self.machines), self._cuts.choice([500, 2_000, 4_000, 12_000])
+        self.world.tell(f"{machine.name} reaches no broker for {wait_ms}")
+        machine.log_cut_ms = max(machine.log_cut_ms, self.world.now_ms + wait_ms)
 
     def _pause_ensemble(self) -> None:
         if self.ensemble is not None:
@@ -335,6 +347,7 @@ class Onlooker:
         self.machine = self
         self.faults = Faults()
         self.name = "onlooker"
+        self.log_cut_ms = 0
 
     def touch(self, where: str) -> None:
         """Nothing happens here."""
