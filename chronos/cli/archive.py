@@ -12,7 +12,7 @@ from chronos.cli.output import Format, note, number, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
 from chronos.core.moment import parse_duration_ms
-from chronos.errors import ConfigurationError
+from chronos.errors import ConfigurationError, Retry
 from chronos.logs import set_up
 
 
@@ -96,7 +96,12 @@ def run(
         spark = open_session("archive", master, pairs(conf, "--conf"))
         try:
             while True:
-                _show(archive(spark, brokers, Place(location), plan, _progress), output)
+                try:
+                    _show(archive(spark, brokers, Place(location), plan, _progress), output)
+                except Retry as error:
+                    if every is None:
+                        raise
+                    note(f"{error}\ntrying again in {every}")
                 if every is None:
                     return
                 time.sleep(pause_s)

@@ -5,101 +5,41 @@ what an earlier run left half done is removed first, so every record is in the a
 """
 
 import json
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import structlog
-from msgspec import Struct, to_builtins
-from msgspec import convert as from_builtins
+from msgspec import Struct
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession
 
-from chronos.core.message import ATTEMPT, DETAIL, DUE_AT, ID, OCCURRENCE, REASON
 from chronos.errors import ArchiveFailed
 from chronos.spark import schema
-from chronos.spark.codec import (
-    header,
-    header_number,
-    header_text,
-    parse_messages,
-    source_part,
-    unpack_decisions,
-    unpack_steps,
-)
+from chronos.spark.compact import finish
 from chronos.spark.place import Place
+from chronos.spark.rows import decisions_of, deliveries_of, explained, in_hours, messages_of, steps_of
+from chronos.spark.runs import (
+    RUNS,
+    RUNS_KEPT,
+    Brokers,
+    Run,
+    batch_ends,
+    batch_folder,
+    begin_run,
+    check_format,
+    committed_batch,
+    offset_row,
+    offsets_file,
+    positions,
+    settle,
+)
 from chronos.spark.schema import Table
-
-log = structlog.get_logger("chronos.archive")
-
-RUNS = "_runs"
-RUNS_KEPT = 3
-"""Runs whose checkpoints stay, for whoever looks into an incident; only the last one is needed."""
 
 ARCHIVE_GROUP = "{cluster}-archive"
 """The consumer group whose place says what is archived: behind it the logs may be trimmed."""
 
 
-class TopicSeen(Struct, frozen=True, kw_only=True):
-    """What the brokers say of a topic: `TopicInfo`, as much of it as matters here."""
-
-    id: str
-    partitions: int
-
-
-class EndsSeen(Struct, frozen=True, kw_only=True):
-    """Where a partition begins and ends."""
-
-    start: int
-    stable: int
-    high: int
-
-
-class Brokers(Protocol):
-    """What the archive asks of the brokers, beside Spark's own reading."""
-
-    def names(self) -> list[str]:
-        """All topics, those of Kafka itself left out."""
-
-    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
-        """`TopicInfo` by name; None for one that is not there."""
-
-    def ends(self, topic: str, partition: int) -> Any:
-        """`Ends` of a partition."""
-
-    def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
-        """Commit the places of a consumer group that has no members."""
-
-
-class PartitionRead(Struct, kw_only=True):
-    """Where a run begins to read a partition, and what the log held then."""
-
-    begin: int
-    log_start: int
-    stable_end: int
-    high_watermark: int
-    gap_reason: str | None = None
-    position: int = 0
-    """How far it is archived: `begin`, until a batch is committed."""
-
-
-class TopicRead(Struct, kw_only=True):
-    """A topic as a run reads it."""
-
-    id: str
-    table: str
-    partitions: dict[str, PartitionRead]
-
-
-class Run(Struct, kw_only=True):
-    """`_runs/<run>/run.json`: where each topic begins. Topics that are read no more are kept with their place."""
-
-    read_ms: int
-    topics: dict[str, TopicRead]
+CAUSE_CHARACTERS = 2_000
+"""As much of what Spark says of a failure as an error repeats."""
 
 
 class Stream(Struct, frozen=True, kw_only=True):
@@ -142,141 +82,37 @@ Watch = Callable[[str, int, int], None]
 """Called after each batch with table, offsets archived in this run, offsets there were to archive at its beginning."""
 
 
-# --- records to rows
-
-
-def raw(records: DataFrame) -> DataFrame:
-    """Spark's Kafka columns -> those of every table: times in ms, headers with `name` and `value`."""
-    return records.select(
-        "topic",
-        "partition",
-        "offset",
-        f.unix_millis("timestamp").alias("timestamp_ms"),
-        "key",
-        "value",
-        f.col("headers").cast("array<struct<name:string,value:binary>>").alias("headers"),
-    )
-
-
-def messages_of(shards: int) -> Callable[[DataFrame], DataFrame]:
-    """Records of the delay topic -> `messages`."""
-    columns = schema.columns_of(schema.MESSAGES)
-
-    def made(records: DataFrame) -> DataFrame:
-        asked = raw(records).withColumnRenamed("partition", "shard").drop("topic")
-        return asked.mapInArrow(parse_messages(shards), columns)
-
-    return made
-
-
-def steps_of(records: DataFrame) -> DataFrame:
-    """Progress records -> `progress`."""
-    return _progress(records).mapInArrow(unpack_steps, schema.columns_of(schema.PROGRESS))
-
-
-def decisions_of(records: DataFrame) -> DataFrame:
-    """Progress records -> `decisions`."""
-    return _progress(records).mapInArrow(unpack_decisions, schema.columns_of(schema.DECISIONS))
-
-
-def _progress(records: DataFrame) -> DataFrame:
-    return raw(records).select(f.col("partition").alias("shard"), "offset", "timestamp_ms", "value")
-
-
-def with_receipt(records: DataFrame) -> DataFrame:
-    """Records of a target, rejected or dead-letter topic -> the same with what the receipt says."""
-    return raw(records).select(
-        "*",
-        header(ID).alias("id"),
-        header_number(DUE_AT).alias("due_at_ms"),
-        source_part(0, "string").alias("source_topic"),
-        source_part(1, "int").alias("shard"),
-        source_part(2, "bigint").alias("source_offset"),
-        f.coalesce(header_text(OCCURRENCE).try_cast("int"), f.lit(1)).alias("occurrence"),
-        f.coalesce(header_text(ATTEMPT).try_cast("int"), f.lit(1)).alias("attempt"),
-    )
-
-
-def deliveries_of(*, all_records: bool) -> Callable[[DataFrame], DataFrame]:
-    """Records of target topics -> `deliveries`: those with a receipt, or all."""
-
-    def made(records: DataFrame) -> DataFrame:
-        received = with_receipt(records)
-        return received if all_records else received.where(f.col("source_offset").isNotNull())
-
-    return made
-
-
-def explained(records: DataFrame) -> DataFrame:
-    """Records of the rejected or dead-letter topic -> the tables of these names."""
-    return with_receipt(records).select("*", header_text(REASON).alias("reason"), header_text(DETAIL).alias("detail"))
-
-
-def in_hours(rows: DataFrame, table: Table) -> DataFrame:
-    """With the UTC date and hour to lie under: of the table's time, or of the record's where that is null."""
-    assert table.partitioned_by is not None
-    when: Column = f.col(table.partitioned_by)
-    if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:
-        when = f.coalesce(when, f.col("timestamp_ms"))
-    moment = f.timestamp_millis(when)
-    return rows.withColumn("due_date", f.date_format(moment, "yyyy-MM-dd")).withColumn("due_hour", f.hour(moment))
-
-
-# --- a run
-
-
 def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, watch: Watch) -> list[Done]:
-    """Everything there is now, to its end. ArchiveFailed says which topic, partition and offsets could not be read."""
+    """Everything there is now, to its end. ArchiveFailed says which topic, partition and offsets could not be read.
+
+    1. What a killed run or compaction left half done is settled.
+    2. The run notes where it begins, and what was gone before.
+    3. Each stream is read to its end. One that fails does not keep the others from going on.
+    4. How far delay and progress topic are archived is committed, for whoever trims them.
+    """
     with place.alone():
         _claim(place, plan)
-        before = settle(place)
+        finish(place)
+        before = settle(place)  # 1
         streams = _streams(brokers, plan)
-        run = _begin(brokers, streams, before)
-        name = _next_run(place)
-        _note_begin(place, name, run, {topic for stream in streams for topic in stream.topics})
-        place.write_json(f"{RUNS}/{name}/run.json", to_builtins(run))
-        done = [_Reading(spark, place, plan, name, run, stream, watch).read() for stream in streams]
-        now = _positions(place, name, run)
-        own = {plan.delay, plan.progress}
+        name, run = begin_run(place, brokers, [(stream.table, stream.topics) for stream in streams], before)  # 2
+        done, failed = [], []
+        for stream in streams:  # 3
+            try:
+                done.append(_Reading(spark, place, plan, name, run, stream, watch).read())
+            except ArchiveFailed as error:
+                failed.append(str(error))
+        reached = positions(place, name, run).topics
         brokers.mark(
             ARCHIVE_GROUP.format(cluster=plan.cluster),
-            {(topic, int(number)): read.position for topic, seen in now.topics.items() if topic in own
-             for number, read in seen.partitions.items()},
-        )  # fmt: skip
+            {(topic, int(number)): read.position for topic in (plan.delay, plan.progress)
+             for number, read in reached[topic].partitions.items()},
+        )  # fmt: skip  # 4
         for old in place.folders(RUNS)[:-RUNS_KEPT]:
             place.remove(f"{RUNS}/{old}")
+        if failed:
+            raise ArchiveFailed("\n".join(failed))
         return done
-
-
-def settle(place: Place) -> Run | None:
-    """Remove what the last run did not commit; where everything stands. None for a new archive."""
-    names = [name for name in place.folders(RUNS) if place.exists(f"{RUNS}/{name}/run.json")]
-    if not names:
-        return None
-    name = names[-1]
-    run = from_builtins(place.read_json(f"{RUNS}/{name}/run.json"), Run)
-    committed = {table: _committed(place, name, table) for table in {read.table for read in run.topics.values()}}
-    for table in schema.TABLES:
-        for folder in place.folders(table):
-            of_run, number, stream = parse_batch(folder, table)
-            if of_run == name and number > committed.get(stream, -1):
-                log.warning("removing what a run did not commit", table=table, batch=folder)
-                place.remove(f"{table}/{folder}")
-    return _positions(place, name, run)
-
-
-def batch_folder(run: str, number: int, stream: str, table: str) -> str:
-    """The folder of a micro-batch below its table."""
-    return f"batch={run}-{number:06}" + (f"-{stream}" if table == schema.OFFSETS.name else "")
-
-
-def parse_batch(folder: str, table: str) -> tuple[str, int, str]:
-    """Run, number and stream of a batch's folder; run and stream are empty for one that was compacted."""
-    parts = folder.removeprefix("batch=").split("-", 2)
-    if len(parts) < 2 or not parts[1].isdigit():
-        return "", 0, ""
-    stream = parts[2] if len(parts) > 2 else "progress" if table == schema.DECISIONS.name else table
-    return parts[0], int(parts[1]), stream
 
 
 def _claim(place: Place, plan: Plan) -> None:
@@ -287,16 +123,6 @@ def _claim(place: Place, plan: Plan) -> None:
         place.write_json("archive.json", said)
     elif found != said:
         raise ArchiveFailed(f"{place.uri} is the archive of {found}, not of {said}: choose another location")
-
-
-def check_format(place: Place) -> dict[str, Any] | None:
-    """What `archive.json` says; None where there is no archive. ArchiveFailed for a format that is not known."""
-    found = place.read_json("archive.json")
-    if found is not None and found.get("format") != schema.FORMAT:
-        raise ArchiveFailed(
-            f"{place.uri} has format {found.get('format')}; this version of Chronos knows {schema.FORMAT}"
-        )
-    return found  # type: ignore[no-any-return]
 
 
 def _streams(brokers: Brokers, plan: Plan) -> list[Stream]:
@@ -324,104 +150,6 @@ def _streams(brokers: Brokers, plan: Plan) -> list[Stream]:
     found = [Stream(table=each.table, topics=[topic for topic in each.topics if topic in there], outputs=each.outputs)
              for each in streams]  # fmt: skip
     return [stream for stream in found if stream.topics]
-
-
-def _begin(brokers: Brokers, streams: Iterable[Stream], before: Run | None) -> Run:
-    """Where each partition begins: where the archive stands, or behind a gap."""
-    known = before.topics if before is not None else {}
-    topics = dict(known)
-    for stream in streams:
-        infos = brokers.look(stream.topics)
-        for topic in stream.topics:
-            info = infos[topic]
-            if info is None:
-                continue  # gone since it was listed
-            old = known.get(topic)
-            same = old is not None and old.id == info.id
-            reads = {}
-            for number in range(info.partitions):
-                at = old.partitions.get(str(number)) if old is not None else None
-                reads[str(number)] = _from(brokers.ends(topic, number), at, same=same)
-            topics[topic] = TopicRead(id=info.id, table=stream.table, partitions=reads)
-    return Run(read_ms=time.time_ns() // 1_000_000, topics=topics)
-
-
-def _from(ends: Any, old: PartitionRead | None, *, same: bool) -> PartitionRead:
-    begin, gap = ends.start, None
-    if old is not None and not same:
-        gap = "recreated"
-    elif old is not None and old.position > ends.high:
-        gap = "recreated"  # a log that is shorter than it was is not the one it was
-    elif old is not None:
-        begin = max(old.position, ends.start)
-        gap = "trimmed" if begin > old.position else None
-    return PartitionRead(begin=begin, log_start=ends.start, stable_end=ends.stable, high_watermark=ends.high,
-                         gap_reason=gap, position=begin)  # fmt: skip
-
-
-def _note_begin(place: Place, name: str, run: Run, read: Collection[str]) -> None:
-    """A row of `offsets` for each partition, before anything is read: what was gone by then is never forgotten.
-
-    And a partition with nothing new is known to hold nothing new: what is missing there may be called so.
-    """
-    rows = [
-        _offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason)
-        for topic in sorted(run.topics.keys() & set(read))
-        for part, seen in run.topics[topic].partitions.items()
-    ]
-    place.write(f"{schema.OFFSETS.name}/batch={name}-begin/offsets.parquet", _parquet(rows))
-
-
-OffsetRow = tuple[str, str, int, str, int, int, int, int, int, int, bool, str | None]
-
-
-def _offset_row(run: Run, topic: str, part: str, begin: int, end: int, *, gap: str | None) -> OffsetRow:
-    seen = run.topics[topic]
-    read = seen.partitions[part]
-    return (seen.table, topic, int(part), seen.id, begin, end, read.log_start, read.stable_end, read.high_watermark,
-            run.read_ms, gap is not None, gap)  # fmt: skip
-
-
-def _parquet(rows: Sequence[OffsetRow]) -> bytes:
-    names = [name for name, *_ in schema.OFFSETS.columns]
-    kinds = [pa.string(), pa.string(), pa.int32(), pa.string(), *[pa.int64()] * 6, pa.bool_(), pa.string()]
-    columns = zip(*rows, strict=True)
-    table = pa.table([pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)], names=names)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _next_run(place: Place) -> str:
-    names = place.folders(RUNS)
-    return f"{int(names[-1]) + 1 if names else 1:08}"
-
-
-def _committed(place: Place, run: str, stream: str) -> int:
-    """Number of the last micro-batch Spark committed; -1 without one."""
-    numbers = [int(name) for name, _ in place.files(f"{RUNS}/{run}/{stream}/commits") if name.isdigit()]
-    return max(numbers, default=-1)
-
-
-def _offsets(place: Place, run: str, stream: str, number: int) -> dict[str, dict[str, int]]:
-    """Where a micro-batch ends, by topic and partition, as Spark's checkpoint says."""
-    data = place.read(f"{RUNS}/{run}/{stream}/offsets/{number}")
-    if data is None:
-        return {}
-    found: dict[str, dict[str, int]] = json.loads(data.decode().splitlines()[-1])
-    return found
-
-
-def _positions(place: Place, name: str, run: Run) -> Run:
-    """The run with how far each partition is archived."""
-    for table in {read.table for read in run.topics.values()}:
-        number = _committed(place, name, table)
-        if number < 0:
-            continue
-        for topic, ends in _offsets(place, name, table, number).items():
-            for partition, offset in ends.items():
-                run.topics[topic].partitions[partition].position = offset
-    return run
 
 
 class _Reading:
@@ -493,11 +221,11 @@ class _Reading:
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = [
-            _offset_row(self._run, topic, part, begin[topic].get(part, until), until, gap=None)
+            offset_row(self._run, topic, part, begin[topic].get(part, until), until, gap=None)
             for topic, ends in end.items()
             for part, until in ends.items()
         ]
-        place.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", _parquet(rows_of))
+        place.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", offsets_file(rows_of))
         self._done.batches += 1
         self._done.records += self._written(number)
         self._passed += sum(
@@ -512,19 +240,27 @@ class _Reading:
         return self._place.rows(f"{table}/{folder}")
 
     def _range(self, number: int) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        begin = _offsets(self._place, self._name, self._stream.table, number - 1) if number else {}
-        return begin or self._begin, _offsets(self._place, self._name, self._stream.table, number)
+        begin = batch_ends(self._place, self._name, self._stream.table, number - 1) if number else {}
+        return begin or self._begin, batch_ends(self._place, self._name, self._stream.table, number)
 
     def _failed(self, error: StreamingQueryException) -> ArchiveFailed:
-        number = _committed(self._place, self._name, self._stream.table) + 1
+        number = committed_batch(self._place, self._name, self._stream.table) + 1
         begin, end = self._range(number)
         ranges = ", ".join(
             f"{topic}/{part} offsets {begin.get(topic, {}).get(part, 0)} to {until}"
             for topic, ends in (end or self._begin).items()
             for part, until in ends.items()
+            if not end or until > begin.get(topic, {}).get(part, 0)
         )
-        said = str(error).split("\nJVM stacktrace")[0].strip()
         return ArchiveFailed(
             f"archiving {self._stream.table} failed at {ranges}. What was archived before stays; the next run begins"
-            f" there. Spark said: {said[:2_000]}"
+            f" there. Spark said: {_cause(error)}"
         )
+
+
+def _cause(error: StreamingQueryException) -> str:
+    """What Spark says; of a task that failed in Python the last words, without the way they took."""
+    text = str(error).split("\nJVM stacktrace")[0].strip()
+    _, raised, trace = text.rpartition("Traceback (most recent call last):\n")
+    said = [line for line in trace.splitlines() if line[:1].isalpha()] if raised else []
+    return (said[0] if said else text)[:CAUSE_CHARACTERS]

@@ -47,20 +47,18 @@ def parse_messages(shards: int) -> Callable[[Batches], Batches]:
 
 
 def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) -> pa.RecordBatch:
-    shard_of = batch.column("shard").to_pylist()
     rows: list[Parsed] = []
     headers = batch.column("headers")
     ends = headers.offsets.to_pylist()
     pairs = list(zip(headers.values.field(0).to_pylist(), headers.values.field(1).to_pylist(), strict=True))
-    columns = (batch.column(name).to_pylist() for name in ("offset", "timestamp_ms", "key", "value"))
-    for at, (shard, offset, timestamp_ms, key, value) in enumerate(zip(shard_of, *columns, strict=True)):
+    columns = (batch.column(name).to_pylist() for name in ("shard", "offset", "timestamp_ms", "key", "value"))
+    for begin, end, shard, offset, timestamp_ms, key, value in zip(ends, ends[1:], *columns, strict=False):
         own = rules.get(shard)
         if own is None:
             own = rules[shard] = Rules(shard=shard, shards=max(shards, shard + 1), max_delay_ms=2 * MS_MAX)
-        record = Record(offset, timestamp_ms, key, value, pairs[ends[at] : ends[at + 1]])
-        rows.append(_asked(record, own))
+        rows.append(_asked(Record(offset, timestamp_ms, key, value, pairs[begin:end]), own))
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
-    added = [pa.array(list(column), kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
+    added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
     return pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *PARSED])
 
 
@@ -155,7 +153,8 @@ def _reason(code: int) -> str | None:
 
 def header(name: str) -> Column:
     """The value of the first header of this name, as bytes; null without one."""
-    return f.get(f.filter(f.col("headers"), lambda pair: pair["name"] == f.lit(name)), f.lit(0))["value"]
+    at = f.array_position(f.col("headers").getField("name"), f.lit(name)) - 1
+    return f.get(f.col("headers").getField("value"), at.cast("int"))
 
 
 def header_text(name: str) -> Column:
@@ -168,6 +167,11 @@ def header_number(name: str) -> Column:
     return header_text(name).try_cast("bigint")
 
 
-def source_part(at: int, kind: str) -> Column:
-    """A part of `chronos-source`, `<topic>/<partition>/<offset>`."""
-    return f.get(f.split(header_text("chronos-source"), "/"), f.lit(at)).try_cast(kind)
+def source_parts(source: str) -> tuple[Column, Column, Column]:
+    """Topic, partition and offset out of a column with `<topic>/<partition>/<offset>`."""
+    place = f.substring_index(source, "/", -2)
+    return (
+        f.substring_index(source, "/", 1),
+        f.substring_index(place, "/", 1).try_cast("int"),
+        f.substring_index(place, "/", -1).try_cast("bigint"),
+    )

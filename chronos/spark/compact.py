@@ -1,8 +1,9 @@
 """Compaction: few files of many small ones, and each record still there exactly once, whatever is killed.
 
 The batches of a table that hold small files are written together into one new folder, which readers skip until it is
-whole. Then a journal names it and those it replaces; the old ones go, the new one takes its place, the journal goes.
-A journal that is found is carried out: from the moment it is written there is no way back.
+whole. Then a journal names it and those it replaces; the old ones are put away, the new one takes its place, the old
+ones and the journal go. A journal that is found is carried out, also by `chronos archive`: from the moment it is
+written there is no way back. Never are there two of a record; between the renames there may be none.
 """
 
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
 from chronos.spark import schema
-from chronos.spark.archive import check_format, settle
 from chronos.spark.place import Place
+from chronos.spark.runs import check_format, settle
 
 JOURNAL = "_compaction.json"
 MAKING = "_compacting"
+REPLACED = "_replaced"
 
 
 class Compacted(Struct, frozen=True, kw_only=True):
@@ -44,9 +46,10 @@ def finish(place: Place) -> None:
         journal = place.read_json(f"{name}/{JOURNAL}")
         if journal is not None:
             for old in journal["old"]:
-                place.remove(f"{name}/{old}")
+                place.put_away(f"{name}/{old}", f"{name}/{REPLACED}/{old}")
             if place.exists(f"{name}/{MAKING}"):
                 place.move(f"{name}/{MAKING}", f"{name}/{journal['new']}")
+            place.remove(f"{name}/{REPLACED}")
             place.remove_file(f"{name}/{JOURNAL}")
         place.remove(f"{name}/{MAKING}")
 

@@ -97,10 +97,23 @@ class Place:
         self.write(path, json.dumps(value, indent=1).encode())
 
     def move(self, source: str, target: str) -> None:
-        """Rename a folder. At once on a file system; file by file on object storage."""
-        folder = f"{self._root}/{target}".rpartition("/")[0]
-        self._files.create_dir(folder, recursive=True)
-        self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
+        """Rename a folder. At once on a file system; file by file on object storage, where it may be done again."""
+        if self.is_local:
+            self._files.create_dir(f"{self._root}/{target}".rpartition("/")[0], recursive=True)
+            self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
+            return
+        for path, _ in self.files(source, recursive=True):
+            self._files.move(f"{self._root}/{source}/{path}", f"{self._root}/{target}/{path}")
+        self.remove(source)
+
+    def put_away(self, source: str, target: str) -> None:
+        """Take a folder that is to be removed out of readers' sight, if it is there: by the quickest means there is."""
+        if not self.exists(source):
+            return
+        if self.is_local:
+            self.move(source, target)
+        else:
+            self.remove(source)
 
     def remove(self, folder: str) -> None:
         """Remove a folder with all that is in it, if it is there."""

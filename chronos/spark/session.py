@@ -1,5 +1,6 @@
 """A Spark session that reads Kafka, on this machine or on a cluster."""
 
+import logging
 import os
 import shutil
 import sys
@@ -75,4 +76,6 @@ def open_session(name: str, master: str, conf: Mapping[str, str]):  # type: igno
             f" {CONNECTOR} and what it needs yourself: --conf spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
+    # A task that fails is raised as well: what py4j logs of it is the same, on fifty lines.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     return session

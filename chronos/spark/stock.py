@@ -10,12 +10,12 @@ from pyspark.sql import functions as f
 
 from chronos.errors import LogUnavailable
 from chronos.spark import ledger
-from chronos.spark.archive import raw
 from chronos.spark.audit import Tables
 from chronos.spark.codec import header_text
 from chronos.spark.coverage import archived_through
 from chronos.spark.ledger import REPLAY_PLACE, Attempt, Run
 from chronos.spark.place import Place
+from chronos.spark.rows import raw
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
 from chronos.spark.sending import Opener
 

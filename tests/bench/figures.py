@@ -303,6 +303,15 @@ def figure_stages(bench: Bench) -> None:
         bench.say(f"     {stage}: {cost_us:.2f} us")
 
 
+def figure_spark(bench: Bench) -> None:
+    """The Spark jobs: records archived a second, and an audit's time and memory."""
+    from tests.bench.spark_archive import archive_figure
+    from tests.bench.spark_audit import audit_figure
+
+    archive_figure(bench)
+    audit_figure(bench)
+
+
 FIGURES: dict[str, Callable[[Bench], None]] = {
     "throughput": figure_throughput,
     "steady": figure_steady,
@@ -310,6 +319,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "memory": figure_memory,
     "http": figure_http,
     "stages": figure_stages,
+    "spark": figure_spark,
 }
 
 

@@ -163,7 +163,7 @@ def make(place: Path, messages: int) -> dict[str, int]:
 
 
 def _write(rows: DataFrame, table: Any, place: Path) -> None:
-    from chronos.spark.archive import in_hours
+    from chronos.spark.rows import in_hours
     from chronos.spark.schema import columns_of
 
     rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))

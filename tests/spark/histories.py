@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.archive import in_hours
 from chronos.spark.audit import Tables
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
+from chronos.spark.rows import in_hours
 from tests.core.model import MINUTE_MS, Message
 from tests.core.players import Master
 from tests.core.script import SHARD, SHARDS, START_MS, Sent, Step

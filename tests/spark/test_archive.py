@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from chronos.core.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse
 from chronos.spark import schema
 from chronos.spark.archive import ARCHIVE_GROUP, Done, archive
-from chronos.spark.compact import JOURNAL, MAKING, compact, finish
+from chronos.spark.compact import compact, finish
 from chronos.spark.place import Place
+from chronos.spark.runs import check_format
 from tests.broker import Broker
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs, nothing, places, table
@@ -101,7 +103,7 @@ def test_each_record_is_there_once_byte_for_byte(
 def test_small_batches_end_where_one_large_one_would(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """And compaction, also one that is killed at its worst moments, changes nothing but the number of files."""
+    """And compaction changes nothing but the number of files."""
     logs.schedule(1_000, DUE_MS)
     place = Place(str(tmp_path))
     done = archive(spark, brokers, place, logs.plan(batch_records=300), nothing)
@@ -117,22 +119,75 @@ def test_small_batches_end_where_one_large_one_would(
     )
     assert len(table(tmp_path, "offsets")) == len(before["offsets"])
 
-    # Killed before the journal is there: what was made is dropped. After it: it is carried out, from any point.
-    (batch,) = place.folders("messages")
-    place.write(f"messages/{MAKING}/due_date=x/half.parquet", b"not even Parquet")
-    finish(place)
-    assert places(tmp_path, "messages", "shard") == everything(logs, 1_000)
-    for already in range(3):
-        place.write_json(f"messages/{JOURNAL}", {"new": f"batch=c9-{already}", "old": [batch]})
-        if already < 2:
-            place.move(f"messages/{batch}", f"messages/{MAKING}")
-        if already == 2:
-            place.move(f"messages/{batch}", f"messages/batch=c9-{already}")
-        finish(place)
-        (batch,) = place.folders("messages")
-        assert batch == f"batch=c9-{already}"
-        assert places(tmp_path, "messages", "shard") == everything(logs, 1_000)
     assert by_table(archive(spark, brokers, place, logs.plan(), nothing))["messages"] == 0
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Doomed(Place):
+    """A place whose writer is killed right before the step with this number that changes anything."""
+
+    def __init__(self, location: str, steps: int) -> None:
+        super().__init__(location)
+        self.steps_left = steps
+
+    def _step(self) -> None:
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            raise Killed
+
+    def write(self, path: str, data: bytes) -> None:
+        self._step()
+        super().write(path, data)
+
+    def move(self, source: str, target: str) -> None:
+        self._step()
+        super().move(source, target)
+
+    def remove(self, folder: str) -> None:
+        if self.exists(folder):
+            self._step()
+        super().remove(folder)
+
+    def remove_file(self, path: str) -> None:
+        self._step()
+        super().remove_file(path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_completed(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """By the next compaction, and by the next run of the archive: the same rows."""
+    count = 60
+    logs.schedule(count, DUE_MS)
+    origin = tmp_path / "origin"
+    archive(spark, brokers, Place(str(origin)), logs.plan(batch_records=20, targets=[]), nothing)
+    finished = False
+    steps = 0
+    while not finished:
+        place = tmp_path / str(steps)
+        shutil.copytree(origin, place)
+        try:
+            compact(spark, Doomed(str(place), steps), 1 << 20, lambda _: None)
+            finished = True
+        except Killed:
+            shown = places(place, "messages", "shard")
+            assert len(set(shown)) == len(shown)
+        if steps % 2:
+            archive(spark, brokers, Place(str(place)), logs.plan(targets=[]), nothing)
+        else:
+            finish(Place(str(place)))
+        assert places(place, "messages", "shard") == everything(logs, count)
+        assert not [
+            path for path in place.glob("*/_*") if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
+        ]
+        steps += 1
+        assert steps < 40
+    assert steps > 10
 
 
 @pytest.mark.slow
@@ -221,12 +276,42 @@ def test_an_archive_has_one_writer_and_one_cluster(
         archive(spark, brokers, Place(str(tmp_path / "other")), gone.plan(), nothing)
 
 
-def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
-    """Columns it did not have read as null, beside batches that have them."""
+def test_a_stream_that_fails_says_where_and_keeps_no_other_from_going_on(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """A progress record of a version to come: topic, partition and offsets are named, the rest is archived."""
     place = Place(str(tmp_path))
-    rows = spark.createDataFrame([(0, 1, 5, "schedule")], "shard int, offset bigint, timestamp_ms bigint, verb string")
-    rows.write.parquet(place.path("messages", "batch=00000001-000000", "due_date=2030-01-01", "due_hour=3"))
+    logs.schedule(6, DUE_MS)
+    logs.write(logs.progress, b"\xfenot of this version")
+    logs.flush()
+    with pytest.raises(ArchiveFailed, match=rf"{logs.progress}/0 offsets 0 to 2\..*format version 254.*Upgrade"):
+        archive(spark, brokers, place, logs.plan(), nothing)
+    assert places(tmp_path, "messages", "shard") == everything(logs, 6)
+    group = ARCHIVE_GROUP.format(cluster=logs.cluster)
+    assert (brokers.committed(group, logs.delay, 0), brokers.committed(group, logs.progress, 0)) == (3, 0)
+
+
+FROZEN = Path(__file__).parent / "frozen" / "format-1"
+
+
+def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
+    """What the first version wrote, kept as it was, without the columns that came later: these read as null."""
+    shutil.copytree(FROZEN, tmp_path / "archive")
+    place = Place(str(tmp_path / "archive"))
+    assert check_format(place) is not None
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(place.path("messages"))
-    (found,) = read.collect()
-    assert (found.shard, found.offset, found.verb, found.due_ms, found.headers) == (0, 1, "schedule", None, None)
-    assert (found.due_date, found.due_hour, found.batch) == ("2030-01-01", 3, "00000001-000000")
+    first, second = read.orderBy("offset").collect()
+    assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (0, 0, "schedule", "orders", DUE_MS)
+    assert [(pair.name, bytes(pair.value)) for pair in first.headers] == [("trace", b"\xff")]
+    assert (second.verb, bytes(second.key), second.due_ms, second.headers) == ("cancel", b"k", None, None)
+    assert (first.on_conflict, second.reason) == (None, None)
+    assert (first.due_date, first.due_hour, first.batch) == ("2030-03-17", 17, "00000001-000000")
+
+    # Beside what this version writes, and after compaction wrote both together.
+    rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value")],
+                                 "shard int, offset bigint, timestamp_ms bigint, verb string, reason string")  # fmt: skip
+    rows.coalesce(1).write.parquet(place.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0"))
+    (tidied,) = (each for each in compact(spark, place, 1 << 20, lambda _: None) if each.table == "messages")
+    assert (tidied.files_before, tidied.files_after) == (3, 2)
+    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(place.path("messages"))
+    assert [row.reason for row in read.orderBy("offset").collect()] == [None, None, "bad-value"]

@@ -1,0 +1,131 @@
+"""How fast `chronos archive` is, beside plain Spark that copies the same records from Kafka to Parquet without a look."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.core.progress import Progress, pack_progress
+from tests.bench import load
+from tests.bench.figures import Bench
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from chronos.spark.archive import Plan
+
+RECORDS = 1_000_000
+"""Messages, and as many deliveries."""
+
+PARTITIONS = 4
+DUE_MS = 1_900_000_000_000
+SPREAD_MS = 6 * 3_600_000
+"""The messages fall due within six hours."""
+
+WARM_UP = 20_000
+ROUNDS = 3
+ARCHIVE_PER_S = 40_000
+SHARE_OF_PLAIN = 0.5
+
+
+def archive_figure(bench: Bench, records: int = RECORDS) -> None:
+    """Adds the figures of throughput, alone and beside plain Spark, which takes turns with it in one session."""
+    from chronos.spark.session import open_session
+    from tests.spark.conftest import connector
+
+    small, large = (_fill(bench, count) for count in (WARM_UP, records))
+    spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
+    try:
+        archived, plain = [], []
+        for plan, rounds in ((small, 1), (large, ROUNDS)):
+            for _ in range(rounds):
+                plain.append(_copy(bench, spark, plan))
+                archived.append(_archive(bench, spark, plan))
+                bench.say(f"     archive {archived[-1]:,.0f}/s, plain Spark {plain[-1]:,.0f}/s")
+    finally:
+        spark.stop()
+    rate, reference = statistics.median(archived[1:]), statistics.median(plain[1:])
+    bench.add(
+        f"archive of {records:,} messages and their deliveries", f"{rate:,.0f}/s", f">= {ARCHIVE_PER_S:,}/s",
+        rate >= ARCHIVE_PER_S, rates=archived[1:],
+    )  # fmt: skip
+    bench.add(
+        "the same beside plain Spark without parsing", f"{rate / reference:.2f} of {reference:,.0f}/s",
+        f">= {SHARE_OF_PLAIN}", rate >= SHARE_OF_PLAIN * reference, rates=plain[1:],
+    )  # fmt: skip
+
+
+def _fill(bench: Bench, records: int) -> Plan:
+    """Topics with so many messages and as many deliveries; the progress topic holds one record."""
+    from chronos.spark.archive import Plan
+
+    cluster = bench.name("archived")
+    own = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+    target = f"{cluster}.target"
+    servers = bench.broker.bootstrap
+    for topic in (*own.values(), target):
+        bench.broker.create_topic(topic, partitions=PARTITIONS)
+    bench.say(f"     writing {2 * records:,} records")
+    load.fill(servers, own["delay"], target, records, DUE_MS, keyed=False, partitions=PARTITIONS, spread_ms=SPREAD_MS)
+    producer = Producer({**load.PRODUCER, "bootstrap.servers": servers, "linger.ms": 20, "batch.size": 1_000_000})
+    value = bytes(load.VALUE_BYTES)
+    for at in range(records):
+        partition, offset, due_ms = at % PARTITIONS, at // PARTITIONS, DUE_MS + at * SPREAD_MS // records
+        headers = [
+            ("traceparent", load.TRACE), ("chronos-id", b"%d-%d-%d" % (partition, due_ms, offset)),
+            ("chronos-due-at", b"%d" % due_ms), ("chronos-source", f"{own['delay']}/{partition}/{offset}".encode()),
+        ]  # fmt: skip
+        while True:
+            try:
+                producer.produce(target, value, None, partition, headers=headers)  # type: ignore[arg-type]
+                break
+            except BufferError:
+                producer.poll(0.1)
+    step = Progress(role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+                    counts=(0,) * 7)  # fmt: skip
+    producer.produce(own["progress"], pack_progress(step), partition=0)
+    if producer.flush(60) > 0:
+        raise RuntimeError("the load was not written")
+    return Plan(cluster=cluster, bootstrap_servers=servers, targets=[target], **own)
+
+
+def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> float:
+    """Records a second of a whole run."""
+    from chronos.spark.archive import archive
+    from chronos.spark.place import Place
+
+    brokers = KafkaLog(
+        bootstrap_servers=plan.bootstrap_servers, properties={}, cluster=plan.cluster, progress_topic=plan.progress,
+        transaction_timeout_s=10,
+    )  # fmt: skip
+    try:
+        began = time.monotonic()
+        done = archive(spark, brokers, Place(str(bench.directory / bench.name("archive"))), plan, lambda *_: None)
+        return sum(each.records for each in done) / (time.monotonic() - began)
+    finally:
+        brokers.close()
+
+
+def _copy(bench: Bench, spark: SparkSession, plan: Plan) -> float:
+    """Records a second of Spark's own source and sink, with the options that the archive reads with."""
+    place = bench.directory / bench.name("copy")
+    options = {
+        "kafka.bootstrap.servers": plan.bootstrap_servers, "kafka.isolation.level": "read_committed",
+        "subscribe": f"{plan.delay},{plan.targets[0]}", "startingOffsets": "earliest", "includeHeaders": "true",
+        "maxOffsetsPerTrigger": str(plan.batch_records), "minPartitions": str(spark.sparkContext.defaultParallelism),
+    }  # fmt: skip
+    records = spark.readStream.format("kafka").options(**options).load()
+    began = time.monotonic()
+    query = (
+        records.writeStream.trigger(availableNow=True)
+        .format("parquet")
+        .option("checkpointLocation", str(place / "_checkpoint"))
+        .start(str(place / "copied"))
+    )
+    query.awaitTermination()
+    seconds = time.monotonic() - began
+    return spark.read.parquet(str(place / "copied")).count() / seconds
