@@ -10,7 +10,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.wire import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
 from chronos.core.moment import format_time
-from chronos.core.roles import Assignment, Change, Member, Request, Roles
+from chronos.core.roles import SILENT, Assignment, Change, Member, Request, Roles
 from chronos.node import IN_PLACE
 from chronos.workers.member import Membership
 
@@ -60,6 +60,8 @@ class Cluster:
             for number, replica in sorted(member.replicas.items())
             if replica.role not in IN_PLACE or replica.reason is not None
         ]
+        if member.log == SILENT:
+            reasons.append("the log does not answer it")
         return self._info(member, drained, reasons)
 
     def _info(self, member: Member, drained: tuple[str, ...], reasons: list[str]) -> NodeInfo:

@@ -32,7 +32,7 @@ from chronos.workers.checkpoint import Position
 from chronos.workers.delete import words_kept_ms
 from chronos.workers.member import Membership
 from chronos.workers.replica import STANDALONE, Replay
-from chronos.workers.watch import Watch
+from chronos.workers.watch import LOOK_EVERY_MS, Watch
 
 log = structlog.get_logger("chronos.node")
 
@@ -267,7 +267,8 @@ class Node:
             now_s = time.monotonic()
             try:
                 now_ms = self.clock.now_ms()
-                if now_ms >= look_ms:
+                # Also when the clock was ahead for a while, and the next look was put off by as much.
+                if not 0 < look_ms - now_ms <= LOOK_EVERY_MS:
                     look_ms = self._watch.step(now_ms)
                 if now_s - flushed_s >= flush_every_s:
                     flushed_s = now_s
