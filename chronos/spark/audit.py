@@ -15,7 +15,7 @@ from pyspark.storagelevel import StorageLevel
 from chronos.core.moment import format_time
 from chronos.errors import ArchiveFailed
 from chronos.spark import figures, ledger, schema
-from chronos.spark.coverage import JUDGES, coverage, judge_rows, judges, usable
+from chronos.spark.coverage import JUDGES, coverage, judge_rows, judges, recent, usable
 from chronos.spark.fates import WRONG, Span, fates, received, scheduled, units
 from chronos.spark.place import Place
 from chronos.spark.replays import with_replays
@@ -141,7 +141,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judged:
     delay = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = judges(targets, delay, steps, progress)
+    found, last = judges(targets, delay, steps, recent(progress, span.from_ms))
     judge_table = spark.createDataFrame(judge_rows(found), JUDGES)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],

@@ -13,9 +13,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from chronos.core.keys import OFFSET_MAX
+from chronos.core.moment import format_time
 
 CLOCK_TOLERANCE_MS = 500
 """How far the clocks of brokers, masters and the archive may be apart (law 2)."""
+
+STEPS_BEFORE_MS = 86_400_000
+"""So much older than the window are the oldest progress records read: a shard may have been at rest before it began."""
 
 MOMENTS_MAX = 32
 """Moments for which the progress log is judged; where targets were read at more, some count as read earlier."""
@@ -104,6 +108,15 @@ def usable(progress: DataFrame, offsets: DataFrame) -> DataFrame:
     """The progress records whose delay records are all archived: the archive is read by them and no further."""
     through = f.broadcast(archived_through(offsets))
     return progress.join(through, "shard").where("pull_offset <= through").drop("through")
+
+
+def recent(progress: DataFrame, from_ms: int) -> DataFrame:
+    """Table `progress` -> the records that matter to what is due from then on, by their folders.
+
+    By older ones the cursor stood before everything due then: whatever they staged found it pending.
+    """
+    since_ms = max(0, from_ms - STEPS_BEFORE_MS)
+    return progress.where((f.col("due_date") >= format_time(since_ms)[:10]) & (f.col("timestamp_ms") >= since_ms))
 
 
 def frontiers(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, int], Frontier]:

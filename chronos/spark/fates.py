@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.moment import format_time
-from chronos.spark.coverage import CLOCK_TOLERANCE_MS, is_settled
+from chronos.spark.coverage import CLOCK_TOLERANCE_MS, is_settled, recent
 from chronos.spark.timeline import AGAIN, OFFSET_END, SKIPPED, Event, follow
 
 OUTCOMES = (
@@ -105,9 +105,9 @@ def outcomes(decisions: DataFrame, span: Span) -> DataFrame:
 
 
 def units(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
-    """Tables of the archive -> `UNITS` due within the window; `decisions` and `progress` as far as usable."""
-    here = scheduled(messages, span)
-    touched, decided = touches(messages, decisions, progress), outcomes(decisions, span)
+    """Tables of the archive -> `UNITS` due within the window; `progress` as far as usable."""
+    here, steps = scheduled(messages, span), recent(progress, span.from_ms)
+    touched, decided = touches(messages, decisions, steps), outcomes(decisions, span)
     refusals = refused(decisions)
     touched_ids = touched.select("shard", "id").distinct().withColumn("is_touched", f.lit(True))
     decided_offsets = decided.select("shard", f.col("source_offset").alias("offset")).distinct()
@@ -116,17 +116,15 @@ def units(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: 
         .join(refusals, ["shard", "offset"], "left")
         .join(touched_ids, ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
-        .join(_pulled(progress), "shard", "left")
+        .join(_pulled(steps), "shard", "left")
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     in_order = f.coalesce("is_touched", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~in_order)
     entangled = marked.where(f.col("refused_for").isNull() & in_order).select(*_NARROW)
     entangled = _all([entangled, touched.select(*_NARROW), _moved_here(messages, refusals, touched, decided, span)])
-    followed = follow_all(events(entangled.dropDuplicates(["shard", "offset"]), decided, progress))
-    return _plain_units(plain).unionByName(followed.where(span.holds("due_ms"))).unionByName(
-        _unreadable(messages, span)
-    )  # fmt: skip
+    happened = events(entangled.dropDuplicates(["shard", "offset"]), decided, progress, steps)
+    return _all([_plain_units(plain), follow_all(happened).where(span.holds("due_ms")), _unreadable(messages, span)])
 
 
 _NARROW = (
@@ -191,7 +189,8 @@ def _unreadable(messages: DataFrame, span: Span) -> DataFrame:
 def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
     """Delay records -> the same with `cursor_due_ms` and `cursor_offset` as they were before the step that staged them.
 
-    That of the last progress record whose pull offset is not beyond the record: by shard, in order of offsets.
+    That of the last progress record whose pull offset is not beyond the record: by shard, in order of offsets. Before
+    the first one that is given the cursor counts as 0.
     """
     steps = progress.select(
         "shard", f.col("pull_offset").alias("offset"), f.lit(0).alias("_kind"), f.col("offset").alias("_seq"),
@@ -213,14 +212,14 @@ def _signed(column: str) -> Column:
     return f.when(f.col(column) == str(OFFSET_MAX), f.lit(OFFSET_END)).otherwise(f.col(column).cast("long"))
 
 
-def events(records: DataFrame, decided: DataFrame, progress: DataFrame) -> DataFrame:
+def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame) -> DataFrame:
     """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and their order.
 
-    A decision comes behind the records that its step staged: order `at` is the offset of a record, and the pull
+    `steps` are the recent ones of `progress`. A decision may be older; it lies in the folder of its step. A decision comes behind the records that its step staged: order `at` is the offset of a record, and the pull
     offset of a decision's step, before the record that has it.
     """
     known_steps = progress.select(
-        "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",
+        "due_date", "due_hour", "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",
         _signed("cursor_offset").alias("cursor_offset"), "pull_offset",
     )  # fmt: skip
     owners = records.where(f.col("verb").isin("schedule", "replace")).select(
@@ -228,7 +227,7 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame) -> DataF
     )
     decisions = (
         decided.join(owners, ["shard", "source_offset"])
-        .join(known_steps, ["shard", "progress_offset"])
+        .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
         .select(
             "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), f.col("progress_offset").alias("seq"),
             f.col("outcome").alias("verb"), f.col("source_offset").alias("offset"),
@@ -236,7 +235,7 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame) -> DataF
             "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt",
         )
     )  # fmt: skip
-    staged = with_cursor_before(records, progress).select(
+    staged = with_cursor_before(records, steps).select(
         "shard", "id", f.col("offset").alias("at"), f.lit(1).alias("kind"), f.lit(0).cast("long").alias("seq"), "verb",
         "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
         (f.coalesce(f.col("on_conflict") == "replace", f.lit(False)) | (f.col("verb") == "replace")).alias("takes_over"),

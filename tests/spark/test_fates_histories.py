@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chronos.spark import coverage
 from chronos.spark.audit import judge
 from chronos.spark.fates import Span
 from tests.core.model import MINUTE_MS
@@ -141,3 +142,26 @@ def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, 
     assert set(tokens(judged, "duplicated")) == doubled
     assert set(tokens(judged, "early")) == early
     assert tokens(judged, "missing", "unknown") == Counter()
+
+
+def test_a_window_in_the_middle_shows_what_the_whole_shows_of_it(
+    spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is read for it alone: its folders, the progress records from its beginning on, and what was moved there."""
+    histories = played(seed, drained=True)
+    archive = tables(spark, histories)
+    whole = judge(archive, DELAY, EVERYTHING).fates.collect()
+    monkeypatch.setattr(coverage, "STEPS_BEFORE_MS", 0)
+    for span in (
+        Span(from_ms=START_MS + 8, to_ms=START_MS + MINUTE_MS + 9),
+        Span(from_ms=START_MS + MINUTE_MS + 3, to_ms=START_MS + 9 * MINUTE_MS),
+    ):
+        within = [row for row in whole if span.from_ms <= row["due_ms"] < span.to_ms]
+        found = judge(archive, DELAY, span).fates.collect()
+        assert within
+        assert Counter(map(of_interest, found)) == Counter(map(of_interest, within))
+
+
+def of_interest(row: Any) -> tuple[Any, ...]:
+    """A row as a key."""
+    return tuple(bytes(value) if isinstance(value, bytearray) else value for value in row)
