@@ -11,6 +11,7 @@ from chronos.cli.archive import java_properties, pairs, settings_of
 from chronos.cli.audit import parse_moment
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.core.moment import format_time, parse_duration_ms
+from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
     from chronos.spark.backfill import Backfill, Report
@@ -108,28 +109,26 @@ def run(
 
     need_spark()
     request = request_of(**asked)
-    from chronos.adapters.kafka import KafkaLog
-    from chronos.adapters.kafka_bulk import BulkOpener
+    from chronos.node.opening import open_bulk, open_kafka
     from chronos.spark.backfill import Backfill
     from chronos.spark.place import Place
 
-    kafka, timeout_s = config.log.kafka, config.delivery.transaction_timeout / 1000
+    kafka = config.log.kafka
     assert kafka.bootstrap_servers is not None
-    brokers = KafkaLog(
-        bootstrap_servers=kafka.bootstrap_servers, properties=kafka.properties, cluster=config.cluster,
-        progress_topic=config.topics.progress, transaction_timeout_s=timeout_s,
-    )  # fmt: skip
-    opener = BulkOpener(
-        bootstrap_servers=kafka.bootstrap_servers, properties=dict(kafka.properties), timeout_s=timeout_s
-    )
+    brokers = open_kafka(config)
     try:
         brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
         spark = open_session("backfill", master, pairs(conf, "--conf"))
         try:
             job = Backfill(
-                spark, Place(location), brokers, opener, bootstrap_servers=kafka.bootstrap_servers,
+                spark, Place(location), brokers, open_bulk(config), bootstrap_servers=kafka.bootstrap_servers,
                 reader={**java_properties(kafka.properties), **reading}, watch=note,
             )  # fmt: skip
+            if (job.cluster, job.topic) != (config.cluster, config.topics.delay):
+                raise ArchiveFailed(
+                    f"{location} is the archive of {job.cluster} with {job.topic}, not of {config.cluster} with"
+                    f" {config.topics.delay}: choose another --location, or the --config of that cluster"
+                )
             with job.alone():
                 left = job.unfinished()
                 if left is not None:

@@ -15,6 +15,7 @@ from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka import KafkaLog
+    from chronos.adapters.kafka_bulk import BulkOpener
 
 HEADROOM_BYTES = 256 * 1024
 """What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
@@ -52,6 +53,18 @@ def open_kafka(config: Config) -> "KafkaLog":
         cluster=config.cluster,
         progress_topic=config.topics.progress,
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
+    )
+
+
+def open_bulk(config: Config) -> "BulkOpener":
+    """What opens producers to the same cluster from the tasks of a Spark job."""
+    from chronos.adapters.kafka_bulk import BulkOpener
+
+    assert config.log.kafka.bootstrap_servers is not None
+    return BulkOpener(
+        bootstrap_servers=config.log.kafka.bootstrap_servers,
+        properties=dict(config.log.kafka.properties),
+        timeout_s=config.delivery.transaction_timeout / 1_000,
     )
 
 

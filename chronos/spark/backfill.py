@@ -345,12 +345,15 @@ class Backfill:
         tracker, ended = self._spark.sparkContext.statusTracker(), threading.Event()
 
         def watch() -> None:
+            told = before
             while not ended.wait(POLL_S):
                 for stage in tracker.getActiveStageIds():
                     seen = tracker.getStageInfo(stage)
-                    if seen is not None and seen.numTasks == len(run.rows):
-                        share = seen.numCompletedTasks / seen.numTasks
-                        told = before + round(share * (run.total - before))
+                    if seen is None or seen.numTasks != len(run.rows):
+                        continue
+                    passed = before + round(seen.numCompletedTasks / seen.numTasks * (run.total - before))
+                    if passed > told:
+                        told = passed
                         self._watch(f"sent {told:,} of {run.total:,}")
 
         thread = threading.Thread(target=watch, name="backfill-progress", daemon=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +38,8 @@ class Outage:
             bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
             progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
         )  # fmt: skip
+        self.later: list[Sent] = []
+        """What was only sent so that others are proved to be settled."""
         self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30)
 
     def __enter__(self) -> Self:
@@ -64,7 +65,6 @@ class Outage:
         self.flow.wait_settled(self.service)
         for _ in range(2):
             due_ms = now_ms() + 5
-            self.later = getattr(self, "later", [])
             self.later += self.flow.write(SHARDS, due_ms, due_ms, keyed=0, delays=0)
             self.flow.flush()
             self.flow.wait_settled(self.service)
@@ -95,10 +95,11 @@ class Outage:
         deadline_ms = now_ms() + CLOCK_TOLERANCE_MS + 50
         while now_ms() < deadline_ms:
             time.sleep(0.02)
-        names = {name: f"{self.flow.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+        prefix = self.flow.prefix
         plan = Plan(
-            cluster=self.flow.prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], **names
-        )
+            cluster=prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], delay=f"{prefix}.delay",
+            progress=f"{prefix}.progress", rejected=f"{prefix}.rejected", dead_letter=f"{prefix}.dead_letter",
+        )  # fmt: skip
         archive(self.spark, self.brokers, self.place, plan, nothing)
 
     def audit(self, **window: Any) -> Audit:
@@ -121,12 +122,25 @@ class Outage:
                 return planned
             return job.send(job.begin(planned))
 
-    def settle_replays(self, report: Report) -> None:
+    def settle_replays(self, *, timeout_s: float = 90.0) -> None:
         """Wait until the node has pulled all that was sent, and nothing is pending."""
         delay = f"{self.flow.prefix}.delay"
         for shard in range(SHARDS):
             self.flow.ends.offsets[shard] = max(self.flow.ends.offsets.get(shard, 0), self.last(delay, shard))
-        self.flow.wait_settled(self.service)
+        self.flow.wait_settled(self.service, timeout_s=timeout_s)
+
+    def is_pulled(self) -> bool:
+        """Whether the node has executed everything that was acknowledged."""
+        offsets = self.flow.ends.offsets
+        return all(shard["pull_offset"] >= offsets.get(shard["shard"], 0) for shard in self.service.shards())
+
+    def new_node(self) -> None:
+        """The disk is gone, and another one is there with nothing on it."""
+        self.service.close()
+        self.service = Service(
+            self.directory / "new-node", bootstrap=self.broker.bootstrap, settings=self.flow.settings()
+        )
+        self.service.start()
 
     def last(self, topic: str, partition: int) -> int:
         """Behind the last record of a partition; the marker of a transaction is none."""
@@ -157,7 +171,7 @@ class Outage:
         """The target as it is: key, value and the headers that are not Chronos's."""
         found = []
         for message in read_committed(self.broker.bootstrap, self.flow.target):
-            pairs: Sequence[Any] = message.headers() or ()
+            pairs: Any = message.headers() or ()
             own = [pair for pair in pairs if not pair[0].startswith(("chronos-", "x-chronos-"))]
             found.append((message.key(), message.value(), own))
         return found

@@ -1,0 +1,98 @@
+"""How fast `chronos backfill` sends what was lost back through the delay topic, and that a node delivers each of it once."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka_bulk import BulkOpener
+from tests.bench.figures import Bench
+from tests.integration.flow import read_committed
+from tests.service import Service
+from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from chronos.spark.backfill import Report
+
+MESSAGES = 1_000_000
+WARM_UP = 20_000
+SHARDS = 4
+BACKFILL_PER_S = 25_000
+DRAIN_S = 300.0
+
+
+def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
+    """Adds the figures of throughput, planning included, and of what came of it at the target."""
+    from chronos.spark.session import open_session
+    from tests.spark.conftest import connector
+
+    spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
+    try:
+        for count in (WARM_UP, messages):
+            cluster = f"bench-{uuid.uuid4().hex[:8]}"
+            seconds, report = _replay(bench, spark, cluster, count)
+            bench.say(f"     {count:,} messages in {seconds:.1f} s, {report.attempts} attempt")
+    finally:
+        spark.stop()
+    rate = messages / seconds
+    bench.add(
+        f"backfill of {messages:,} messages through the delay topic", f"{rate:,.0f}/s", f">= {BACKFILL_PER_S:,}/s",
+        rate >= BACKFILL_PER_S, seconds=seconds,
+    )  # fmt: skip
+    lost, doubled = _delivered(bench, cluster, messages)
+    bench.add(
+        "of these, at the target", f"{lost:,} lost, {doubled:,} doubled", "0 lost, 0 doubled", lost == doubled == 0,
+        lost=lost, doubled=doubled,
+    )  # fmt: skip
+
+
+def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
+    """Seconds from the question what is missing to the ledger's last row."""
+    from chronos.spark.backfill import Backfill
+    from chronos.spark.ledger import Request
+    from chronos.spark.place import Place
+
+    bench.broker.create_topic(f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+    bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)
+    place = Place(str(bench.directory / cluster))
+    write_lost(spark, place, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
+               shards=SHARDS)  # fmt: skip
+    brokers = KafkaLog(
+        bootstrap_servers=bench.broker.bootstrap, properties={}, cluster=cluster, progress_topic=f"{cluster}.progress",
+        transaction_timeout_s=10,
+    )  # fmt: skip
+    opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
+    try:
+        job = Backfill(spark, place, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
+        began = time.monotonic()
+        planned = job.plan(Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS))
+        assert planned.messages == messages
+        report = job.send(job.begin(planned))
+        return time.monotonic() - began, report
+    finally:
+        brokers.close()
+
+
+def _delivered(bench: Bench, cluster: str, messages: int) -> tuple[int, int]:
+    """How many a node does not deliver, and how many more than once."""
+    topics = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+    settings: dict[str, object] = {"shards": SHARDS, "cluster": cluster} | {
+        f"topics.{name}": topic for name, topic in topics.items()
+    }
+    node = Service(bench.directory / f"{cluster}-node", bootstrap=bench.broker.bootstrap, settings=settings)
+    with node.start() as service:
+        service.wait_until(
+            lambda: sum(shard["delivered"] for shard in service.shards()) >= messages, "deliver", timeout_s=DRAIN_S,
+            every_s=0.5,
+        )  # fmt: skip
+    times: dict[bytes, int] = {}
+    for message in read_committed(bench.broker.bootstrap, f"{cluster}.target"):
+        value = message.value() or b""
+        times[value] = times.get(value, 0) + 1
+    target = f"{cluster}.target"
+    lost = sum(expected(number, target, SHARDS)[1] not in times for number in range(messages))
+    return lost, sum(count > 1 for count in times.values())

@@ -1,0 +1,568 @@
+"""What backfill selects, what it makes of it, and that nothing is sent twice, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import typer
+from confluent_kafka import TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from chronos.adapters.kafka_bulk import BulkOpener
+from chronos.cli.backfill import request_of
+from chronos.core.message import Entry, Keyed, Record, Rules, parse
+from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
+from chronos.spark import backfill as module
+from chronos.spark import ledger, schema, selection
+from chronos.spark.backfill import Backfill
+from chronos.spark.fates import Span
+from chronos.spark.ledger import Attempt, Request, Run
+from chronos.spark.place import Place
+from chronos.spark.sending import Job, records_of
+from tests.integration.flow import read_committed
+from tests.spark.conftest import connector
+from tests.spark.logs import SHARDS, Logs
+from tests.spark.lost import GAP_MS, START_MS, expected, said, write_lost
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.broker import Broker
+
+T = START_MS
+FATES = "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string, reason string"
+
+
+# --- selection
+
+
+def fates(spark: SparkSession) -> DataFrame:
+    """A unit of each outcome, at the offset that stands for it."""
+    outcomes = [
+        ("delivered", None), ("missing", None), ("duplicated", None), ("early", None), ("unknown", "gap"),
+        ("cancelled", None), ("replaced", None), ("expired", None), ("dead-lettered", None), ("rejected", None),
+        ("pending", "not-settled"), ("pending", "target-not-read-so-far"), ("skipped", None),
+    ]  # fmt: skip
+    rows = [
+        (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, outcome, reason)
+        for at, (outcome, reason) in enumerate(outcomes)
+    ]
+    return spark.createDataFrame(rows, FATES)
+
+
+@pytest.mark.parametrize(
+    ("request_", "offsets"),
+    [
+        (Request(mode="missing"), [1]),
+        (Request(mode="all"), [0, 1, 2, 3, 4, 11]),
+        (Request(mode="gone"), [0, 1, 2, 3, 4, 11]),
+        (Request(mode="pending"), [10]),
+        (Request(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
+        (Request(mode="all", targets=["t"]), []),
+        (Request(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
+    ],
+)
+def test_what_is_asked_for_is_selected(spark: SparkSession, request_: Request, offsets: list[int]) -> None:
+    """By outcome, target and id; never what ended otherwise than by delivery."""
+    found = selection.wanted(fates(spark), request_, {0: 11, 1: 0})
+    assert sorted(row["source_offset"] for row in found.collect()) == offsets
+
+
+def test_pending_is_what_the_delay_topic_holds_no_more(spark: SparkSession) -> None:
+    """What is still in the log, Chronos reads there: it must not come twice."""
+    found = selection.wanted(fates(spark), Request(mode="pending"), {0: 10, 1: 2**62})
+    assert found.collect() == []
+
+
+def test_a_message_and_its_replays_are_one(spark: SparkSession) -> None:
+    """Of a message and its replays the message is taken; of replays alone the first."""
+    tokens = [(0, at, 1, b"i", "t", T, "missing") for at in range(7)]
+    units = spark.createDataFrame(tokens, "shard int, source_offset long, occurrence int, id binary, target string,"
+                                          " due_ms long, outcome string")  # fmt: skip
+    of = {1: "d/0/0/1", 2: "d/0/99/1", 3: "d/0/99/1", 4: "d/0/0/2", 5: "d/0/1/1"}
+    copies = spark.createDataFrame(
+        [(0, at, source) for at, source in of.items()], "shard int, source_offset long, of string"
+    )
+    kept = selection.without_copies(units, copies, "d").collect()
+    # 4 repeats another occurrence than the one that is there; 5 is a replay of a replay.
+    assert sorted(row["source_offset"] for row in kept) == [0, 2, 4, 6]
+
+
+def test_what_a_target_holds_is_read_from_receipts_and_replays(spark: SparkSession) -> None:
+    """Of this delay topic alone; a series names its occurrence."""
+    rows = [
+        ("t", [("chronos-source", b"d/1/7")]),
+        ("t", [("chronos-source", b"d/1/8"), ("chronos-occurrence", b"3")]),
+        ("u", [("chronos-source", b"d/0/99"), (ledger.REPLAY_OF, b"d/2/5/2")]),
+        ("t", [("chronos-source", b"other/1/7")]),
+        ("t", [("chronos-source", b"nonsense")]),
+        ("t", None),
+    ]
+    records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
+    found = selection.held(records, "d").collect()
+    assert sorted(tuple(row) for row in found) == [("t", 1, 7, 1), ("t", 1, 8, 3), ("u", 0, 99, 1), ("u", 2, 5, 2)]
+
+
+def test_headers_that_are_asked_for_must_all_be_there(spark: SparkSession) -> None:
+    """Name and value; one of several of the same name is enough."""
+    rows = [
+        (0, [("tenant", b"a"), ("kind", b"x")]), (1, [("tenant", b"a")]), (2, [("kind", b"y"), ("kind", b"x"), ("tenant", b"a")]),
+        (3, [("tenant", None), ("kind", b"x")]), (4, None), (5, []),
+    ]  # fmt: skip
+    records = spark.createDataFrame(rows, "n int, headers array<struct<name string, value binary>>")
+    asked = Request(mode="all", headers=[("tenant", "a"), ("kind", "x")])
+    assert [row["n"] for row in records.where(selection.has_headers(asked)).orderBy("n").collect()] == [0, 2]
+
+
+def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) -> None:
+    """Its record lies under the hour it was due in first."""
+    units = spark.createDataFrame([(0, 5, 1, b"i", "t", T, "missing")],
+                                  "shard int, source_offset long, occurrence int, id binary, target string, due_ms long,"
+                                  " outcome string")  # fmt: skip
+    row = {name: None for name, *_ in schema.MESSAGES.columns} | {
+        "shard": 0, "offset": 5, "timestamp_ms": 1, "verb": "schedule", "value": b"four", "due_date": "1999-01-01",
+        "due_hour": 3, "batch": "b",
+    }  # fmt: skip
+    messages = spark.createDataFrame([tuple(row.values())], schema.table_schema(schema.MESSAGES))
+    span = Span(from_ms=T, to_ms=T + 1)
+    assert selection.with_records(units, messages, span).collect() == []
+    (found,) = selection.with_records(units, messages, None).collect()
+    assert (found["value"], found["bytes"], found["due_ms"]) == (b"four", 4, T)
+
+
+# --- records
+
+JOB = Job(location="", cluster="c", topic="c.delay", run="r1", purpose="p", mode="missing", direct=False, expired=False,
+          attempt=1, files=[], done=[], base_ms=T + 500, pace_ms=0.5, opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0))  # fmt: skip
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+values = st.none() | st.binary(max_size=20)
+pairs = st.lists(st.tuples(names | st.sampled_from(["trace", "chronos-deliver-at", "chronos-source", "chronos-repeat"]), values),
+                 max_size=6)  # fmt: skip
+
+
+def batch_of(**row: Any) -> pa.RecordBatch:
+    """One row of a plan."""
+    plan = ("shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string,"
+            " key binary, value binary, headers array<struct<name string, value binary>>, target_key binary,"
+            " expire_at_ms long, bytes long")  # fmt: skip
+
+    given_ = {"shard": 3, "source_offset": 70, "occurrence": 2, "target": "orders", "due_ms": T, "outcome": "missing",
+              "bytes": 0, "key": None, "id": b"3-1-70", "expire_at_ms": None} | row  # fmt: skip
+    named: Any = given_["headers"]
+    given_["headers"] = [{"name": name, "value": value} for name, value in named]
+    kinds = to_arrow_schema(StructType.fromDDL(plan))
+    return pa.RecordBatch.from_pylist([{name: given_[name] for name in kinds.names}], kinds)
+
+
+@given(
+    headers=pairs, value=values, target_key=values, named=st.booleans(), mode=st.sampled_from(["missing", "pending"])
+)
+def test_a_replay_asks_for_what_was_lost_byte_for_byte(
+    headers: list[tuple[str, bytes | None]], value: bytes | None, target_key: bytes | None, named: bool, mode: str
+) -> None:
+    """As the core's parser reads it: target, key, payload and the producer's own headers in order."""
+    key = b"order-7" if named else None
+    batch = batch_of(headers=headers, value=value, target_key=target_key, key=key, id=key or b"3-1-70")
+    (record,) = records_of(batch, structs.replace(JOB, mode=mode), part=4, first=9, rank=-5)
+    topic, id_, payload, sent = record
+    assert topic == "c.delay"
+    derived = b"replay:p:c.delay/3/70/2"
+    assert id_ == (key if named and mode == "pending" else derived)
+    asked = parse(Record(0, T, id_, payload, sent), Rules(shard=0, shards=1))
+    assert isinstance(asked, Keyed)
+    entry: Entry = asked.entry
+    own = [pair for pair in headers if not pair[0].startswith("chronos-")]
+    added = [(ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_PLACE, b"r1/4/9")]
+    added += [(ledger.REPLAY_ID, key)] if key is not None else []
+    passed = list(entry.headers.items()) if isinstance(entry.headers, dict) else list(entry.headers)
+    assert passed == own + added
+    assert (entry.target, entry.key, entry.value, entry.expire_at_ms) == ("orders", target_key, value, None)
+    assert entry.due_ms == (T if mode == "pending" else T + 502)
+    assert asked.on_conflict.name == "IGNORE"
+
+
+def test_a_replay_is_due_before_it_expires() -> None:
+    """Spread or not; and when expiry is to be ignored, it does not expire."""
+    batch = batch_of(headers=[], value=b"", target_key=None, expire_at_ms=T + 501)
+    for job, due_ms, expire_at_ms in ((JOB, T + 501, T + 501), (structs.replace(JOB, expired=True), T + 550, None)):
+        ((_, id_, value, headers),) = records_of(batch, job, part=0, first=100, rank=0)
+        asked = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
+        assert isinstance(asked, Keyed)
+        assert (asked.entry.due_ms, asked.entry.expire_at_ms) == (due_ms, expire_at_ms)
+
+
+def test_a_replay_of_a_replay_names_what_it_repeats() -> None:
+    """And not what that repeated: each header is there once."""
+    old = [
+        (ledger.REPLAY_OF, b"c.delay/0/0/1"),
+        ("trace", b"x"),
+        (ledger.REPLAY_PLACE, b"r0/1/1"),
+        (ledger.REPLAY_ID, b"o"),
+    ]
+    ((_, _, _, headers),) = records_of(batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0)
+    own = [pair for pair in headers if not pair[0].startswith("chronos-")]
+    assert own == [("trace", b"x"), (ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_PLACE, b"r1/0/0")]
+
+
+def test_what_is_left_is_spread_without_the_holes_of_what_was_sent() -> None:
+    """The rank of each row that is left, by part."""
+    job = structs.replace(JOB, done=[3, 0, 5])
+    ranks = job.rank([5, 4, 7])
+    assert [
+        rank + row for rank, done, rows in zip(ranks, job.done, [5, 4, 7], strict=True) for row in range(done, rows)
+    ] == [*range(8)]
+
+
+# --- the command
+
+
+def asked(**changed: Any) -> Request:
+    """As the command line gives it."""
+    usual: dict[str, Any] = {
+        "modes": {"missing": False, "all": False, "gone": False, "pending": False}, "start": "-2h", "end": None, "targets": [],
+        "headers": [], "ids": [], "purpose": "backfill", "over": None, "rate": None, "direct": False, "expired": False,
+    }  # fmt: skip
+    return request_of(**{**usual, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"modes": {"missing": True, "all": True}}, "choose one of"),
+        ({"modes": {"all": True}, "start": None}, "--from"),
+        ({"modes": {"gone": True}}, "--target"),
+        ({"modes": {"pending": True}, "rate": 5.0}, "--pending keeps"),
+        ({"purpose": "a/b"}, "--purpose"),
+        ({"over": "30m", "rate": 1.0}, "choose one of"),
+        ({"over": "soon"}, "--over"),
+        ({"rate": 0.0}, "--rate"),
+        ({"headers": ["x"]}, "--header"),
+        ({"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"}, "before --to"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changed: dict[str, Any], says: str) -> None:
+    """Before Spark is started."""
+    with pytest.raises(typer.BadParameter, match=says):
+        asked(**changed)
+
+
+def test_the_same_words_are_the_same_request() -> None:
+    """Also when `-2h` means another time: who repeats the command ends what was begun."""
+    first, second = asked(over="30m", ids=["base64:/w=="]), asked(over="30m", ids=["base64:/w=="])
+    assert first.said == second.said != asked().said
+    assert (first.over_ms, first.ids) == (1_800_000, ["ff"])
+
+
+# --- exactly once
+
+unhurried = pytest.mark.timeout(300)
+"""A plan is some tens of Spark's jobs."""
+
+
+class Lost:
+    """An archive of lost messages, and the delay topic they are sent back to."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, directory: Path, messages: int) -> None:
+        self.logs = Logs(broker)
+        self.messages = messages
+        self.spark = spark
+        self.place = Place(str(directory / "archive"))
+        write_lost(
+            spark, self.place, cluster=self.logs.cluster, delay=self.logs.delay, target=self.logs.target,
+            messages=messages, shards=SHARDS,
+        )  # fmt: skip
+        self.brokers = self.logs.brokers()
+        self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30.0)
+        self.request = Request(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
+
+    def job(self) -> Backfill:
+        """A driver that knows only what is in the archive and in the log."""
+        return Backfill(self.spark, self.place, self.brokers, self.opener, bootstrap_servers=self.logs.broker.bootstrap)
+
+    def begin(self) -> tuple[Backfill, Run]:
+        """Everything is planned, nothing is sent."""
+        job = self.job()
+        planned = job.plan(self.request)
+        assert planned.messages == self.messages
+        return job, job.begin(planned)
+
+    def command(self) -> list[str]:
+        """The same on the command line."""
+        command = [sys.executable, "-m", "chronos", "backfill", "-l", self.place.uri, "--yes", "-o", "json",
+                   "--from", str(T), "--to", str(T + self.messages * GAP_MS), "--master", "local[2]"]  # fmt: skip
+        command += self.logs.settings()
+        for name, value in {**connector(), "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}.items():
+            command += ["--conf", f"{name}={value}"]
+        return command
+
+    def in_log(self) -> int:
+        """Offsets of the delay topic, markers and all."""
+        return sum(self.brokers.ends(self.logs.delay, shard).high for shard in range(SHARDS))
+
+    def complaints(self) -> list[str]:
+        """What a `read_committed` reader of the delay topic finds missing, doubled or changed."""
+        times: Counter[bytes] = Counter()
+        wrong = []
+        for message in read_committed(self.logs.broker.bootstrap, self.logs.delay):
+            pairs: Any = message.headers() or []
+            headers = dict(pairs)
+            source = headers["x-chronos-replay-of"].removeprefix(f"{self.logs.delay}/".encode())
+            shard, offset, _ = (int(each) for each in source.split(b"/"))
+            number = offset * SHARDS + shard
+            times[source] += 1
+            _, value, key = expected(number, self.logs.target, SHARDS)
+            if (message.value(), headers.get("chronos-target-key"), pairs[0]) != (
+                value,
+                key,
+                ("trace", b"%d" % number),
+            ):
+                wrong.append(f"changed: {message.value()!r} {pairs}")
+        wanted = {expected(number, self.logs.target, SHARDS)[0] for number in range(self.messages)}
+        wrong += [f"{source!r} is there {count} times" for source, count in times.items() if count != 1]
+        wrong += [f"{source!r} is lost" for source in wanted - times.keys()]
+        return wrong[:10]
+
+
+@pytest.fixture
+def make(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Callable[[int], Lost]]:
+    """Archives of so many lost messages."""
+    made: list[Lost] = []
+
+    def lost(messages: int) -> Lost:
+        made.append(Lost(spark, broker, tmp_path / str(len(made)), messages))
+        return made[-1]
+
+    yield lost
+    for each in made:
+        each.brokers.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of many parts, so that there is something between the first and the last one."""
+    monkeypatch.setattr(module, "PART_ROWS", 4_000)
+
+
+@unhurried
+@pytest.mark.usefixtures("small_parts")
+def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: Callable[[int], Lost]) -> None:
+    """A first attempt that died: one part whole, one half, one with a transaction left open; and its ghost goes on."""
+    lost = make(20_000)
+    _, run = lost.begin()
+    assert len(run.rows) == 5
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    ledger.save_run(lost.place, run)
+    files = ledger.parts(lost.place, run.run)
+    ghosts = {}
+    dead = Job(location=lost.place.uri, cluster=lost.logs.cluster, topic=lost.logs.delay, run=run.run, purpose="backfill",
+               mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * 5, base_ms=T, pace_ms=0.0,
+               opener=lost.opener)  # fmt: skip
+    for part, sent in ((0, run.rows[0]), (1, 1_500), (2, 0)):
+        ledger.note_begun(lost.place, run.run, 1, part)
+        ghosts[part] = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, part))
+        records = list(rows_of_part(lost, dead, part))
+        if sent:
+            ghosts[part].send(records[:sent])
+    hanging = ghosts[2]._producer
+    hanging.begin_transaction()
+    for topic, key, value, headers in records[:100]:
+        hanging.produce(topic, value, key, headers=headers)
+    hanging.flush(10)
+
+    report = lost.job().send(lost.job().unfinished() or run)
+    assert (report.messages, report.state, report.attempts) == (20_000, "done", 2)
+    assert lost.complaints() == []
+    for ghost in ghosts.values():
+        with pytest.raises((ProducerLost, LogUnavailable)):
+            ghost.send(records[:10])
+    assert lost.complaints() == []
+    again = lost.job().plan(lost.request)
+    assert (again.messages, again.sent_before) == (0, 20_000)
+
+
+def rows_of_part(lost: Lost, job: Job, part: int) -> Iterator[Any]:
+    """The records of a part, as its task makes them."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    with lost.place.open(f"{ledger.folder(job.run)}/_plan/{job.files[part]}") as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(1_000):
+            yield from records_of(batch, job, part, first, 0)
+            first += batch.num_rows
+
+
+@unhurried
+@pytest.mark.usefixtures("small_parts")
+def test_a_worker_that_is_killed_is_made_good_in_the_same_run(make: Callable[[int], Lost]) -> None:
+    """kill -9 of a Python worker amid its part: a task is not simply run again, the log is asked first."""
+    lost = make(40_000)
+    job, run = lost.begin()
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while not killed and time.monotonic() < deadline:
+            workers = workers_below(os.getpid()) if lost.in_log() > 10_000 else []
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    report = job.send(run)
+    killer.join()
+    assert killed
+    assert report.messages == 40_000
+    assert report.attempts >= 2
+    assert lost.complaints() == []
+
+
+def workers_below(pid: int) -> list[int]:
+    """Python workers of a Spark session: what its daemon has forked."""
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            command = Path("/proc", entry, "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        parents[int(entry)] = (int(stat[1]), b"pyspark.daemon" in command)
+    daemons = {each for each, (_, is_daemon) in parents.items() if is_daemon}
+    workers = [each for each, (parent, is_daemon) in parents.items() if is_daemon and parent in daemons]
+
+    def is_ours(each: int) -> bool:
+        while each in parents:
+            if each == pid:
+                return True
+            each = parents[each][0]
+        return False
+
+    return [each for each in workers if is_ours(each)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_driver_that_is_killed_is_completed_by_the_same_command(make: Callable[[int], Lost], tmp_path: Path) -> None:
+    """kill -9 while it plans, at random points while it sends, and at its end; then each is there once, and stays so."""
+    lost, dice = make(60_000), random.Random(11)
+    sent = lost.place.path(ledger.SENT).removeprefix("file://")
+    log_path = tmp_path / "backfill.log"
+
+    def is_planning() -> bool:
+        return bool(list(Path(sent).glob("run=*/_plan")))
+
+    def has_sent(share: float) -> Callable[[], bool]:
+        return lambda: lost.in_log() > share * lost.messages
+
+    def is_ending() -> bool:
+        return bool(list(Path(sent).glob("run=*/rows")))
+
+    moments = [is_planning, has_sent(dice.uniform(0.02, 0.3)), has_sent(dice.uniform(0.45, 0.8)), is_ending]
+    kills = 0
+    for moment in moments:
+        with log_path.open("ab") as output:
+            process = subprocess.Popen(lost.command(), stdout=output, stderr=output, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not moment() and process.poll() is None:
+            assert time.monotonic() < deadline, log_path.read_text()[-4_000:]
+            time.sleep(0.005)
+        kills += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert kills >= 3, log_path.read_text()[-4_000:]
+    ran = subprocess.run(lost.command(), capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    assert lost.complaints() == []
+    assert (said(ran.stdout)["messages"], said(ran.stdout)["sent_before"]) == (0, 60_000)
+    assert ledger.sent_rows(lost.spark, lost.place).distinct().count() == 60_000
+
+
+@unhurried
+def test_one_that_does_not_fit_is_not_ended_by_chance(make: Callable[[int], Lost]) -> None:
+    """Another request, with a run that was begun: it says so. Abandoned, the ledger has what was sent."""
+    from chronos.cli.backfill import _end
+    from chronos.cli.output import Format
+
+    lost = make(400)
+    job, run = lost.begin()
+    with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
+        _end(
+            job, run, Request(mode="all", said=["x"]), Format.json, yes=True, resume=False, abandon=False, dry_run=False
+        )
+    with lost.job().alone(), pytest.raises(ArchiveInUse, match="another process"), lost.job().alone():
+        pass
+    report = job.abandon(run)
+    assert (report.state, report.messages) == ("abandoned", 0)
+    assert lost.job().unfinished() is None
+    assert lost.in_log() == 0
+    # Nothing of it was sent, so all of it is sent now; for another purpose, once more; straight to the target too.
+    assert lost.job().plan(lost.request).messages == 400
+
+
+@unhurried
+def test_a_log_that_cannot_tell_any_more_is_not_guessed_at(make: Callable[[int], Lost]) -> None:
+    """Trimmed before it was archived: no more is sent, and all of it counts as sent when it is abandoned."""
+    lost = make(400)
+    job, run = lost.begin()
+    job.send(run)
+    run.state = "sending"
+    ledger.save_run(lost.place, run)
+    ends = [
+        TopicPartition(lost.logs.delay, shard, lost.brokers.ends(lost.logs.delay, shard).high)
+        for shard in range(SHARDS)
+    ]
+    for future in lost.logs.broker.admin().delete_records(ends).values():
+        future.result(30)
+    with pytest.raises(ArchiveFailed, match="trimmed to offset"):
+        job._stock.take(run)
+
+
+@unhurried
+def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callable[[int], Lost]) -> None:
+    """Without Chronos; what was noted as sent is not sent again."""
+    lost = make(600)
+    lost.request = Request(mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0)
+    job, run = lost.begin()
+    ledger.note_sent(lost.place, run.run, 0, 150)
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    began_s = time.monotonic()
+    report = job.send(run)
+    assert time.monotonic() - began_s > 450 / 600 * 0.9
+    assert (report.messages, lost.in_log()) == (600, 0)
+    found = list(read_committed(lost.logs.broker.bootstrap, lost.logs.target))
+    assert len(found) == 450
+    for message in found:
+        headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]
+        assert headers["chronos-source"] + b"/1" == headers["x-chronos-replay-of"]
+        shard, offset = map(int, headers["chronos-source"].split(b"/")[1:])
+        number = offset * SHARDS + shard
+        assert number >= 150
+        _, value, key = expected(number, lost.logs.target, SHARDS)
+        assert (message.value(), message.key()) == (value, key)
+        assert headers["chronos-due-at"] == b"%d" % (T + number * GAP_MS)
+        assert headers["chronos-id"] == (
+            b"order-%d" % number if number % 5 == 0 else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
+        )
+    rows = ledger.sent_rows(lost.spark, lost.place)
+    assert (
+        rows.where("via = 'direct'").count(),
+        json.loads(lost.place.read(f"{ledger.folder(run.run)}/report.json") or b"")["state"],
+    ) == (600, "done")

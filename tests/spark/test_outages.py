@@ -1,0 +1,135 @@
+"""Outage drills on a real broker and a real node: what was gone is back, each message once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.flow import now_ms
+from tests.spark.outage import Outage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.broker import Broker
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outage]:
+    """A cluster of its own on the shared broker."""
+    with Outage(spark, broker, tmp_path, 1) as made:
+        yield made
+
+
+def test_a_target_that_was_deleted_gets_back_exactly_what_is_gone(outage: Outage) -> None:
+    """Delivered and archived, delivered and not archived, delivered to the new topic: the first two come again."""
+    first = outage.deliver(60)
+    outage.archive()
+    before = sorted(map(repr, outage.records()))
+    second = outage.deliver(40)
+    second_before = sorted(map(repr, outage.records()))
+    gone = Counter(message.number for message in outage.flow.sent)
+    outage.delete_target()
+    third = outage.deliver(20)
+    assert outage.times().keys().isdisjoint(gone)
+    outage.archive()
+
+    # What nobody archived is unknown, and never taken for missing.
+    assert outage.replay("missing").messages == 0
+    report = outage.replay("gone", targets=[outage.flow.target])
+    assert report.messages == len(gone) >= len(first) + len(second)
+    outage.settle_replays()
+    assert outage.times() == Counter(message.number for message in outage.flow.sent)
+    assert {found.number for found in outage.replays()} == gone.keys()
+    assert {message.number for message in third}.isdisjoint(gone)
+    # Key, payload and headers are those that were lost.
+    restored = Counter(map(repr, outage.records()))
+    assert not Counter(second_before) - restored
+    assert not Counter(before) - restored
+
+    again = outage.replay("gone", targets=[outage.flow.target], purpose="another")
+    assert again.messages == 0
+
+
+def test_without_disks_and_logs_the_archive_brings_back_what_was_pending(outage: Outage) -> None:
+    """Everything of Chronos is lost and the logs are trimmed; what is due before and after the loss comes once."""
+    delivered = outage.deliver(60)
+    soon_ms, later_ms = now_ms() + 10_000, now_ms() + 20_000
+    waiting = outage.flow.write(80, soon_ms, later_ms, keyed=0.5, delays=0)
+    far = outage.flow.write(6, now_ms() + 3_600_000, now_ms() + 7_200_000, keyed=1, delays=0)
+    outage.flow.flush()
+    cancelled = [message for message in waiting if message.number % 7 == 0]
+    outage.flow.cancel(cancelled)
+    outage.flow.flush()
+    outage.service.wait_until(outage.is_pulled, "pull everything")
+    outage.service.kill()
+    outage.archive()
+    for name in ("delay", "progress"):
+        outage.trim(name)
+    still_there = outage.flow.write(20, later_ms, later_ms + 1_000, delays=0)
+    outage.flow.flush()
+    pending = {message.number for message in (*waiting, *far)} - {message.number for message in cancelled}
+    pending -= outage.times().keys()
+    assert len(pending) > len(far)
+
+    # A new disk, and logs that begin behind all that was pending.
+    outage.new_node()
+    report = outage.replay("pending")
+    assert report.messages == len(pending)
+    assert outage.replay("pending").sent_before == len(pending)
+    # The ids are what they were: who wants to cancel need not know that anything happened.
+    outage.flow.cancel(far)
+    outage.flow.flush()
+    outage.settle_replays(timeout_s=120)
+    times = outage.times()
+    wanted = {message.number for message in waiting} - {message.number for message in cancelled}
+    wanted |= {message.number for message in (*delivered, *outage.later, *still_there)}
+    assert times == Counter(wanted)
+    early = [
+        found for found in outage.flow.delivered() if found.timestamp_ms < (outage.flow.sent[found.number].due_ms or 0)
+    ]
+    assert early == []
+
+
+def test_consumers_that_were_down_get_their_window_again_at_their_pace(outage: Outage) -> None:
+    """Everything of the window, in the order it was due, no faster than asked for; cancelled messages stay cancelled."""
+    dice = random.Random(3)
+    start_ms = now_ms() + 1_500
+    window = outage.flow.write(200, start_ms, start_ms + 1_000, delays=0)
+    cancelled = dice.sample([message for message in window if message.id], 20)
+    outage.flow.cancel(cancelled)
+    outage.settle()
+    outside = outage.deliver(30)
+    outage.archive()
+    before = outage.times()
+    wanted = {message.number for message in window} - {message.number for message in cancelled}
+    assert not before.keys() & {message.number for message in cancelled}
+
+    rate = 90.0
+    asked: dict[str, Any] = {"from_ms": start_ms, "to_ms": start_ms + 1_001, "rate": rate, "purpose": "incident-42"}
+    report = outage.replay("all", **asked)
+    assert report.messages == len(wanted)
+    outage.settle_replays()
+    assert outage.times() == before + Counter(wanted)
+    replays = outage.replays()
+    assert {found.number for found in replays} == wanted
+    assert not wanted & {message.number for message in outside}
+    due = sorted(int(found.headers["chronos-due-at"]) for found in replays)
+    paces = [round((at - due[0]) * rate / 1_000 - rank, 1) for rank, at in enumerate(due)]
+    assert max(map(abs, paces)) <= 1
+    assert due[-1] - due[0] >= (len(wanted) - 2) * 1_000 / rate
+    in_order = sorted(replays, key=lambda found: int(found.headers["chronos-due-at"]))
+    originals = [outage.flow.sent[found.number].due_ms or 0 for found in in_order]
+    assert originals == sorted(originals)
+
+    outage.archive()
+    again = outage.replay("all", **asked | {"to_ms": now_ms()})
+    assert again.sent_before == len(wanted)
+    assert not {found.number for found in outage.replays()} - wanted
