@@ -215,8 +215,9 @@ def _signed(column: str) -> Column:
 def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame) -> DataFrame:
     """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and their order.
 
-    `steps` are the recent ones of `progress`. A decision may be older; it lies in the folder of its step. A decision comes behind the records that its step staged: order `at` is the offset of a record, and the pull
-    offset of a decision's step, before the record that has it.
+    `steps` are the recent ones of `progress`; a decision may be of an older one, and lies in the folder of its hour. It
+    comes behind the records that its step staged: order `at` is the offset of a record, and of a decision the pull
+    offset of its step, before the record that has it.
     """
     known_steps = progress.select(
         "due_date", "due_hour", "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",

@@ -78,7 +78,7 @@ class Case:
         return self
 
     def decide(self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any) -> Case:
-        """A row of `decisions`; of the second step, unless said otherwise."""
+        """A row of `decisions`; of the second step, unless said otherwise, whose time it gets."""
         row = {
             "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
             "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
@@ -123,6 +123,9 @@ class Case:
         for rows in (self.messages, self.deliveries, self.decisions, self.steps):
             for row in rows:
                 row["shard"] = shard
+        for row in self.decisions:
+            if row["outcome"] != "refused":
+                row["decided_ms"] = self.steps[row["progress_offset"] // 2]["timestamp_ms"]
         for row in self.messages:
             row["target"] = self._own(row["target"])
         for row in self.deliveries:

@@ -32,6 +32,9 @@ from tests.spark.histories import HOUR_MS, frame, offsets_row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.timeout(300)
+"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+
 HOSTILE = "<script>alert(1)</script>"
 
 

@@ -13,6 +13,9 @@ from tests.spark.histories import DELAY, HOUR_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(300)
+"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+
 DUE = T + 60_000
 LATER = T + 120_000
 A, B = (0, 1), (1, 1)

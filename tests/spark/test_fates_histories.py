@@ -20,7 +20,10 @@ from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "150"))
+pytestmark = pytest.mark.timeout(300)
+"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+
+HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
 EVERYTHING = Span(from_ms=START_MS - 12 * HOUR_MS, to_ms=READ_MS)
 
 
