@@ -1,0 +1,232 @@
+"""Real runs audited: a service that is killed again and again, its logs archived, and no false alarm."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from confluent_kafka import Producer
+
+from chronos.adapters.kafka import KafkaLog
+from chronos.spark.archive import Plan, archive
+from chronos.spark.audit import Audit, audit
+from chronos.spark.place import Place
+from tests.broker import Broker
+from tests.integration.flow import SHARDS, Found, KafkaFlow, Sent, now_ms, read_committed
+from tests.service import Service
+from tests.spark.logs import nothing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS = int(os.environ.get("AUDIT_RUNS", "1"))
+"""Runs, each with a seed of its own."""
+
+LIVES = 6
+"""How often a run's service is started before it is killed."""
+
+MESSAGES = 400
+"""Messages written in each life; a fifth as many records that change or end them."""
+
+PAST_MS, AHEAD_MS = 2_000, 12_000
+
+STARTING = 0.3
+"""Share of the kills that come while the service still starts."""
+
+AGE_MS = 600
+"""Older than the clocks' tolerance: a progress record that counts for what was archived now."""
+
+AFTER = b"0 after"
+"""Payload of what moves the cursors to the end."""
+
+Token = tuple[int, int]
+"""Shard and offset of the record that brought a message."""
+
+
+class Run:
+    """One service with its flow, and an archive of its topics."""
+
+    def __init__(self, broker: Broker, directory: Path, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.flow = KafkaFlow(broker, seed)
+        self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
+        self.place = Place(str(directory / "archive"))
+        self.began_ms = now_ms()
+        self._broker = broker
+        self._producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random", "log_level": 2}
+        )
+        self.unreadable = 0
+        self._others = 0
+        topics = {str(key).removeprefix("topics."): str(value) for key, value in self.flow.settings().items()}
+        self.plan = Plan(
+            cluster=self.flow.prefix, bootstrap_servers=broker.bootstrap, delay=topics["delay"],
+            progress=topics["progress"], rejected=topics["rejected"], dead_letter=topics["dead_letter"],
+            targets=[self.flow.target],
+        )  # fmt: skip
+
+    # --- what happens
+
+    def live_and_die(self) -> None:
+        """Write, start, change, kill."""
+        written = self.flow.write(MESSAGES, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
+        self.service.launch()
+        if self.dice.random() < STARTING:
+            time.sleep(self.dice.uniform(0.0, 0.9))
+        else:
+            self.service.wait_ready()
+            time.sleep(self.dice.uniform(0.0, 0.6))
+        self.service.kill()
+        self.flow.flush()
+        self.flow.cancel(message for message in written if self.dice.random() < 0.05)
+        self._change(message for message in written if self.dice.random() < 0.1)
+        self._write_what_is_refused()
+
+    def _change(self, messages: Iterable[Sent]) -> None:
+        """Reschedule, fire, replace, and send a taken id again."""
+        for message in messages:
+            assert message.id is not None
+            due = b"%d" % self.dice.randint(now_ms() - PAST_MS, now_ms() + AHEAD_MS)
+            own = message.id.startswith("order-")
+            verb = self.dice.choice(["reschedule", "fire-now", *(["replace", "take-over", "again"] if own else [])])
+            headers: dict[str, str | bytes | None] = {}
+            if verb in ("reschedule", "fire-now", "replace"):
+                headers["chronos-action"] = verb.encode()
+            if verb != "fire-now":
+                headers["chronos-deliver-at"] = due
+            if verb in ("replace", "take-over", "again"):
+                headers["chronos-target-topic"] = self.flow.target.encode()
+            if verb == "take-over":
+                headers["chronos-on-conflict"] = b"replace"
+            shard = -1
+            if not own:
+                headers["chronos-id"] = message.id.encode()
+                shard = int(message.id.split("-")[0])
+            self._write(message.id if own else None, f"{message.number} {verb}", headers, shard)
+
+    def _write_what_is_refused(self) -> None:
+        """Records that ask for nothing that can be done."""
+        for headers in ({}, {"chronos-deliver-at": b"soon", "chronos-target-topic": b"x"},
+                        {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"}):  # fmt: skip
+            self._write(None, "0 refused", dict(headers), self.dice.randrange(SHARDS))
+            self.unreadable += 1
+
+    def _write(self, key: str | None, value: str | None, headers: dict[str, str | bytes | None], shard: int) -> None:
+        def seen(error: Any, record: Any) -> None:
+            assert error is None, error
+            self.flow.ends.saw(record.partition(), record.offset())
+
+        self._producer.produce(self.flow.delay, value, key, shard, headers=headers, on_delivery=seen)
+        assert self._producer.flush(60) == 0
+
+    def end(self) -> int:
+        """Start once more and bring everything to its end; the time up to which everything must be judged."""
+        self.service.start()
+        self.flow.wait_settled(self.service)
+        end_ms = now_ms() + AHEAD_MS  # nothing is due later, be it cancelled or refused
+        # The cursor passes `end_ms`, and what says so is old enough when the target is archived.
+        for after_ms in (1, 2 * AGE_MS):
+            for shard in range(SHARDS):
+                headers: dict[str, str | bytes | None] = {
+                    "chronos-target-topic": self.flow.target.encode(),
+                    "chronos-deliver-at": b"%d" % (end_ms + after_ms),
+                }
+                self._write(None, AFTER.decode(), headers, shard)
+            self.flow.wait_settled(self.service)
+        assert self.service.stop() == 0
+        return end_ms
+
+    # --- what is found
+
+    def promised(self) -> set[Token]:
+        """What was to be scheduled, or could not be understood; those that moved the cursor to its end left out."""
+        found = set()
+        for record in read_committed(self._broker.bootstrap, self.flow.delay):
+            headers = dict(record.headers() or ())
+            asks = headers.get("chronos-action", b"replace") == b"replace" and record.value() is not None
+            if asks and record.value() != AFTER:
+                shard, offset = record.partition(), record.offset()
+                assert shard is not None
+                assert offset is not None
+                found.add((shard, offset))
+        return found
+
+    def archive(self, spark: SparkSession) -> None:
+        """Everything there is now."""
+        brokers = KafkaLog(
+            bootstrap_servers=self._broker.bootstrap, properties={}, cluster=self.flow.prefix,
+            progress_topic=self.plan.progress, transaction_timeout_s=10,
+        )  # fmt: skip
+        try:
+            archive(spark, brokers, self.place, self.plan, nothing)
+        finally:
+            brokers.close()
+
+    def audit(self, spark: SparkSession, end_ms: int, details: Path) -> tuple[Audit, list[dict[str, Any]]]:
+        """Of everything due before then; with a row for each unit."""
+        found = audit(spark, self.place, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
+        return found, ds.dataset(details, format="parquet").to_table().to_pylist()
+
+
+def source(found: Found) -> Token:
+    """Where the record says it came from."""
+    _, shard, offset = found.headers["chronos-source"].rsplit("/", 2)
+    return int(shard), int(offset)
+
+
+def tokens(rows: list[dict[str, Any]], *outcomes: str) -> Counter[Token]:
+    """Of the units with these outcomes."""
+    return Counter((row["shard"], row["source_offset"]) for row in rows if row["outcome"] in outcomes)
+
+
+@pytest.fixture(scope="module")
+def first_seed() -> int:
+    """Of the environment, to repeat a run, or fresh."""
+    seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
+    print(f"CHRONOS_SEED={seed}")
+    return seed
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("number", range(RUNS))
+def test_a_run_with_kills_is_audited_as_clean(
+    spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int
+) -> None:
+    """Everything has come to its end, nothing is a false alarm, and each message's fate is what the topics show."""
+    run = Run(broker, tmp_path, first_seed + number)
+    with run.service:
+        for life in range(LIVES):
+            run.live_and_die()
+            if life == LIVES // 2:
+                run.archive(spark)
+        end_ms = run.end()
+    run.archive(spark)
+    found, rows = run.audit(spark, end_ms, tmp_path / "details")
+    counts = found.overall.counts
+    assert found.clean, found.samples
+    assert not {"pending", "unknown"} & set(counts), found.reasons
+    assert found.judged_ms == end_ms
+    delivered = Counter(source(each) for each in run.flow.delivered() if due(each) < end_ms)
+    assert max(delivered.values()) == 1
+    assert tokens(rows, "delivered") == delivered
+    assert counts["rejected"] == len(tokens(rows, "rejected")) >= run.unreadable
+    refused = {source(each) for each in run.flow.rejected()}
+    assert set(tokens(rows, "rejected")) <= refused
+    assert {(row["shard"], row["source_offset"]) for row in rows} == run.promised()
+    ended = tokens(rows, "cancelled", "replaced")
+    assert not set(ended) & set(delivered)
+    assert counts.get("cancelled")
+    assert counts.get("replaced")
+    assert found.overall.lateness.count == len(delivered)
+
+
+def due(found: Found) -> int:
+    """What it was due at, epoch ms."""
+    return int(found.headers["chronos-due-at"])
