@@ -82,6 +82,9 @@ class BulkWriter:
         except KafkaException as error:
             cause = error.args[0]
             raise ProducerLost(f"a portion could not be written: {cause.str()} ({cause.name()})") from error
+        except SystemError as error:
+            # The client's way of saying that it called back while failing: measured when it is fenced.
+            raise ProducerLost(f"a portion could not be written: {error}") from error
 
     def _produce(
         self,

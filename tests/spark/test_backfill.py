@@ -26,7 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from chronos.adapters.kafka_bulk import BulkOpener
-from chronos.cli.backfill import request_of
+from chronos.cli.backfill import _end, request_of
+from chronos.cli.output import Format
 from chronos.core.message import Entry, Keyed, Record, Rules, parse
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import backfill as module
@@ -273,7 +274,7 @@ def test_the_same_words_are_the_same_request() -> None:
 
 # --- exactly once
 
-unhurried = pytest.mark.timeout(300)
+unhurried = pytest.mark.timeout(600)
 """A plan is some tens of Spark's jobs."""
 
 
@@ -303,6 +304,14 @@ class Lost:
         planned = job.plan(self.request)
         assert planned.messages == self.messages
         return job, job.begin(planned)
+
+    def first_attempt(self, run: Run, files: list[str]) -> Job:
+        """What the tasks of a first attempt are told."""
+        return Job(
+            location=self.place.uri, cluster=self.logs.cluster, topic=self.logs.delay, run=run.run, purpose="backfill",
+            mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * len(files), base_ms=T,
+            pace_ms=0.0, opener=self.opener,
+        )  # fmt: skip
 
     def command(self) -> list[str]:
         """The same on the command line."""
@@ -372,9 +381,7 @@ def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: 
     ledger.save_run(lost.place, run)
     files = ledger.parts(lost.place, run.run)
     ghosts = {}
-    dead = Job(location=lost.place.uri, cluster=lost.logs.cluster, topic=lost.logs.delay, run=run.run, purpose="backfill",
-               mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * 5, base_ms=T, pace_ms=0.0,
-               opener=lost.opener)  # fmt: skip
+    dead = lost.first_attempt(run, files)
     for part, sent in ((0, run.rows[0]), (1, 1_500), (2, 0)):
         ledger.note_begun(lost.place, run.run, 1, part)
         ghosts[part] = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, part))
@@ -394,8 +401,7 @@ def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: 
         with pytest.raises((ProducerLost, LogUnavailable)):
             ghost.send(records[:10])
     assert lost.complaints() == []
-    again = lost.job().plan(lost.request)
-    assert (again.messages, again.sent_before) == (0, 20_000)
+    assert ledger.sent_rows(lost.spark, lost.place).distinct().count() == 20_000
 
 
 def rows_of_part(lost: Lost, job: Job, part: int) -> Iterator[Any]:
@@ -459,7 +465,7 @@ def workers_below(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@unhurried
 def test_a_driver_that_is_killed_is_completed_by_the_same_command(make: Callable[[int], Lost], tmp_path: Path) -> None:
     """kill -9 while it plans, at random points while it sends, and at its end; then each is there once, and stays so."""
     lost, dice = make(60_000), random.Random(11)
@@ -496,32 +502,15 @@ def test_a_driver_that_is_killed_is_completed_by_the_same_command(make: Callable
 
 
 @unhurried
-def test_one_that_does_not_fit_is_not_ended_by_chance(make: Callable[[int], Lost]) -> None:
-    """Another request, with a run that was begun: it says so. Abandoned, the ledger has what was sent."""
-    from chronos.cli.backfill import _end
-    from chronos.cli.output import Format
-
+def test_a_run_that_was_begun_is_ended_on_purpose_and_by_what_is_known(make: Callable[[int], Lost]) -> None:
+    """Another request does not end it by chance. Where the log cannot tell any more, nothing is guessed."""
     lost = make(400)
     job, run = lost.begin()
+    other = Request(mode="all", said=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
-        _end(
-            job, run, Request(mode="all", said=["x"]), Format.json, yes=True, resume=False, abandon=False, dry_run=False
-        )
+        _end(job, run, other, Format.json, yes=True, resume=False, abandon=False, dry_run=False)
     with lost.job().alone(), pytest.raises(ArchiveInUse, match="another process"), lost.job().alone():
         pass
-    report = job.abandon(run)
-    assert (report.state, report.messages) == ("abandoned", 0)
-    assert lost.job().unfinished() is None
-    assert lost.in_log() == 0
-    # Nothing of it was sent, so all of it is sent now; for another purpose, once more; straight to the target too.
-    assert lost.job().plan(lost.request).messages == 400
-
-
-@unhurried
-def test_a_log_that_cannot_tell_any_more_is_not_guessed_at(make: Callable[[int], Lost]) -> None:
-    """Trimmed before it was archived: no more is sent, and all of it counts as sent when it is abandoned."""
-    lost = make(400)
-    job, run = lost.begin()
     job.send(run)
     run.state = "sending"
     ledger.save_run(lost.place, run)
@@ -533,6 +522,25 @@ def test_a_log_that_cannot_tell_any_more_is_not_guessed_at(make: Callable[[int],
         future.result(30)
     with pytest.raises(ArchiveFailed, match="trimmed to offset"):
         job._stock.take(run)
+
+
+@unhurried
+def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(make: Callable[[int], Lost]) -> None:
+    """The rest of it, and no more, is there for the next."""
+    lost = make(400)
+    job, run = lost.begin()
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    files = ledger.parts(lost.place, run.run)
+    dead = lost.first_attempt(run, files)
+    ledger.note_begun(lost.place, run.run, 1, 0)
+    writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
+    writer.send(list(rows_of_part(lost, dead, 0))[:150])
+    report = job.abandon(run)
+    assert (report.state, report.messages) == ("abandoned", 150)
+    assert ledger.sent_rows(lost.spark, lost.place).count() == 150
+    assert lost.job().unfinished() is None
+    planned = lost.job().plan(lost.request)
+    assert (planned.messages, planned.sent_before) == (250, 150)
 
 
 @unhurried
