@@ -122,9 +122,9 @@ def run(
         try:
             job = Backfill(
                 spark, Place(location), brokers, open_bulk(config), bootstrap_servers=kafka.bootstrap_servers,
-                reader={**java_properties(kafka.properties), **reading}, watch=note,
+                delay_topic=config.topics.delay, reader={**java_properties(kafka.properties), **reading}, watch=note,
             )  # fmt: skip
-            if (job.cluster, job.topic) != (config.cluster, config.topics.delay):
+            if request.mode != "pending" and (job.cluster, job.topic) != (config.cluster, config.topics.delay):
                 raise ArchiveFailed(
                     f"{location} is the archive of {job.cluster} with {job.topic}, not of {config.cluster} with"
                     f" {config.topics.delay}: choose another --location, or the --config of that cluster"

@@ -105,6 +105,7 @@ class Backfill:
         opener: Opener,
         *,
         bootstrap_servers: str,
+        delay_topic: str | None = None,
         reader: Mapping[str, str] | None = None,
         watch: Watch = lambda _: None,
     ) -> None:
@@ -114,6 +115,7 @@ class Backfill:
         self._opener = opener
         self._watch = watch
         self._tables, self.cluster, self.topic = open_tables(spark, place)
+        self.to = delay_topic or self.topic
         source = {"kafka.bootstrap.servers": bootstrap_servers, **(reader or {})}
         self._stock = Stock(
             spark, place, brokers, opener, self._tables, cluster=self.cluster, source=source, watch=watch
@@ -192,11 +194,11 @@ class Backfill:
         return selection.held(self._stock.records(partitions), self.topic)
 
     def _log_starts(self) -> dict[int, int]:
-        """Where each shard's log begins; behind everything where the topic is another one than was archived."""
+        """Where each shard's log begins; behind everything where nobody reads the topic that was archived any more."""
         info = self._brokers.look([self.topic])[self.topic]
         last = self._tables.offsets.where("table = 'messages'").agg(f.max_by("topic_id", "read_ms").alias("id")).first()
         shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
-        if info is None or last is None or last["id"] != info.id:
+        if info is None or last is None or last["id"] != info.id or self.to != self.topic:
             return dict.fromkeys(shards, 2**62)
         return {shard: self._brokers.ends(self.topic, shard).start for shard in shards}
 
@@ -267,14 +269,15 @@ class Backfill:
 
     def begin(self, report: Report) -> Run:
         """From here on the plan is to be sent, whatever happens."""
-        info = self._brokers.look([self.topic])[self.topic]
+        info = self._brokers.look([self.to])[self.to]
         if info is None:
-            raise LogUnavailable(f"the brokers have no {self.topic}: is this the right cluster?")
+            raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         files = ledger.parts(self._place, report.run)
         run = Run(
-            run=report.run, state="sending", request=report.request, planned_ms=report.planned_ms, topic=self.topic,
+            run=report.run, state="sending", request=report.request, planned_ms=report.planned_ms, source=self.topic,
+            topic=self.to,
             topic_id=info.id,
-            begin={str(shard): self._brokers.ends(self.topic, shard).stable for shard in range(info.partitions)},
+            begin={str(shard): self._brokers.ends(self.to, shard).stable for shard in range(info.partitions)},
             rows=[self._rows(report.run, path) for path in files],
         )  # fmt: skip
         ledger.save_run(self._place, run)
@@ -326,7 +329,7 @@ class Backfill:
         elif request.over_ms is not None:
             pace_ms = request.over_ms / run.total
         job = Job(
-            location=self._place.uri, cluster=self.cluster, topic=self.topic, run=run.run, purpose=request.purpose,
+            location=self._place.uri, cluster=self.cluster, topic=self.topic, to=run.topic, run=run.run, purpose=request.purpose,
             mode=request.mode, direct=request.direct, expired=request.expired, attempt=run.attempts[-1].number,
             files=files, done=done, base_ms=_now_ms(), pace_ms=pace_ms * (tasks if request.direct else 1),
             opener=self._opener,

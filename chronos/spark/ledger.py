@@ -103,9 +103,12 @@ class Run(Struct, kw_only=True):
     """`sending`, `done` or `abandoned`."""
     request: Request
     planned_ms: int
+    source: str
+    """The delay topic that was archived."""
     topic: str
+    """The one that is sent to."""
     topic_id: str
-    """Of the delay topic: another one is another topic of the same name."""
+    """Of that: another one is another topic of the same name."""
     begin: dict[str, int]
     """Where each partition of it ended before anything was sent."""
     rows: list[int]
@@ -175,7 +178,7 @@ def rows_of(units: DataFrame, run: Run) -> DataFrame:
     """`UNIT_COLUMNS` of what was sent -> `LEDGER`."""
     request = run.request
     derived = f.concat(
-        f.lit(f"{ID_PREFIX}:{request.purpose}:"), f.concat_ws("/", f.lit(run.topic), *TOKEN)
+        f.lit(f"{ID_PREFIX}:{request.purpose}:"), f.concat_ws("/", f.lit(run.source), *TOKEN)
     ).cast("binary")  # fmt: skip
     own = f.col("key").isNotNull() & f.lit(request.mode == "pending")
     return units.withColumns(

@@ -64,6 +64,9 @@ class Job(Struct, frozen=True, kw_only=True):
     location: str
     cluster: str
     topic: str
+    """The delay topic that was archived: replays are named by it."""
+    to: str
+    """The delay topic they are sent to; another one after the loss of the first."""
     run: str
     purpose: str
     mode: str
@@ -236,7 +239,7 @@ def _delayed(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:
         headers.append((TARGET_KEY, row.target_key))
     if expire_at_ms is not None:
         headers.append((EXPIRE_AT, b"%d" % expire_at_ms))
-    return job.topic, id_, row.value, headers
+    return job.to, id_, row.value, headers
 
 
 def _direct(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:

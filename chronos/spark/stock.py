@@ -90,7 +90,9 @@ class Stock:
         ends = {shard: self._stable_ends(run.topic, shard) for shard in shards} if info is not None else {}
         starts = {shard: seen.start for shard, seen in ends.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
-        archived = {row["shard"]: row["through"] for row in archived_through(self._tables.offsets).collect()}
+        archived: dict[int, int] = {}
+        if run.topic == run.source:
+            archived = {row["shard"]: row["through"] for row in archived_through(self._tables.offsets).collect()}
         gaps = {
             row["partition"] for row in offsets.where(f.col("gap") & (f.col("read_ms") >= run.planned_ms)).collect()
         }

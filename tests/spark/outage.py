@@ -19,7 +19,7 @@ from chronos.spark.coverage import CLOCK_TOLERANCE_MS
 from chronos.spark.ledger import Request
 from chronos.spark.place import Place
 from tests.broker import Broker
-from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, now_ms, read_committed
+from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Ends, Found, KafkaFlow, Sent, now_ms, read_committed
 from tests.service import Service
 from tests.spark.logs import nothing
 
@@ -38,6 +38,7 @@ class Outage:
             bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
             progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
         )  # fmt: skip
+        self.delay = self.flow.delay
         self.later: list[Sent] = []
         """What was only sent so that others are proved to be settled."""
         self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30)
@@ -85,7 +86,8 @@ class Outage:
         """All records of one of the cluster's own topics are gone."""
         topic = f"{self.flow.prefix}.{name}"
         ends = [TopicPartition(topic, shard, self.brokers.ends(topic, shard).high) for shard in range(SHARDS)]
-        for future in self.broker.admin().delete_records(ends).values():
+        admin = self.broker.admin()  # kept: a client that is gone answers nobody
+        for future in admin.delete_records(ends).values():
             future.result(30)
 
     # --- the archive
@@ -108,7 +110,14 @@ class Outage:
 
     def backfill(self) -> Backfill:
         """Of this archive and cluster."""
-        return Backfill(self.spark, self.place, self.brokers, self.opener, bootstrap_servers=self.broker.bootstrap)
+        return Backfill(
+            self.spark,
+            self.place,
+            self.brokers,
+            self.opener,
+            bootstrap_servers=self.broker.bootstrap,
+            delay_topic=self.delay,
+        )
 
     def replay(self, mode: str, **asked: Any) -> Report:
         """Plan and send."""
@@ -124,9 +133,8 @@ class Outage:
 
     def settle_replays(self, *, timeout_s: float = 90.0) -> None:
         """Wait until the node has pulled all that was sent, and nothing is pending."""
-        delay = f"{self.flow.prefix}.delay"
         for shard in range(SHARDS):
-            self.flow.ends.offsets[shard] = max(self.flow.ends.offsets.get(shard, 0), self.last(delay, shard))
+            self.flow.ends.offsets[shard] = max(self.flow.ends.offsets.get(shard, 0), self.last(self.delay, shard))
         self.flow.wait_settled(self.service, timeout_s=timeout_s)
 
     def is_pulled(self) -> bool:
@@ -134,11 +142,15 @@ class Outage:
         offsets = self.flow.ends.offsets
         return all(shard["pull_offset"] >= offsets.get(shard["shard"], 0) for shard in self.service.shards())
 
-    def new_node(self) -> None:
-        """The disk is gone, and another one is there with nothing on it."""
+    def begin_anew(self) -> None:
+        """The disk is gone, and so are the logs: a node with nothing on it, on topics with nothing in them."""
         self.service.close()
+        self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
+        self.broker.create_topic(self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+        self.flow.ends = Ends()
+        names = {f"topics.{name}": f"{self.flow.prefix}.new.{name}" for name in ("delay", "progress")}
         self.service = Service(
-            self.directory / "new-node", bootstrap=self.broker.bootstrap, settings=self.flow.settings()
+            self.directory / "new-node", bootstrap=self.broker.bootstrap, settings=self.flow.settings() | names
         )
         self.service.start()
 
