@@ -5,6 +5,7 @@ send      the attempts at sending it: by the tasks of a Spark job, a part of the
 finish    the ledger's rows, the report; the plan is removed
 """
 
+import re
 import secrets
 import threading
 import time
@@ -47,6 +48,11 @@ ATTEMPTS_MAX = 3
 LEDGER_FILES_MAX = 200
 
 POLL_S = 0.5
+
+CAUSE_CHARS = 500
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b: ")
+"""The last line of a traceback, which names what was raised."""
 
 EVERYTHING = Span(from_ms=0, to_ms=253_402_300_800_000)
 """All due times, to the end of the calendar."""
@@ -396,4 +402,7 @@ def _cause(error: Exception) -> str:
     """What went wrong in a task, out of all that Spark says about it."""
     lines = [line.strip() for line in str(error).splitlines()]
     own = [line for line in lines if line.startswith("chronos.errors.")]
-    return (own[-1].partition(": ")[2] if own else next((line for line in lines if line), type(error).__name__))[:500]
+    raised = [line for line in lines if RAISED.match(line)]
+    if own:
+        return own[-1].partition(": ")[2][:CAUSE_CHARS]
+    return (raised[-1] if raised else next(filter(None, lines), type(error).__name__))[:CAUSE_CHARS]

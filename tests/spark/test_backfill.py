@@ -22,8 +22,6 @@ from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from chronos.adapters.kafka_bulk import BulkOpener
 from chronos.cli.backfill import _end, request_of
@@ -159,18 +157,22 @@ pairs = st.lists(st.tuples(names | st.sampled_from(["trace", "chronos-deliver-at
                  max_size=6)  # fmt: skip
 
 
+ROW = pa.schema(
+    [("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("id", pa.binary()),
+     ("target", pa.string()), ("due_ms", pa.int64()), ("outcome", pa.string()), ("key", pa.binary()),
+     ("value", pa.binary()), ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+     ("target_key", pa.binary()), ("expire_at_ms", pa.int64()), ("bytes", pa.int64())]
+)  # fmt: skip
+"""A plan, as pyarrow reads it."""
+
+
 def batch_of(**row: Any) -> pa.RecordBatch:
     """One row of a plan."""
-    plan = ("shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string,"
-            " key binary, value binary, headers array<struct<name string, value binary>>, target_key binary,"
-            " expire_at_ms long, bytes long")  # fmt: skip
-
     given_ = {"shard": 3, "source_offset": 70, "occurrence": 2, "target": "orders", "due_ms": T, "outcome": "missing",
               "bytes": 0, "key": None, "id": b"3-1-70", "expire_at_ms": None} | row  # fmt: skip
     named: Any = given_["headers"]
     given_["headers"] = [{"name": name, "value": value} for name, value in named]
-    kinds = to_arrow_schema(StructType.fromDDL(plan))
-    return pa.RecordBatch.from_pylist([{name: given_[name] for name in kinds.names}], kinds)
+    return pa.RecordBatch.from_pylist([given_], ROW)
 
 
 @given(
