@@ -217,7 +217,8 @@ class _Reading:
         for table, made in self._stream.outputs:
             folder = batch_folder(self._name, number, stream, table.name)
             rows = in_hours(made(records), table)
-            rows.write.mode("overwrite").partitionBy("due_date", "due_hour").parquet(place.path(table.name, folder))
+            writer = rows.write.mode("overwrite").options(**schema.WRITING).partitionBy("due_date", "due_hour")
+            writer.parquet(place.path(table.name, folder))
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = [

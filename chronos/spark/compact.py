@@ -75,7 +75,7 @@ def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say:
         spread = rows.repartition(*hourly, f.pmod(f.xxhash64(offset), f.lit(parts)))
     else:
         spread = rows.coalesce(1)
-    writer = spread.write.mode("overwrite")
+    writer = spread.write.mode("overwrite").options(**schema.WRITING)
     (writer.partitionBy(*hourly) if hourly else writer).parquet(place.path(name, MAKING))
     made = len(_parquet(place, f"{name}/{MAKING}"))
     new = "batch=c" + small[-1].removeprefix("batch=").removeprefix("c")

@@ -184,6 +184,14 @@ TABLES: Mapping[str, Table] = {
 }
 
 
+UNIQUE = ("offset", "timestamp_ms", "value", "headers.list.element.value", "id", "requested_due_ms", "due_ms", "due_at_ms",
+          "source_offset")  # fmt: skip
+"""Columns whose values hardly repeat: a dictionary of them is built and given up, which costs a quarter of a write."""
+
+WRITING = {f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE}
+"""Options to write any of the tables with."""
+
+
 def columns_of(table: Table, *, with_hours: bool = False, with_batch: bool = False) -> StructType:
     """The table's columns; with those of the folders if they are wanted."""
     columns: list[Column] = list(table.columns)

@@ -19,8 +19,14 @@ LOCAL = {
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
-"""Settings on this machine; on a cluster its own hold."""
+"""Settings on this machine; on a cluster its own hold.
+
+Without its native library Hadoop starts a `chmod` for each file and folder it makes. So none are made for checksums,
+which Parquet's pages have anyway.
+"""
 
 COMMON = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
