@@ -14,8 +14,8 @@ from chronos.core.moment import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
-    from chronos.spark.backfill import Backfill, Report
-    from chronos.spark.ledger import Request, Run
+    from chronos.spark.backfill import Backfill
+    from chronos.spark.ledger import Report, Request, Run
 
 TARGETS_SHOWN = 20
 

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 
 import pyarrow.parquet as pq
 import structlog
-from msgspec import Struct, structs, to_builtins
 from msgspec import convert as from_builtins
+from msgspec import structs, to_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -25,7 +25,7 @@ from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger, selection
 from chronos.spark.audit import default_span, judge, last_read_ms, open_tables
 from chronos.spark.fates import Span
-from chronos.spark.ledger import UNIT_COLUMNS, Request, Run
+from chronos.spark.ledger import UNIT_COLUMNS, Report, Request, Run, Sample
 from chronos.spark.place import Place
 from chronos.spark.sending import SENT_COLUMNS, Job, Opener, rows_before, rows_of, send_parts
 from chronos.spark.stock import Brokers, Stock
@@ -59,45 +59,6 @@ EVERYTHING = Span(from_ms=0, to_ms=253_402_300_800_000)
 
 Watch = Callable[[str], None]
 """Told what is being done now, in a few words."""
-
-
-class Sample(Struct, frozen=True, kw_only=True):
-    """One message of a plan, to look at."""
-
-    source: str
-    id: bytes
-    target: str
-    outcome: str
-    due_ms: int
-    bytes: int
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """What is to be sent, or was: `report.json`."""
-
-    run: str
-    state: str
-    """`planned`, `sending`, `done` or `abandoned`."""
-    request: Request
-    messages: int
-    """In the plan; of a run that has ended: sent."""
-    bytes: int
-    """Of their payloads."""
-    sent_before: int
-    """Left out: sent before, for the same purpose."""
-    expired: int
-    """Left out: past their `chronos-expire-at`."""
-    first_due_ms: int | None
-    last_due_ms: int | None
-    outcomes: dict[str, int]
-    targets: dict[str, int]
-    """The largest ones."""
-    absent_targets: list[str]
-    """Those that the brokers did not have: Chronos would dead-letter what is for them."""
-    samples: list[Sample]
-    planned_ms: int
-    ended_ms: int | None = None
-    attempts: int = 0
 
 
 class Backfill:

@@ -121,6 +121,45 @@ class Run(Struct, kw_only=True):
         return sum(self.rows)
 
 
+class Sample(Struct, frozen=True, kw_only=True):
+    """One message of a plan, to look at."""
+
+    source: str
+    id: bytes
+    target: str
+    outcome: str
+    due_ms: int
+    bytes: int
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What is to be sent, or was: `report.json`."""
+
+    run: str
+    state: str
+    """`planned`, `sending`, `done` or `abandoned`."""
+    request: Request
+    messages: int
+    """In the plan; of a run that has ended: sent."""
+    bytes: int
+    """Of their payloads."""
+    sent_before: int
+    """Left out: sent before, for the same purpose."""
+    expired: int
+    """Left out: past their `chronos-expire-at`."""
+    first_due_ms: int | None
+    last_due_ms: int | None
+    outcomes: dict[str, int]
+    targets: dict[str, int]
+    """The largest ones."""
+    absent_targets: list[str]
+    """Those that the brokers did not have: Chronos would dead-letter what is for them."""
+    samples: list[Sample]
+    planned_ms: int
+    ended_ms: int | None = None
+    attempts: int = 0
+
+
 def folder(run: str) -> str:
     """Of a run, below the archive."""
     return f"{SENT}/run={run}"

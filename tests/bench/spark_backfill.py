@@ -16,7 +16,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.backfill import Report
+    from chronos.spark.ledger import Report
 
 MESSAGES = 1_000_000
 WARM_UP = 20_000
@@ -83,12 +83,18 @@ def _delivered(bench: Bench, cluster: str, messages: int) -> tuple[int, int]:
     settings: dict[str, object] = {"shards": SHARDS, "cluster": cluster} | {
         f"topics.{name}": topic for name, topic in topics.items()
     }
+    last: dict[int, int] = {}
+    for message in read_committed(bench.broker.bootstrap, topics["delay"]):
+        last[message.partition() or 0] = (message.offset() or 0) + 1
     node = Service(bench.directory / f"{cluster}-node", bootstrap=bench.broker.bootstrap, settings=settings)
     with node.start() as service:
-        service.wait_until(
-            lambda: sum(shard["delivered"] for shard in service.shards()) >= messages, "deliver", timeout_s=DRAIN_S,
-            every_s=0.5,
-        )  # fmt: skip
+
+        def is_done() -> bool:
+            shards = service.shards()
+            has_read = all(shard["pull_offset"] >= last[shard["shard"]] for shard in shards)
+            return has_read and not sum(shard["pending"] for shard in shards)
+
+        service.wait_until(is_done, "deliver", timeout_s=DRAIN_S, every_s=0.5)
     times: dict[bytes, int] = {}
     for message in read_committed(bench.broker.bootstrap, f"{cluster}.target"):
         value = message.value() or b""

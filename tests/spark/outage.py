@@ -14,9 +14,9 @@ from chronos.adapters.kafka import KafkaLog
 from chronos.adapters.kafka_bulk import BulkOpener
 from chronos.spark.archive import Plan, archive
 from chronos.spark.audit import Audit, audit
-from chronos.spark.backfill import Backfill, Report
+from chronos.spark.backfill import Backfill
 from chronos.spark.coverage import CLOCK_TOLERANCE_MS
-from chronos.spark.ledger import Request
+from chronos.spark.ledger import Report, Request
 from chronos.spark.place import Place
 from tests.broker import Broker
 from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Ends, Found, KafkaFlow, Sent, now_ms, read_committed
