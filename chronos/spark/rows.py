@@ -33,11 +33,12 @@ def raw(records: DataFrame) -> DataFrame:
 
 
 def messages_of(shards: int) -> Callable[[DataFrame], DataFrame]:
-    """Records of the delay topic -> `messages`."""
+    """Records of the delay topic -> `messages`. Headers go as Spark reads them: it is the schema that names their parts."""
     columns = schema.columns_of(schema.MESSAGES)
 
     def made(records: DataFrame) -> DataFrame:
-        asked = raw(records).withColumnRenamed("partition", "shard").drop("topic")
+        asked = records.select(f.col("partition").alias("shard"), "offset", f.unix_millis("timestamp").alias("timestamp_ms"),
+                               "key", "value", "headers")  # fmt: skip
         return asked.mapInArrow(parse_messages(shards), columns)
 
     return made

@@ -42,6 +42,7 @@ COMMON = {
 def need_spark() -> None:
     """SparkMissing, saying what to install, when PySpark or Java is not there."""
     try:
+        import pandas  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
