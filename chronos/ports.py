@@ -99,10 +99,11 @@ class Writer(Protocol):
         Raises TransactionAborted (nothing is written, go on with this writer) or ProducerLost.
         """
 
-    def commit(self, verify: Callable[[int], None]) -> Appended:
+    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         """Wait for the brokers and commit: all of what was sent is readable, or nothing; where the progress record is.
 
-        `verify` is called with the broker's timestamp of the progress record before the commit and may raise.
+        `verify` is called with the broker's timestamp of the progress record before the commit and may raise, on any
+        thread. `meanwhile` is called once, on the caller's thread, while the brokers work where that is possible.
         Raises TransactionAborted (nothing written, go on with this writer), ProducerLost (unknown: only the
         progress log tells; this writer is of no use any more), and whatever `verify` raised, after an abort.
         """

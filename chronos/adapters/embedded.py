@@ -145,8 +145,10 @@ class EmbeddedWriter:
         """Pack everything and give each message its partition; nothing is written yet."""
         self._placed = self._log._place_transaction(messages, self._shard, progress)
 
-    def commit(self, verify: Callable[[int], None]) -> Appended:
+    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         """All of it in one write. Raises NoSpace too: nothing was written, and this writer may go on."""
+        if meanwhile is not None:
+            meanwhile()
         placed, self._placed = self._placed, None
         assert placed is not None, "commit without send"
         return self._log._commit(self, self._shard, placed, verify)

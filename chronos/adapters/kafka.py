@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from operator import methodcaller
 from typing import Any
@@ -27,7 +28,14 @@ from confluent_kafka import (
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from chronos.core.message import Record
-from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import (
+    ChronosError,
+    ConfigurationError,
+    LogMismatch,
+    LogUnavailable,
+    ProducerLost,
+    TransactionAborted,
+)
 from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.kafka")
@@ -186,7 +194,11 @@ class KafkaReader:
         for message in messages:
             error = message.error()
             if error is not None:
-                self._heed(error, message)
+                try:
+                    self._heed(error, message)
+                except ChronosError:
+                    self.seek(self.position)  # what came with it is not passed over: it comes again
+                    raise
                 continue
             try:
                 headers = _headers(message) or ()
@@ -268,8 +280,27 @@ class KafkaWriter:
                 on_delivery=lambda error, message: reports.append((error, message)),
             )
 
-    def commit(self, verify: Callable[[int], None]) -> Appended:
-        """3. flush, 4. verify the broker's timestamp, 5. commit."""
+    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
+        """3. flush, 4. verify the broker's timestamp, 5. commit; on a thread of its own if there is something else to do."""
+        if meanwhile is None:
+            return self._finish(verify)
+        done: Future[Appended] = Future()
+
+        def finish() -> None:
+            try:
+                done.set_result(self._finish(verify))
+            except BaseException as error:
+                done.set_exception(error)
+
+        # The client waits without the interpreter, and has nothing that would not.
+        threading.Thread(target=finish, name=f"commit-{self._shard}", daemon=True).start()
+        try:
+            meanwhile()
+        finally:
+            wait([done])
+        return done.result()
+
+    def _finish(self, verify: Callable[[int], None]) -> Appended:
         deadline = self._deadline
         with self._failing(deadline):
             self._flush(deadline)

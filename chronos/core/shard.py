@@ -139,6 +139,10 @@ class Shard:
         self.wheel = Wheel(state.cursor)
         self._view = view
         self._counts: dict[int, int] = {}
+        self._parsed: dict[int, Asked] = {}
+        """Source offset -> what was parsed ahead of its step."""
+        self._unpacked: tuple[list[Item], list[Entry]] = [], []
+        """What was unpacked ahead of its step."""
         # What was decided is not decided again: replay parses by rules that refuse nothing a setting could refuse.
         self._replay_rules = Rules(shard=rules.shard, shards=rules.shards, max_delay_ms=2 * MS_MAX)
 
@@ -146,16 +150,23 @@ class Shard:
 
     def stage(self, records: Sequence[Record]) -> Staged:
         """What the records change, refusing what must be refused: the master's side."""
-        return self._stage(records, self.rules, None)
+        rules, ahead = self.rules, self._parsed
+        self._parsed = {}
+        asked = [ahead[record.offset] if record.offset in ahead else parse(record, rules) for record in records]
+        return self._stage(records, asked, None)
 
     def stage_as_told(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
         """What the records change when exactly those in `refused` are refused: the replica's side."""
-        return self._stage(records, self._replay_rules, refused)
+        return self._stage(records, [parse(record, self._replay_rules) for record in records], refused)
 
-    def _stage(self, records: Sequence[Record], rules: Rules, told: Mapping[int, int] | None) -> Staged:
+    def parse_ahead(self, records: Sequence[Record]) -> None:
+        """Do now what the next `stage` of these records would begin with."""
+        rules = self.rules
+        self._parsed = {record.offset: parse(record, rules) for record in records}
+
+    def _stage(self, records: Sequence[Record], asked: Sequence[Asked], told: Mapping[int, int] | None) -> Staged:
         state = self.state
         staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
-        asked = [parse(record, rules) for record in records]
         known = self._known(asked)
         floor_ms = state.cursor_due_ms + 1
         placed, words = staged.placed, staged.words
@@ -189,7 +200,7 @@ class Shard:
             if refusal is not None:
                 if told is not None:
                     raise LogMismatch(
-                        f"replaying shard {rules.shard}: the record at offset {offset} cannot be executed"
+                        f"replaying shard {self.rules.shard}: the record at offset {offset} cannot be executed"
                         f" ({refusal.reason.word}), yet the master did not refuse it: is this the same topic?"
                     )
                 _count_refusal(staged, offset, refusal.reason)
@@ -348,7 +359,9 @@ class Shard:
             cursor, complete = items[-1][:2], False
         else:
             cursor, complete = max(known, self.state.cursor), known == until
-        entries = [unpack_entry(data) for _, _, data in items]
+        (ahead, entries), self._unpacked = self._unpacked, ([], [])
+        if items != ahead:
+            entries = [unpack_entry(data) for _, _, data in items]
         return Selection(items=items, entries=entries, cursor=cursor, complete=complete)
 
     def select_through(self, staged: Staged, cursor: Position) -> Selection:
@@ -373,6 +386,13 @@ class Shard:
         if not due:
             return stored
         return sorted(stored + due)
+
+    def unpack_ahead(self, selection: Selection, until_ms: int, messages_max: int, bytes_max: int) -> None:
+        """Do now what the next `select` would end with, if nothing else comes in between."""
+        settled = len(selection.items)
+        items = self.wheel.peek(until_ms, settled + messages_max)[settled:]
+        del items[_fitting(items, messages_max, bytes_max) :]
+        self._unpacked = items, [unpack_entry(data) for _, _, data in items]
 
     def read_ahead(self, until_ms: int, messages_max: int) -> bool:
         """Fill the wheel a step's worth further; False when it holds so many, or is complete up to `until_ms`."""

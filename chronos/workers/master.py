@@ -5,7 +5,8 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel seen in time w
 stops the others).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec import Struct
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Selection, Shard, Staged
-from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, ProducerLost, TransactionAborted
+from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -136,7 +137,7 @@ class Master:
             return self._idle(now_ms)
         if not selection.items and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
-        decisions = self._commit(staged, selection, now_ms, until_ms)
+        decisions = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
         settled = {decision.offset for decision in decisions}
         self.last = Stepped(
@@ -211,7 +212,7 @@ class Master:
             return selection
         return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
 
-    def _commit(self, staged: Staged, selection: Selection, now_ms: int, until_ms: int) -> list[Decision]:
+    def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[Decision]:
         """Push, commit, apply; what was decided beside plain deliveries."""
         suspicion = self._suspicion
         self._pusher.convicted = suspicion.convicted
@@ -220,10 +221,7 @@ class Master:
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
-            if not selection.complete:
-                # There is a backlog: while the brokers take this step's messages, read the next one's.
-                self._shard.read_ahead(until_ms, len(selection.items) + self._limits.messages)
-            appended = self._finish(produced_ms)
+            appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
             self._suspect_of(error, staged, selection)
             raise
@@ -232,6 +230,23 @@ class Master:
             suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
         self._apply(staged, selection, progress, appended)
         return plan.decisions
+
+    def _ahead(self, selection: Selection, pulled: int, until_ms: int) -> Callable[[], None] | None:
+        """Where there is a backlog: what of the next step may be done before this one is committed."""
+        limits, shard = self._limits, self._shard
+        if selection.complete and pulled < limits.messages:
+            return None
+
+        def ahead() -> None:
+            # What fails here fails in the next step again, where it is known what to do about it.
+            with suppress(Retry):
+                if not selection.complete:
+                    shard.read_ahead(until_ms, len(selection.items) + limits.messages)
+                    shard.unpack_ahead(selection, until_ms, limits.messages, limits.bytes)
+                if pulled >= limits.messages:
+                    shard.parse_ahead(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
+
+        return ahead
 
     def _clock_was_set(self) -> bool:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
@@ -242,8 +257,8 @@ class Master:
         self._reached_ms = 0
         self._stepped_ms = self._clock.stepped_ms()
 
-    def _finish(self, produced_ms: int) -> Appended:
-        appended = self._writer.commit(lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms))
+    def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
+        appended = self._writer.commit(lambda timestamp_ms: self._check_clock(produced_ms, timestamp_ms), meanwhile)
         self._clock_agrees = True
         self._committed_ms = self._clock.now_ms()
         return appended

@@ -44,6 +44,12 @@ class Puller:
             fitting = _fitting(self._waiting[:records_max], bytes_max)
         return self._waiting[:fitting]
 
+    def batch_ahead(self, taken: int, records_max: int, bytes_max: int) -> list[Record]:
+        """Those that follow the first `taken`, as far as they are there: the next batch, before this one is released."""
+        if len(self._waiting) < taken + records_max:
+            self._waiting += self._reader.read(taken + records_max - len(self._waiting), bytes_max)
+        return self._waiting[taken : taken + records_max]
+
     def end(self) -> int:
         """Where the log ends now, for readers of committed records."""
         return self._log.stable_end(self._topic, self._partition)

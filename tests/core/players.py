@@ -104,6 +104,9 @@ class Master:
         staged = shard.stage(records)
         until_ms = min(self.now_ms, staged.watermark_ms) if step.behind else self.now_ms
         selection = shard.select(staged, until_ms, step.messages_max, step.bytes_max)
+        # What is prepared before anybody knows how the step ends must make no difference to the next one.
+        shard.unpack_ahead(selection, until_ms, step.messages_max, step.bytes_max)
+        shard.parse_ahead(records[::2])
         if step.aborted:
             return selection
 

@@ -31,7 +31,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms)",
+            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
             "appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)\n"
             "self._apply(staged, selection, progress, appended)\n"
             "self._finish(produced_ms)\n"
@@ -46,7 +46,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
-        (Shard, "stage_as_told", "self._stage(records, self._replay_rules, refused)", "self._stage(records, self.rules, None)"),
+        (Shard, "stage_as_told", "return self._stage(", "return self.stage(records) or self._stage("),
     ],
     "placed behind the cursor": [
         (

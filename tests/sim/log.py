@@ -127,8 +127,10 @@ class SimWriter:
             brokers.append(partition, key, value, pairs, transaction)
         log.thread.touch("sent")
 
-    def commit(self, verify: Callable[[int], None]) -> Appended:
+    def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults
+        if meanwhile is not None:
+            meanwhile()
         log.thread.touch("commit")
         transaction = self._transaction
         assert transaction is not None, "commit without send"

@@ -1,0 +1,82 @@
+"""What a reader makes of the answers of the Kafka client, also of those that a broker cannot be made to give at will."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+
+from chronos.adapters.kafka import KafkaReader
+from chronos.errors import ChronosError, LogMismatch, LogUnavailable
+
+
+class Answer:
+    """A message as the client hands it out: a record at an offset, or an error."""
+
+    def __init__(self, offset: int, error: int | None = None) -> None:
+        self._offset = offset
+        self._error = error
+
+    def error(self) -> KafkaError | None:
+        return None if self._error is None else KafkaError(self._error)
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, 1_000 + self._offset
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes:
+        return b"%d" % self._offset
+
+    def headers(self) -> None:
+        return None
+
+
+class Client:
+    """A partition of records 0 to 9; in front of some of them the client has something to say, once."""
+
+    def __init__(self, troubles: dict[int, int]) -> None:
+        self.troubles = troubles
+        self.at = 0
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        (partition,) = partitions
+        self.at = partition.offset
+
+    def consume(self, count: int, timeout_s: float) -> list[Answer]:
+        answers: list[Answer] = []
+        while len(answers) < count and self.at < 10:
+            trouble = self.troubles.pop(self.at, None)
+            if trouble is not None:
+                answers.append(Answer(self.at, trouble))
+            else:
+                answers.append(Answer(self.at))
+                self.at += 1
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (KafkaError._UNKNOWN_PARTITION, LogUnavailable),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, LogUnavailable),
+        (KafkaError._AUTO_OFFSET_RESET, LogMismatch),
+        (KafkaError._TRANSPORT, None),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_an_error_among_records_costs_none_of_them(at: int, code: int, raised: type[ChronosError] | None) -> None:
+    reader = KafkaReader(Client({at: code}), "delay", 0, 0)  # type: ignore[arg-type]
+    found: list[int] = []
+    failed: list[type[ChronosError]] = []
+    for _ in range(10):
+        try:
+            found += [record.offset for record in reader.read(4, 10**6)]
+        except ChronosError as error:
+            failed.append(type(error))
+    assert found == list(range(10))
+    assert failed == ([] if raised is None else [raised])
+    assert reader.position == 10
