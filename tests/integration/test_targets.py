@@ -160,8 +160,7 @@ def test_a_topic_deleted_in_mid_flow_costs_the_others_a_moment(place: Place) -> 
     gone = place.target("gone")
     place.send(Sent(b"before", schedule(gone)), *place.others(0, 1))
     assert place.arrived(gone, 1) == [b"before"]
-    later = [Sent(b"later", schedule(gone, delay="5s"))]
-    place.send(*later)
+    place.send(Sent(b"later", schedule(gone, delay="1h"), key=b"later"))
     delete_topic(place.kafka, gone)
     place.send(*mixed([Sent(b"g%d" % n, schedule(gone)) for n in range(10)], place.others(1, 100)))
     place.check_others(101)
@@ -169,7 +168,7 @@ def test_a_topic_deleted_in_mid_flow_costs_the_others_a_moment(place: Place) -> 
 
     # Made again before `later` is due: a look from before then proves nothing against it.
     place.kafka.create_topic(gone)
-    place.send(Sent(b"anew", schedule(gone)))
+    place.send(Sent(None, [("chronos-action", b"fire-now")], key=b"later"), Sent(b"anew", schedule(gone)))
     assert sorted(place.arrived(gone, 2)) == [b"anew", b"later"]
     place.dead(10)
 
