@@ -26,6 +26,9 @@ DUE_MS = 1_900_000_000_000
 SPREAD_MS = 6 * 3_600_000
 """The messages fall due within six hours."""
 
+SMALLER = 4
+"""By how much a second load is smaller: two sizes show how the time grows."""
+
 WARM_UP = 20_000
 ROUNDS = 3
 ARCHIVE_PER_S = 40_000
@@ -37,25 +40,31 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
-    small, large = (_fill(bench, count) for count in (WARM_UP, records))
+    small, middle, large = (_fill(bench, count) for count in (WARM_UP, records // SMALLER, records))
     spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
     try:
-        archived, plain = [], []
-        for plan, rounds in ((small, 1), (large, ROUNDS)):
+        archived, plain, sizes = [], [], []
+        for plan, rounds in ((small, 1), (middle, 1), (large, ROUNDS)):
             for _ in range(rounds):
                 plain.append(_copy(bench, spark, plan))
-                archived.append(_archive(bench, spark, plan))
-                bench.say(f"     archive {archived[-1]:,.0f}/s, plain Spark {plain[-1]:,.0f}/s")
+                rate, size = _archive(bench, spark, plan)
+                archived.append(rate)
+                sizes.append(size)
+                bench.say(f"     archive {rate:,.0f}/s, {size:.0f} bytes a record; plain Spark {plain[-1]:,.0f}/s")
     finally:
         spark.stop()
-    rate, reference = statistics.median(archived[1:]), statistics.median(plain[1:])
+    rate, reference = statistics.median(archived[2:]), statistics.median(plain[2:])
     bench.add(
-        f"archive of {records:,} messages and their deliveries", f"{rate:,.0f}/s", f">= {ARCHIVE_PER_S:,}/s",
-        rate >= ARCHIVE_PER_S, rates=archived[1:],
+        f"archive of {records // SMALLER:,} messages and their deliveries",
+        f"{archived[1]:,.0f}/s, {sizes[1]:.0f} bytes a record", f">= {ARCHIVE_PER_S:,}/s", archived[1] >= ARCHIVE_PER_S,
+    )  # fmt: skip
+    bench.add(
+        f"archive of {records:,} messages and their deliveries", f"{rate:,.0f}/s, {sizes[2]:.0f} bytes a record",
+        f">= {ARCHIVE_PER_S:,}/s", rate >= ARCHIVE_PER_S, rates=archived[2:],
     )  # fmt: skip
     bench.add(
         "the same beside plain Spark without parsing", f"{rate / reference:.2f} of {reference:,.0f}/s",
-        f">= {SHARE_OF_PLAIN}", rate >= SHARE_OF_PLAIN * reference, rates=plain[1:],
+        f">= {SHARE_OF_PLAIN}", rate >= SHARE_OF_PLAIN * reference, rates=plain[2:],
     )  # fmt: skip
 
 
@@ -93,8 +102,8 @@ def _fill(bench: Bench, records: int) -> Plan:
     return Plan(cluster=cluster, bootstrap_servers=servers, targets=[target], **own)
 
 
-def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> float:
-    """Records a second of a whole run."""
+def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> tuple[float, float]:
+    """Records a second of a whole run, and bytes of Parquet a record."""
     from chronos.spark.archive import archive
     from chronos.spark.place import Place
 
@@ -103,9 +112,11 @@ def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> float:
         transaction_timeout_s=10,
     )  # fmt: skip
     try:
+        place = bench.directory / bench.name("archive")
         began = time.monotonic()
-        done = archive(spark, brokers, Place(str(bench.directory / bench.name("archive"))), plan, lambda *_: None)
-        return sum(each.records for each in done) / (time.monotonic() - began)
+        records = sum(each.records for each in archive(spark, brokers, Place(str(place)), plan, lambda *_: None))
+        seconds = time.monotonic() - began
+        return records / seconds, sum(file.stat().st_size for file in place.rglob("*.parquet")) / records
     finally:
         brokers.close()
 
