@@ -94,6 +94,7 @@ def _fill(bench: Bench, records: int) -> Plan:
                 break
             except BufferError:
                 producer.poll(0.1)
+    producer.flush(60)
     step = Progress(role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
                     counts=(0,) * 7)  # fmt: skip
     producer.produce(own["progress"], pack_progress(step), partition=0)
