@@ -215,7 +215,10 @@ class Service:
         """The end of its log."""
         if not self.log_path.exists():
             return "(no output)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        said = self.log_path.read_text(errors="replace").splitlines()
+        # What Python says of a crash is long, and its beginning is what tells.
+        crash = next((at for at, line in enumerate(said) if line.startswith("Fatal Python error")), len(said))
+        return "\n".join(said[min(crash, max(0, len(said) - lines)) :])
 
 
 def _decoded(data: bytes, kind: str) -> Any:
