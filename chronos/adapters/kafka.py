@@ -187,6 +187,7 @@ class KafkaReader:
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """What is there now. The client's queue is bounded in bytes, so one call is too."""
+        begun = self.position
         messages = self._held
         self._held = []
         messages += self._consumer.consume(max(0, records_max - len(messages)), 0)
@@ -197,7 +198,7 @@ class KafkaReader:
                 try:
                     self._heed(error, message)
                 except ChronosError:
-                    self.seek(self.position)  # what came with it is not passed over: it comes again
+                    self.seek(begun)  # what came with it, before an end of the partition too, comes again
                     raise
                 continue
             try:

@@ -36,9 +36,9 @@ class Answer:
 
 
 class Client:
-    """A partition of records 0 to 9; in front of some of them the client has something to say, once."""
+    """A partition of records 0 to 9; in front of some of them the client has something to say, each of it once."""
 
-    def __init__(self, troubles: dict[int, int]) -> None:
+    def __init__(self, troubles: dict[int, list[int]]) -> None:
         self.troubles = troubles
         self.at = 0
 
@@ -49,9 +49,9 @@ class Client:
     def consume(self, count: int, timeout_s: float) -> list[Answer]:
         answers: list[Answer] = []
         while len(answers) < count and self.at < 10:
-            trouble = self.troubles.pop(self.at, None)
-            if trouble is not None:
-                answers.append(Answer(self.at, trouble))
+            troubles = self.troubles.get(self.at)
+            if troubles:
+                answers.append(Answer(self.at, troubles.pop(0)))
             else:
                 answers.append(Answer(self.at))
                 self.at += 1
@@ -67,9 +67,12 @@ class Client:
         (KafkaError._TRANSPORT, None),
     ],
 )
+@pytest.mark.parametrize("before", [[], [KafkaError._PARTITION_EOF]], ids=["", "eof"])
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_an_error_among_records_costs_none_of_them(at: int, code: int, raised: type[ChronosError] | None) -> None:
-    reader = KafkaReader(Client({at: code}), "delay", 0, 0)  # type: ignore[arg-type]
+def test_an_error_among_records_costs_none_of_them(
+    at: int, before: list[int], code: int, raised: type[ChronosError] | None
+) -> None:
+    reader = KafkaReader(Client({at: [*before, code]}), "delay", 0, 0)  # type: ignore[arg-type]
     found: list[int] = []
     failed: list[type[ChronosError]] = []
     for _ in range(10):
