@@ -152,9 +152,12 @@ def _reason(code: int) -> str | None:
 
 
 def header(name: str) -> Column:
-    """The value of the first header of this name, as bytes; null without one."""
-    at = f.array_position(f.col("headers").getField("name"), f.lit(name)) - 1
-    return f.get(f.col("headers").getField("value"), at.cast("int"))
+    """The value of the last header of this name, as bytes; null without one.
+
+    Chronos puts its own behind those a refused record came with.
+    """
+    at = f.array_position(f.reverse(f.col("headers").getField("name")), f.lit(name))
+    return f.get(f.col("headers").getField("value"), (f.size("headers") - at).cast("int"))
 
 
 def header_text(name: str) -> Column:

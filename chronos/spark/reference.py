@@ -17,7 +17,7 @@ What `chronos archive` writes ([how](../how-to/archive.md)). Each table is a fol
 
 All times are milliseconds since the epoch, by the broker's clock unless said otherwise. `batch` names the run and the micro-batch that wrote the rows; one
 that is written again is written over, so each record is there exactly once. `due_date` (`YYYY-MM-DD`) and `due_hour` (0 to 23) are UTC, of the column that
-each table is partitioned by, or of the record's timestamp where that is null.
+each table is partitioned by, or of the record's timestamp where that is null or no time (a foreign header may say anything).
 
 Columns are only ever added, and those added may be null: with the schema of today an older archive reads as null what it did not know. A change of
 meaning is a new `format`; a version that does not know it refuses the archive.

@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from chronos.core.message import ATTEMPT, DETAIL, DUE_AT, ID, OCCURRENCE, REASON, SOURCE
+from chronos.core.moment import MS_MAX
 from chronos.spark import schema
 from chronos.spark.codec import (
     header,
@@ -59,7 +60,7 @@ def _progress(records: DataFrame) -> DataFrame:
 
 
 def with_receipt(records: DataFrame) -> DataFrame:
-    """Records of a target, rejected or dead-letter topic -> the same with what the receipt says."""
+    """Records of a target, rejected or dead-letter topic -> the same with what the receipt says: its headers are the last."""
     received = raw(records).select("*", header(ID).alias("id"), header_number(DUE_AT).alias("due_at_ms"),
                                    header_text(SOURCE).alias("source"))  # fmt: skip
     source_topic, shard, source_offset = source_parts("source")
@@ -89,10 +90,10 @@ def explained(records: DataFrame) -> DataFrame:
 
 
 def in_hours(rows: DataFrame, table: Table) -> DataFrame:
-    """With the UTC date and hour to lie under: of the table's time, or of the record's where that is null."""
+    """With the UTC date and hour to lie under: of the table's time, or of the record's where that is null or no time."""
     assert table.partitioned_by is not None
     when: Column = f.col(table.partitioned_by)
     if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:
-        when = f.coalesce(when, f.col("timestamp_ms"))
+        when = f.when(when.between(0, MS_MAX), when).otherwise(f.col("timestamp_ms"))
     moment = f.timestamp_millis(when)
     return rows.withColumn("due_date", moment.cast("date").cast("string")).withColumn("due_hour", f.hour(moment))

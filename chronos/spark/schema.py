@@ -102,7 +102,7 @@ MESSAGES = Table(
 
 DELIVERIES = Table(
     name="deliveries",
-    meaning="Every record of an archived target topic that carries Chronos's receipt.",
+    meaning="Every record of an archived target topic that carries Chronos's receipt; with `--all-records` the others too.",
     partitioned_by="due_at_ms",
     columns=(*RAW, *RECEIPT),
 )

@@ -122,6 +122,22 @@ def test_small_batches_end_where_one_large_one_would(
     assert by_table(archive(spark, brokers, place, logs.plan(), nothing))["messages"] == 0
 
 
+def test_foreign_headers_mislead_nobody(spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
+    """A due time that is no time lies under the record's own hour; behind a refused record's own headers are Chronos's."""
+    for due in (10**16, -1):
+        logs.write(logs.target, b"foreign", [*logs.receipt(0, 7, 1)[::2], ("chronos-due-at", b"%d" % due)])
+    own = [("chronos-source", b"of/1/2"), ("chronos-reason", b"a joke"), ("chronos-id", b"kept")]
+    logs.write(logs.rejected, b"refused", [*own, ("chronos-source", b"delay/0/4"), ("chronos-reason", b"bad-value")])
+    logs.flush()
+    archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)
+    for row in table(tmp_path, "deliveries").to_pylist():
+        assert row["due_at_ms"] in (10**16, -1)
+        assert row["due_date"] == time.strftime("%Y-%m-%d", time.gmtime(row["timestamp_ms"] / 1000))
+    (refused,) = table(tmp_path, "rejected").to_pylist()
+    said = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
+    assert said == {"id": b"kept", "source_topic": "delay", "source_offset": 4, "reason": "bad-value", "detail": None}
+
+
 class Killed(BaseException):
     """The process ends here."""
 
@@ -161,16 +177,19 @@ class Doomed(Place):
 def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_completed(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """By the next compaction, and by the next run of the archive: the same rows."""
+    """By the next compaction, and by the next run of the archive: the same rows. An earlier one was compacted before."""
     count = 60
-    logs.schedule(count, DUE_MS)
-    origin = tmp_path / "origin"
-    archive(spark, brokers, Place(str(origin)), logs.plan(batch_records=20, targets=[]), nothing)
+    origin = Place(str(tmp_path / "origin"))
+    logs.schedule(20, DUE_MS)
+    archive(spark, brokers, origin, logs.plan(targets=[]), nothing)
+    compact(spark, origin, 1 << 20, lambda _: None)
+    logs.schedule(40, DUE_MS)
+    archive(spark, brokers, origin, logs.plan(batch_records=20, targets=[]), nothing)
     finished = False
     steps = 0
     while not finished:
         place = tmp_path / str(steps)
-        shutil.copytree(origin, place)
+        shutil.copytree(tmp_path / "origin", place)
         try:
             compact(spark, Doomed(str(place), steps), 1 << 20, lambda _: None)
             finished = True
