@@ -103,16 +103,21 @@ def read_table(spark: SparkSession, place: Place, table: schema.Table) -> DataFr
 
 
 def open_tables(spark: SparkSession, place: Place) -> tuple[Tables, str, str]:
-    """The tables, the cluster's name and its delay topic; ArchiveFailed when there is no archive."""
+    """The tables, the cluster's name and its delay topic; ArchiveFailed when there is no archive.
+
+    Spark lists a table's files here. `offsets` comes first: what it vouches for is there by then, whatever an archive
+    run beside adds to the others.
+    """
     found = check_format(place)
     if found is None:
         raise ArchiveFailed(f"{place.uri} is no archive: there is no archive.json; `chronos archive` makes one")
+    offsets = read_table(spark, place, schema.OFFSETS)
     tables = Tables(
         messages=read_table(spark, place, schema.MESSAGES),
         deliveries=read_table(spark, place, schema.DELIVERIES),
         decisions=read_table(spark, place, schema.DECISIONS),
         progress=read_table(spark, place, schema.PROGRESS),
-        offsets=read_table(spark, place, schema.OFFSETS),
+        offsets=offsets,
     )
     return tables, found["cluster"], found["topics"]["delay"]
 

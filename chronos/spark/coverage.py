@@ -98,16 +98,18 @@ def _reads(offsets: DataFrame) -> DataFrame:
     return reads.join(first, ["table", "topic", "partition"]).withColumn("gap", f.col("gap") | beheaded)
 
 
-def archived_through(offsets: DataFrame) -> DataFrame:
-    """Table `offsets` -> `shard`, `through`: the offset up to which its delay partition is archived."""
-    delay = offsets.where(f.col("table") == "messages")
-    return delay.groupBy(f.col("partition").alias("shard")).agg(f.max("until_offset").alias("through"))
+def archived_through(offsets: DataFrame, table: str = "messages") -> DataFrame:
+    """Table `offsets` -> `shard`, `through`: the offset up to which its delay partition is archived, or its progress."""
+    own = offsets.where(f.col("table") == table)
+    return own.groupBy(f.col("partition").alias("shard")).agg(f.max("until_offset").alias("through"))
 
 
 def usable(progress: DataFrame, offsets: DataFrame) -> DataFrame:
-    """The progress records whose delay records are all archived: the archive is read by them and no further."""
+    """The progress records whose decisions and delay records are all archived: it is read by them and no further."""
     through = f.broadcast(archived_through(offsets))
-    return progress.join(through, "shard").where("pull_offset <= through").drop("through")
+    told = f.broadcast(archived_through(offsets, "progress").withColumnRenamed("through", "told"))
+    seen = progress.join(through, "shard").join(told, "shard")
+    return seen.where("pull_offset <= through AND offset < told").drop("through", "told")
 
 
 def recent(progress: DataFrame, from_ms: int) -> DataFrame:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -21,7 +22,7 @@ import typer
 from chronos.cli.audit import _show, as_json, parse_moment, warnings
 from chronos.errors import ArchiveFailed
 from chronos.spark import figures
-from chronos.spark.audit import DAY_MS, Audit, audit, default_span
+from chronos.spark.audit import DAY_MS, Audit, audit, default_span, judge, open_tables
 from chronos.spark.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
 from chronos.spark.fates import OUTCOMES, Span
 from chronos.spark.place import Place
@@ -247,7 +248,6 @@ def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
 
 def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
     """Partition pruning: Spark's plan of the deliveries names the hours, and reads no payload."""
-    from chronos.spark.audit import open_tables
     from chronos.spark.fates import received, scheduled
 
     tables, _, delay = open_tables(spark, Place(str(archived)))
@@ -255,6 +255,45 @@ def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived:
         (scan,) = re.findall(r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString())
         assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
         assert "value" not in scan.partition("ReadSchema")[2]
+
+
+class Growing(Place):
+    """An archive that a run beside adds to, right before the table of that number is listed."""
+
+    def __init__(self, location: Path, more: Path, before: int) -> None:
+        super().__init__(str(location))
+        self._location = location
+        self._more = more
+        self._left = before
+
+    def folders(self, below: str) -> list[str]:
+        """As ever, and once more than before."""
+        if self._left == 0:
+            for table in self._more.iterdir():
+                if table.is_dir():
+                    shutil.copytree(
+                        table / "batch=00000001-000000", self._location / table.name / "batch=00000002-000000"
+                    )
+        self._left -= 1
+        return super().folders(below)
+
+
+def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever tables were listed before a batch came whose deliveries and decisions prove that nothing is lost."""
+    due = T + 60_000
+    first = Case("", {}).send(0, due).send(1, due).step(T, 0, 0)
+    first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read("deliveries", 0, read_ms=T)
+    later = Case("", {}).deliver(0, due, due).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 2)
+    later.decide("dead-letter", 1, due, reason="too-large").read_plainly("messages", "progress", "deliveries")
+    more = write_archive(archive_of(spark, [later]), tmp_path / "more")
+    found = []
+    for before in range(5):
+        place = write_archive(archive_of(spark, [first]), tmp_path / f"archive-{before}")
+        tables, _, delay = open_tables(spark, Growing(place, more, before))
+        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).fates.collect()))
+    assert found[0] == {"delivered": 1, "dead-lettered": 1}
+    assert found[4] == {"pending": 2}
+    assert not any(counts["missing"] for counts in found)
 
 
 def test_what_is_no_archive_is_said_to_be_none(spark: SparkSession, tmp_path: Path) -> None:
