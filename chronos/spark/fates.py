@@ -97,18 +97,27 @@ def _pulled(progress: DataFrame) -> DataFrame:
     return f.broadcast(progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled")))
 
 
-def outcomes(decisions: DataFrame, span: Span) -> DataFrame:
-    """Table `decisions` -> what was decided about units due within the window: when they were due, or before."""
+def outcomes(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
+    """Table `decisions` -> what was decided about units due within the window: when they were due, or before.
+
+    `moved` are the records of those that were moved there by their id: of them everything, since whether an action
+    found them pending depends on what had put them off.
+    """
     carried_there = f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms")
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
-    return decisions.where((f.col("outcome") != "refused") & (since | carried_there))
+    is_here = f.coalesce(since | carried_there, f.lit(False))
+    known = decisions.where(f.col("outcome") != "refused")
+    of_moved = moved.select("shard", f.col("offset").alias("source_offset"))
+    before = known.where(~is_here).join(of_moved, ["shard", "source_offset"], "left_semi")
+    return known.where(is_here).unionByName(before)
 
 
 def units(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
     """Tables of the archive -> `UNITS` due within the window; `progress` as far as usable."""
     here, steps = scheduled(messages, span), recent(progress, span.from_ms)
-    touched, decided = touches(messages, decisions, steps), outcomes(decisions, span)
-    refusals = refused(decisions)
+    touched, refusals = touches(messages, decisions, steps), refused(decisions)
+    moved = _moved_here(messages, refusals, touched, span)
+    decided = outcomes(decisions, span, moved)
     touched_ids = touched.select("shard", "id").distinct().withColumn("is_touched", f.lit(True))
     decided_offsets = decided.select("shard", f.col("source_offset").alias("offset")).distinct()
     marked = (
@@ -122,7 +131,8 @@ def units(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: 
     in_order = f.coalesce("is_touched", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~in_order)
     entangled = marked.where(f.col("refused_for").isNull() & in_order).select(*_NARROW)
-    entangled = _all([entangled, touched.select(*_NARROW), _moved_here(messages, refusals, touched, decided, span)])
+    carried = _carried_here(messages, refusals, decided, span)
+    entangled = _all([entangled, touched.select(*_NARROW), moved, carried])
     happened = events(entangled.dropDuplicates(["shard", "offset"]), decided, progress, steps)
     return _all([_plain_units(plain), follow_all(happened).where(span.holds("due_ms")), _unreadable(messages, span)])
 
@@ -136,21 +146,24 @@ def _all(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _moved_here(
-    messages: DataFrame, refusals: DataFrame, touched: DataFrame, decided: DataFrame, span: Span
-) -> DataFrame:
-    """Messages first due elsewhere that were moved into the window: by their id, or by a decision of their series."""
+def _moved_here(messages: DataFrame, refusals: DataFrame, touched: DataFrame, span: Span) -> DataFrame:
+    """Messages first due elsewhere whose id was moved into the window."""
     moves = f.col("verb").isin("reschedule", "fire-now")
     when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("timestamp_ms")), f.col("due_ms"))
     by_id = touched.where(moves & (when >= span.from_ms) & (when < span.to_ms)).select("shard", "id").distinct()
+    return _elsewhere(messages, refusals, span).join(by_id, ["shard", "id"], "left_semi").select(*_NARROW)
+
+
+def _carried_here(messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
+    """Messages first due elsewhere that a decision of their series moved into the window."""
     carried = decided.where(f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms"))
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
-    elsewhere = messages.where(f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")).select(*_NARROW)
-    return (
-        elsewhere.join(by_id, ["shard", "id"], "left_semi")
-        .unionByName(elsewhere.join(by_offset, ["shard", "offset"], "left_semi"))
-        .join(refusals.drop("refused_for"), ["shard", "offset"], "left_anti")
-    )
+    return _elsewhere(messages, refusals, span).join(by_offset, ["shard", "offset"], "left_semi").select(*_NARROW)
+
+
+def _elsewhere(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
+    found = messages.where(f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")).select(*_NARROW)
+    return found.join(refusals.drop("refused_for"), ["shard", "offset"], "left_anti")
 
 
 def _plain_units(marked: DataFrame) -> DataFrame:

@@ -119,6 +119,18 @@ def carried_on() -> list[Case]:
         .decide("retry", 0, DUE + 1, next_due_ms=SETTLED_MS + 1, attempt=2),
         Case("deferred, and delivered in its turn", {A: ("delivered", None)}).send(0, DUE)
         .decide("deferred", 0, DUE + 1, next_due_ms=LATER).deliver(0, DUE, LATER + 1),
+        Case("put off before the window, and moved into it while it waited", {A: ("missing", None)})
+        .send(0, T - HOUR_MS, timestamp_ms=T - 2 * HOUR_MS, **mine)
+        .decide("deferred", 0, T - HOUR_MS, next_due_ms=T - 1_000)
+        .act("reschedule", 900, b"mine", at_ms=T - 60_000, due_ms=DUE)
+        .step(T - 2 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, 1).step(T - 60_000, T - 60_000, 900)
+        .step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("an occurrence of a series, moved into the window before it was due", {(0, 2): ("delivered", None)})
+        .send(0, T - HOUR_MS, timestamp_ms=T - 2 * HOUR_MS, **mine)
+        .decide(**again, at_ms=T - HOUR_MS, next_due_ms=T - 1_000, occurrence=2)
+        .act("reschedule", 900, b"mine", at_ms=T - 60_000, due_ms=DUE).deliver(0, DUE, DUE, occurrence=2)
+        .step(T - 2 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, 1).step(T - 60_000, T - 60_000, 900)
+        .step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("a series: twice delivered, the third to come", {A: ("delivered", None), (0, 2): ("delivered", None)})
         .send(0, DUE).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
         .deliver(0, LATER, LATER, occurrence=2)
@@ -168,6 +180,8 @@ def judged_or_not() -> list[Case]:
         .send(0, DUE).deliver(0, DUE, DUE).step(T, 0, 0),
         Case("a step whose delay records are not all archived", {A: pending})
         .send(0, DUE).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, PULLED + 1),
+        Case("a step whose decisions are not all archived", {A: pending})
+        .send(0, DUE).read_plainly("messages", "deliveries").read("progress", 4),
         Case("settled just before the target was read", {A: ("missing", None)})
         .send(0, DUE).step(T, 0, 0).step(READ_MS - 500, LATER, 1),
         Case("settled when the target may have been read already", {A: ("pending", "target-not-read-so-far")})
