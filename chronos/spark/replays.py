@@ -19,14 +19,16 @@ def with_replays(fates: DataFrame, sent: DataFrame) -> DataFrame:
     """`fates` and `ledger.LEDGER` -> `fates`, in which what was replayed is neither missing nor doubled by it."""
     replays = sent.groupBy(*TOKEN).agg(
         f.count(f.when(f.col("via") == "direct", 1)).alias("direct"),
+        f.max(f.col("outcome") == "missing").alias("was_missing"),
         f.max(f.col("via") == "delay").alias("by_delay"),
     )
     joined = fates.join(replays, list(TOKEN), "left")
     outcome, reason = f.col("outcome"), f.col("reason")
     not_judged = (outcome == "pending") & (reason == "not-settled")
     is_replaced = f.col("by_delay") & ((outcome == "missing") | not_judged)
+    wanted = f.col("direct") + f.when(f.col("was_missing"), 0).otherwise(1)
     # One that had ended otherwise and was delivered says in its reason how: that was no replay.
-    is_once = (outcome == "duplicated") & reason.isNull() & (f.col("deliveries") - f.col("direct") <= 1)
+    is_once = (outcome == "duplicated") & reason.isNull() & (f.col("deliveries") <= wanted)
     is_early = f.col("delivered_ms") < f.col("due_ms") - CLOCK_TOLERANCE_MS
     changed = f.when(is_replaced, "replaced").when(is_once & is_early, "early").when(is_once, "delivered")
     return joined.select(

@@ -18,21 +18,31 @@ FATES = (
 )
 DUE_MS = 1_900_000_000_000
 
-CASES: list[tuple[str, tuple[str, str | None, int], list[str], tuple[str, str | None]]] = [
+Replay = tuple[str, str]
+"""How it was sent, and the fate it had when that was planned."""
+
+DELAY, DIRECT, COPY = ("delay", "missing"), ("direct", "missing"), ("direct", "delivered")
+
+CASES: list[tuple[str, tuple[str, str | None, int], list[Replay], tuple[str, str | None]]] = [
     ("missing, and not replayed", ("missing", None, 0), [], ("missing", None)),
-    ("missing, and replayed", ("missing", None, 0), ["delay"], ("replaced", "replayed")),
-    ("missing, and replayed for two purposes", ("missing", None, 0), ["delay", "delay"], ("replaced", "replayed")),
-    ("missing, though sent to its target", ("missing", None, 0), ["direct"], ("missing", None)),
-    ("brought back as pending", ("pending", "not-settled", 0), ["delay"], ("replaced", "replayed")),
-    ("its target not read so far", ("pending", "target-not-read-so-far", 0), ["delay"],
+    ("missing, and replayed", ("missing", None, 0), [DELAY], ("replaced", "replayed")),
+    ("missing, and replayed for two purposes", ("missing", None, 0), [DELAY, DELAY], ("replaced", "replayed")),
+    ("missing, though sent to its target", ("missing", None, 0), [DIRECT], ("missing", None)),
+    ("brought back as pending", ("pending", "not-settled", 0), [("delay", "pending")], ("replaced", "replayed")),
+    ("its target not read so far", ("pending", "target-not-read-so-far", 0), [("delay", "pending")],
      ("pending", "target-not-read-so-far")),
-    ("unknown", ("unknown", "gap", 0), ["delay"], ("unknown", "gap")),
-    ("delivered, and replayed", ("delivered", None, 1), ["delay"], ("delivered", None)),
-    ("delivered, and sent to its target once more", ("duplicated", None, 2), ["direct"], ("delivered", "replayed")),
-    ("the same, sent twice", ("duplicated", None, 3), ["direct"], ("duplicated", None)),
-    ("the same, for two purposes", ("duplicated", None, 3), ["direct", "direct"], ("delivered", "replayed")),
-    ("doubled, and replayed through the delay topic", ("duplicated", None, 2), ["delay"], ("duplicated", None)),
-    ("delivered though cancelled", ("duplicated", "cancelled", 1), ["direct"], ("duplicated", "cancelled")),
+    ("unknown", ("unknown", "gap", 0), [("delay", "unknown")], ("unknown", "gap")),
+    ("delivered, and replayed", ("delivered", None, 1), [("delay", "delivered")], ("delivered", None)),
+    ("delivered, and sent to its target once more", ("duplicated", None, 2), [COPY], ("delivered", "replayed")),
+    ("the same, sent twice", ("duplicated", None, 3), [COPY], ("duplicated", None)),
+    ("the same, for two purposes", ("duplicated", None, 3), [COPY, COPY], ("delivered", "replayed")),
+    ("missing, and sent to its target twice", ("duplicated", None, 2), [DIRECT], ("duplicated", None)),
+    ("missing, sent to its target, and once more for another purpose", ("duplicated", None, 2), [DIRECT, COPY],
+     ("delivered", "replayed")),
+    ("unknown, and perhaps in its target before", ("duplicated", None, 2), [("direct", "unknown")],
+     ("delivered", "replayed")),
+    ("doubled, and replayed through the delay topic", ("duplicated", None, 2), [("delay", "duplicated")], ("duplicated", None)),
+    ("delivered though cancelled", ("duplicated", "cancelled", 1), [COPY], ("duplicated", "cancelled")),
 ]  # fmt: skip
 
 
@@ -45,15 +55,15 @@ def found(spark: SparkSession) -> dict[int, Any]:
     ]
     fates.append((3, len(CASES), 1, "duplicated", None, 2, DUE_MS, DUE_MS - 501))
     fates.append((3, len(CASES) + 1, 2, "missing", None, 0, DUE_MS, None))
-    sent = [_sent(at, via) for at, (_, _, replays, _) in enumerate(CASES) for via in replays]
-    sent += [_sent(len(CASES), "direct"), _sent(len(CASES) + 1, "delay")]
+    sent = [_sent(at, *replay) for at, (_, _, replays, _) in enumerate(CASES) for replay in replays]
+    sent += [_sent(len(CASES), *COPY), _sent(len(CASES) + 1, *DELAY)]
     rows = with_replays(spark.createDataFrame(fates, FATES), spark.createDataFrame(sent, LEDGER))
     assert rows.columns == [column.split()[0] for column in FATES.split(", ")]
     return {row["source_offset"]: row for row in rows.collect()}
 
 
-def _sent(offset: int, via: str) -> tuple[Any, ...]:
-    return ("r", "backfill", via, 3, offset, 1, "missing", b"i", b"replay", "orders", DUE_MS, 10)
+def _sent(offset: int, via: str, outcome: str) -> tuple[Any, ...]:
+    return ("r", "backfill", via, 3, offset, 1, outcome, b"i", b"replay", "orders", DUE_MS, 10)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[name for name, *_ in CASES])
