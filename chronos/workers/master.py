@@ -14,7 +14,7 @@ from msgspec import Struct
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Selection, Shard, Staged
-from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, NoSpace, ProducerLost, Retry, TransactionAborted
+from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -282,12 +282,13 @@ class Master:
         )
 
     def _apply(self, staged: Staged, selection: Selection, progress: Progress, appended: Appended) -> None:
-        changes = self._shard.apply(
-            staged, selection, progress, offset=appended.offset, timestamp_ms=appended.timestamp_ms
-        )
+        # A step that is committed must not be decided again on the state before it, whatever is wrong with the store.
         try:
+            changes = self._shard.apply(
+                staged, selection, progress, offset=appended.offset, timestamp_ms=appended.timestamp_ms
+            )
             self._store.write(changes.puts, changes.deletes)
-        except NoSpace as error:
+        except Retry as error:
             raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error
         self._shard.adopt(changes)
 

@@ -62,6 +62,12 @@ FAULTS: dict[str, list[Change]] = {
     "a failed apply is kept": [
         (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "pass"),
     ],
+    "a failed apply is tried again on the old state": [
+        (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "raise"),
+    ],
+    "a step that was committed and then not read is tried again": [
+        (Master, "_apply", "except Retry as error:", "except __import__('chronos').errors.NoSpace as error:"),
+    ],
     "the role epoch is not compared": [
         (Replica, "_may_reign", "if state.role_epoch >= role.epoch:", "if False:"),
         (Replica, "_role_ended", "if role.continues(self._reign_role):", "if True:"),
@@ -92,7 +98,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms)",
+            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -103,7 +109,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms)",
+            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"

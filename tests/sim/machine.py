@@ -131,6 +131,7 @@ class Machine:
         self.trap, self.frozen_ms, self.log_cut_ms = None, 0, 0
         self.clock.skew_ms, self.clock.drift = 0, 0.0
         self.disk.full = self.disk.low = self.disk.failing = False
+        self.disk.unread_chance = 0.0
         self.faults = Faults()
         if self.process is not None:
             for thread in self.process.threads:

@@ -74,6 +74,7 @@ class Simulation:
     def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
         self.seed = seed
         self._cuts = random.Random(-1 - seed)
+        self._strains = random.Random(f"strains {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -166,6 +167,10 @@ class Simulation:
         if cuts.random() < 0.3:
             for _ in range(cuts.choice([1, 3, 8])):
                 world.after(cuts.randrange(500, self.fault_ms), self._strike, self._cut_log)
+        strains = self._strains
+        if strains.random() < 0.2:
+            for _ in range(strains.choice([1, 3])):
+                world.after(strains.randrange(500, self.fault_ms), self._strike, self._use_up_files)
 
     def _strike(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
@@ -212,6 +217,12 @@ class Simulation:
         self.world.tell(f"{machine.name} disk {what}")
         setattr(machine.disk, what, True)
         self.world.after(draw.choice([500, 4_000]), setattr, machine.disk, what, False)
+
+    def _use_up_files(self) -> None:
+        machine = self._strains.choice(self.machines)
+        self.world.tell(f"{machine.name} has no file descriptors left")
+        machine.disk.unread_chance = self._strains.choice([0.05, 0.3, 0.8])
+        self.world.after(self._strains.choice([500, 4_000]), setattr, machine.disk, "unread_chance", 0.0)
 
     def _damage(self) -> None:
         draw = self.world.random

@@ -1,4 +1,5 @@
-"""A shard's disk: what was flushed outlives a crash, writes fail when it is full or failing, reads when damaged."""
+"""A shard's disk: what was flushed outlives a crash, writes fail when it is full or failing, reads when it is damaged or
+no file can be opened."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from hashlib import blake2b
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import PENDING, State, unpack_state, unpack_word
 from chronos.core.keys import COUNT, ENTRY, STATE_KEY, WORD, entry_position
-from chronos.errors import NoSpace, StoreCorrupt
+from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
 
@@ -20,6 +21,8 @@ class Disk:
         self.low = False
         """Below the reserve: no step begins."""
         self.failing = False
+        self.unread_chance = 0.0
+        """How often a read fails for want of a file descriptor."""
         self.flush_chance = 0.1
         """How often a write happens to be followed by a flush of the store's own."""
 
@@ -37,15 +40,22 @@ class SimStore(MemoryStore):
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         self._check_sound()
+        if STATE_KEY not in keys:  # that was just written, or is read by who opens the store
+            self._check_readable()
         return super().get(keys)
 
     def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
         self._check_sound()
+        self._check_readable()
         return super().scan(start, stop, count_max, bytes_max)
 
     def _check_sound(self) -> None:
         if self.damaged:
             raise StoreCorrupt("a block's checksum is wrong")
+
+    def _check_readable(self) -> None:
+        if self._world.chance(self._disk.unread_chance):
+            raise Retry("too many open files")
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         if self._disk.failing:

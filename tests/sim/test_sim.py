@@ -21,6 +21,7 @@ SCENARIOS = {
     "a message that nobody takes is convicted though refused records come with it": 0,
     "what a wrong clock said of the log's end counts no more once the clock is right": 250,
     "a replica that was frozen before it fenced does not begin under a role that was given to another": 1969,
+    "a step is not committed again when the store could not be read after its commit": 367,
 }
 """Seeds that found a bug once."""
 
