@@ -21,6 +21,7 @@ from chronos.spark.runs import (
     RUNS,
     RUNS_KEPT,
     Brokers,
+    OffsetRow,
     Run,
     batch_ends,
     batch_folder,
@@ -78,6 +79,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Further options of Spark's Kafka source."""
 
 
+Ends = dict[str, dict[str, int]]
+"""Offsets by topic and partition."""
+
 Watch = Callable[[str, int, int], None]
 """Called after each batch with table, offsets archived in this run, offsets there were to archive at its beginning."""
 
@@ -99,7 +103,7 @@ def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, wat
         done, failed = [], []
         for stream in streams:  # 3
             try:
-                done.append(_Reading(spark, place, plan, name, run, stream, watch).read())
+                done.append(_Reading(spark, brokers, place, plan, name, run, stream, watch).read())
             except ArchiveFailed as error:
                 failed.append(str(error))
         reached = positions(place, name, run).topics
@@ -156,9 +160,11 @@ class _Reading:
     """One stream of one run."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, plan: Plan, name: str, run: Run, stream: Stream, watch: Watch
-    ) -> None:
+        self, spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, name: str, run: Run, stream: Stream,
+        watch: Watch,
+    ) -> None:  # fmt: skip
         self._spark = spark
+        self._brokers = brokers
         self._place = place
         self._plan = plan
         self._name = name
@@ -191,7 +197,7 @@ class _Reading:
             "assign": json.dumps({topic: [int(number) for number in begin] for topic, begin in self._begin.items()}),
             "startingOffsets": json.dumps(self._begin),
             "includeHeaders": "true",
-            "failOnDataLoss": "false",  # what is missing was noted as a gap when the run began
+            "failOnDataLoss": "false",  # what is missing is noted as a gap: when the run begins, and after each batch
             "maxOffsetsPerTrigger": str(self._plan.batch_records),
             "minPartitions": str(self._spark.sparkContext.defaultParallelism),
             **self._plan.reader,
@@ -221,12 +227,9 @@ class _Reading:
             writer.parquet(place.path(table.name, folder))
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
-        rows_of = [
-            offset_row(self._run, topic, part, begin[topic].get(part, until), until, gap=None)
-            for topic, ends in end.items()
-            for part, until in ends.items()
-        ]
+        rows_of = self._offset_rows(begin, end)
         place.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", offsets_file(rows_of))
+        self._done.gaps += sum(gap is not None for *_, gap in rows_of)
         self._done.batches += 1
         self._done.records += self._written(number)
         self._passed += sum(
@@ -234,13 +237,27 @@ class _Reading:
         )
         self._watch(stream, self._passed, self._waiting)
 
+    def _offset_rows(self, begin: Ends, end: Ends) -> list[OffsetRow]:
+        """Of a batch that was read just now. What went from the logs meanwhile was perhaps not read: it is a gap."""
+        there = self._brokers.look(list(end))
+        rows = []
+        for topic, ends in end.items():
+            now = there[topic]
+            same = now is not None and now.id == self._run.topics[topic].id
+            for part, until in ends.items():
+                since, gap = begin[topic].get(part, until), None if same else "recreated"
+                if same and since < until and (start := self._brokers.ends(topic, int(part)).start) > since:
+                    since, gap = min(start, until), "trimmed"
+                rows.append(offset_row(self._run, topic, part, since, until, gap=gap))
+        return rows
+
     def _written(self, number: int) -> int:
         """Rows of a micro-batch, by the footers of its files."""
         table = self._stream.outputs[0][0].name
         folder = batch_folder(self._name, number, self._stream.table, table)
         return self._place.rows(f"{table}/{folder}")
 
-    def _range(self, number: int) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+    def _range(self, number: int) -> tuple[Ends, Ends]:
         begin = batch_ends(self._place, self._name, self._stream.table, number - 1) if number else {}
         return begin or self._begin, batch_ends(self._place, self._name, self._stream.table, number)
 

@@ -174,7 +174,7 @@ OFFSETS = Table(
         ("stable_end", LongType(), False, "the last stable offset when the run began"),
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
         ("read_ms", LongType(), False, "when the run asked for them, by the clock of the machine it ran on"),
-        ("gap", BooleanType(), False, "whether records before `from_offset` were gone before they were archived"),
+        ("gap", BooleanType(), False, "whether records before `from_offset`, or of a topic that was there before, were gone before they were archived"),
         ("gap_reason", StringType(), True, "`trimmed`, or `recreated`: the topic was deleted and made again"),
     ),
 )  # fmt: skip

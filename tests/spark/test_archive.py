@@ -275,6 +275,35 @@ def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
     assert "deliveries" not in by_table(archive(spark, brokers, place, logs.plan(targets=[logs.target]), nothing))
 
 
+@pytest.mark.parametrize("reason", ["trimmed", "recreated"])
+def test_what_goes_while_a_run_reads_is_a_gap_too(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path, reason: str
+) -> None:
+    """It was there when the run began, and not any more when its turn came."""
+    admin = logs.broker.admin()
+    logs.schedule(20, DUE_MS)
+
+    def lose(stream: str, records: int, total: int) -> None:
+        if stream != "progress":
+            return
+        if reason == "trimmed":
+            (trimmed,) = admin.delete_records([TopicPartition(logs.target, 1, 6)]).values()
+            trimmed.result(30)
+        else:
+            logs.delete(logs.target)
+            logs.create(logs.target)
+            logs.write(logs.target, b"new", logs.receipt(0, 30, DUE_MS), partition=1)
+            logs.flush()
+
+    done = archive(spark, brokers, Place(str(tmp_path)), logs.plan(), lose)
+    gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap"]]
+    assert {(row["topic"], row["gap_reason"]) for row in gaps} == {(logs.target, reason)}
+    assert sum(each.gaps for each in done) == len(gaps)
+    if reason == "trimmed":
+        assert [(row["partition"], row["from_offset"], row["until_offset"]) for row in gaps] == [(1, 6, 10)]
+        assert len(places(tmp_path, "deliveries", "partition")) == 14
+
+
 def test_an_archive_has_one_writer_and_one_cluster(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
