@@ -133,13 +133,15 @@ class Database:
         self._open()
 
     def _open(self) -> None:
-        self._check_complete()
         try:
+            self._check_complete()
             self.path.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(self.path), self._options, access_type=self._access)
+            self._check_blobs()
+        except ChronosError:
+            raise
         except Exception as error:
             raise self._translated(error, "opening") from error
-        self._check_blobs()
 
     def reopen(self) -> None:
         """Close and open anew, as after a crash: without a WAL, what was not flushed is gone."""

@@ -19,6 +19,7 @@ from chronos.adapters.memory import MemoryStore
 from chronos.adapters.rocks import RocksStore, shared_cache
 from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
+from tests.files import no_more_files
 
 BLOB_BYTES_MIN = 1_000
 NO_LIMIT = 10**9
@@ -359,6 +360,20 @@ def test_an_open_store_cannot_be_opened_again(tmp_path):
     assert "StoreInUse" in other.stderr
     store.close()
     on_disk(tmp_path / "s").close()
+
+
+def test_a_store_that_finds_no_file_descriptor_is_opened_once_there_is_one(tmp_path):
+    """To open it anew is tried again: it is no reason to stop."""
+    store = on_disk(tmp_path / "store")
+    store.write([(b"a", b"1")], [])
+    store.flush()
+    with no_more_files():
+        for _ in range(2):
+            with pytest.raises(Retry, match="Raise the limit of open files"):
+                store.reopen()
+    store.reopen()
+    assert store.get([b"a"]) == [b"1"]
+    store.close()
 
 
 def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path):
