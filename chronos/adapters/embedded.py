@@ -41,6 +41,7 @@ from chronos.errors import (
     LogMismatch,
     LogUnavailable,
     ProducerLost,
+    Retry,
     StoreCorrupt,
     TransactionAborted,
 )
@@ -242,6 +243,8 @@ class EmbeddedLog:
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         """Create the missing ones, check all. Of the settings, max.message.bytes and retention.ms count."""
         with self._lock:
+            # The node asks every second: a journal that failed comes back also when nobody writes.
+            self._journal.make_ready(gives_space=True)
             problems = [problem for spec in topics if (problem := self._misfit(spec, create=create))]
             if problems:
                 raise ConfigurationError(problems)
@@ -385,6 +388,7 @@ class EmbeddedLog:
     def writer(self, shard: int) -> EmbeddedWriter:
         """A writer for the shard; the earlier ones are lost, and what they wrote last is synced."""
         with self._lock:
+            self._journal.make_ready(gives_space=True)
             writer = self._writers[shard] = EmbeddedWriter(self, shard)
         self._journal.wait_synced(self._journal.last())
         return writer
@@ -410,7 +414,7 @@ class EmbeddedLog:
             offsets, ticket = self._write(placed, timestamp_ms)
         try:
             self._journal.wait_synced(ticket)
-        except LogUnavailable as error:
+        except Retry as error:
             raise ProducerLost(f"a transaction was written, but {error}") from error
         return Appended(partition=shard, offset=offsets[-1], timestamp_ms=timestamp_ms)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rocksdict import Cache, WriteBatch
 
 from chronos.adapters.rocksdb import Database, tuned
-from chronos.errors import ChronosError, LogUnavailable, NoSpace
+from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
 
 BLOCK_CACHE_BYTES = 16 << 20
 """Readers read what was just written: the memtable and a few blocks."""
@@ -85,9 +85,9 @@ class Journal:
         with suppress(ChronosError):  # that it cannot flush was known
             self.db.close()
         self.db = self._open()
-        self._failed = False
         self._synced = self._written
         self._on_reopened()
+        self._failed = False
 
     def is_short_of_space(self) -> bool:
         """Whether writes are refused, or would be with a memtable more on the disk."""
@@ -109,7 +109,7 @@ class Journal:
         """Write under the lock, after `make_ready`. Whatever it raises, nothing was written."""
         try:
             self.db.write(make)
-        except NoSpace:
+        except Retry:
             self._failed = True
             raise
         self._written += 1

@@ -22,8 +22,9 @@ import pytest
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.rocks import RocksStore
-from chronos.errors import LogUnavailable, NoSpace
+from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
+from tests.files import no_more_files
 
 KILLS = int(os.environ.get("CHRONOS_TEST_KILLS", "30"))
 ACKED_MIN = 20
@@ -193,17 +194,17 @@ def test_a_store_on_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(sma
 
 def fill(log: EmbeddedLog, acknowledged: list[bytes]) -> NoSpace:
     """Commit until there is no space; adds what was acknowledged."""
-    writer = log.writer(0)
     dice = random.Random(len(acknowledged))
-    for turn in range(2_000):
-        value = b"%d-" % turn + dice.randbytes(50_000)
-        messages: list[Outgoing] = [("a", None, value, [], 0)]
-        writer.send(messages, b"")
-        try:
+    try:
+        writer = log.writer(0)
+        for turn in range(2_000):
+            value = b"%d-" % turn + dice.randbytes(50_000)
+            messages: list[Outgoing] = [("a", None, value, [], 0)]
+            writer.send(messages, b"")
             writer.commit(lambda timestamp_ms: None)
-        except NoSpace as error:
-            return error
-        acknowledged.append(value)
+            acknowledged.append(value)
+    except NoSpace as error:
+        return error
     raise AssertionError("the disk was never full")
 
 
@@ -257,6 +258,39 @@ def test_a_log_below_its_reserve_refuses_before_it_writes_and_trimming_gives_roo
             break
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
+    log.close()
+
+
+def test_a_log_that_found_no_file_descriptor_goes_on_once_there_is_one(tmp_path):
+    """Also for who only wants to take over, or to read: nobody need append anything first."""
+    log = open_log(tmp_path / "log", memtable_bytes=128 << 10)
+    acknowledged: list[bytes] = []
+
+    def append(count: int = 1) -> None:
+        for _ in range(count):
+            value = b"%d-" % len(acknowledged) + bytes(20_000)
+            log.append([("a", None, value, [], 0)], 30.0)
+            acknowledged.append(value)
+
+    for go_on in (append, lambda: log.writer(0), lambda: log.prepare([], create=False)):
+        with no_more_files():
+            for count in (100, 1):  # It cannot be opened anew either.
+                with pytest.raises(Retry, match="Raise the limit of open files"):
+                    append(count)
+        go_on()
+        assert readable(log) == acknowledged
+    log.close()
+
+
+@pytest.mark.parametrize("failure", [NoSpace, Retry])
+def test_a_transaction_whose_sync_fails_is_not_called_undone(tmp_path, monkeypatch, failure):
+    """Whether it is there only the log can tell: its writer is lost, whatever the disk had to say."""
+    log = open_log(tmp_path / "log", memtable_bytes=1 << 20)
+    monkeypatch.setattr(log._journal.db, "sync", lambda: (_ for _ in ()).throw(failure("the disk")))
+    writer = log.writer(0)
+    writer.send([("a", None, b"who knows", [], 0)], b"")
+    with pytest.raises(ProducerLost):
+        writer.commit(lambda timestamp_ms: None)
     log.close()
 
 
