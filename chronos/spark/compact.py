@@ -6,7 +6,7 @@ ones and the journal go. A journal that is found is carried out, also by `chrono
 written there is no way back. Never are there two of a record; between the renames there may be none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from pyspark.sql import SparkSession
@@ -78,11 +78,18 @@ def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say:
     writer = spread.write.mode("overwrite").options(**schema.WRITING)
     (writer.partitionBy(*hourly) if hourly else writer).parquet(place.path(name, MAKING))
     made = len(_parquet(place, f"{name}/{MAKING}"))
-    new = "batch=c" + small[-1].removeprefix("batch=").removeprefix("c")
+    new = _unused(batches)
+    assert new not in small, f"{new} would replace itself"
     place.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small})
     finish(place)
     return Compacted(table=name, files_before=files,
                      files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip
+
+
+def _unused(batches: Iterable[str]) -> str:
+    """A name above that of every folder compaction made: an older one may be among those it replaces."""
+    made = [batch.removeprefix("batch=c") for batch in batches if batch.startswith("batch=c")]
+    return f"batch=c{max((int(each.partition('-')[0]) for each in made), default=0) + 1:08}"
 
 
 def _parquet(place: Place, below: str) -> list[tuple[str, int]]:
