@@ -18,6 +18,7 @@ from chronos.cli.output import complain
 from chronos.client import SERVER
 
 if TYPE_CHECKING:
+    from chronos.admin import Server
     from chronos.node import Node
 
 log = structlog.get_logger("chronos.serve")
@@ -65,6 +66,8 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
     config = load(path, os.environ, overrides)
     set_up(config.logging.level, config.logging.format)
     faulthandler.enable()  # a crash inside a native library says at least where it was called from
+    # All native libraries are loaded before the threads of any of them run.
+    from chronos.admin import Server
     from chronos.node import Node
 
     sys.setswitchinterval(SWITCH_S)
@@ -78,7 +81,7 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        asyncio.run(_serve(node, signals))
+        asyncio.run(_serve(node, Server(node), signals))
     except KeyboardInterrupt:
         log.info("stopping", why="told so before it listened")
     finally:
@@ -87,10 +90,7 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
         raise node.failure
 
 
-async def _serve(node: "Node", signals: _Signals) -> None:
-    from chronos.admin import Server
-
-    server = Server(node)
+async def _serve(node: "Node", server: "Server", signals: _Signals) -> None:
     stop = asyncio.Event()
     signals.ring(asyncio.get_running_loop(), stop)
     try:
