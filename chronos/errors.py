@@ -9,7 +9,8 @@
     │   ├── Deposed              1: another node is master of this shard
     │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
     │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
-    │   └── ArchiveInUse         1: another process writes to the archive
+    │   ├── ArchiveInUse         1: another process writes to the archive
+    │   └── ArchiveUnusable      1: the location is no place for an archive, or holds that of another cluster, topic or format
     └── Retry                    nothing was lost; the same thing may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
@@ -78,6 +79,10 @@ class SparkMissing(Stop):
 
 class ArchiveInUse(Stop):
     """Another process writes to the archive."""
+
+
+class ArchiveUnusable(Stop):
+    """The location is no place for an archive, or holds that of another cluster, topic or format."""
 
 
 class Retry(ChronosError):

@@ -12,7 +12,7 @@ from msgspec import Struct
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from chronos.errors import ArchiveFailed
+from chronos.errors import ArchiveFailed, ArchiveUnusable
 from chronos.spark import schema
 from chronos.spark.compact import finish
 from chronos.spark.place import Place
@@ -20,9 +20,9 @@ from chronos.spark.rows import decisions_of, deliveries_of, explained, in_hours,
 from chronos.spark.runs import (
     RUNS,
     RUNS_KEPT,
+    Begun,
     Brokers,
     OffsetRow,
-    Run,
     batch_ends,
     batch_folder,
     begin_run,
@@ -87,7 +87,8 @@ Watch = Callable[[str, int, int], None]
 
 
 def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, watch: Watch) -> list[Done]:
-    """Everything there is now, to its end. ArchiveFailed says which topic, partition and offsets could not be read.
+    """Everything there is now, to its end. ArchiveFailed says which topic, partition and offsets could not be read;
+    ArchiveUnusable, that this is no place for it.
 
     1. What a killed run or compaction left half done is settled.
     2. The run notes where it begins, and what was gone before.
@@ -99,19 +100,19 @@ def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, wat
         finish(place)
         before = settle(place)  # 1
         streams = _streams(brokers, plan)
-        name, run = begin_run(place, brokers, [(stream.table, stream.topics) for stream in streams], before)  # 2
-        done, failed = [], []
+        begun = begin_run(place, brokers, [(stream.table, stream.topics) for stream in streams], before)  # 2
+        done, failed = [], [f"{topic} was left out: {why}" for topic, why in begun.left_out.items()]
         for stream in streams:  # 3
             try:
-                done.append(_Reading(spark, brokers, place, plan, name, run, stream, watch).read())
+                done.append(_Reading(spark, brokers, place, plan, begun, stream, watch).read())
             except ArchiveFailed as error:
                 failed.append(str(error))
-        reached = positions(place, name, run).topics
-        brokers.mark(
-            ARCHIVE_GROUP.format(cluster=plan.cluster),
-            {(topic, int(number)): read.position for topic in (plan.delay, plan.progress)
-             for number, read in reached[topic].partitions.items()},
-        )  # fmt: skip  # 4
+        reached = positions(place, begun.name, begun.run).topics
+        own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
+        archived = {(topic, int(number)): read.position for topic in own
+                    for number, read in reached[topic].partitions.items()}  # fmt: skip
+        if archived:
+            brokers.mark(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 4
         for old in place.folders(RUNS)[:-RUNS_KEPT]:
             place.remove(f"{RUNS}/{old}")
         if failed:
@@ -126,7 +127,7 @@ def _claim(place: Place, plan: Plan) -> None:
     if found is None:
         place.write_json("archive.json", said)
     elif found != said:
-        raise ArchiveFailed(f"{place.uri} is the archive of {found}, not of {said}: choose another location")
+        raise ArchiveUnusable(f"{place.uri} is the archive of {found}, not of {said}: choose another location")
 
 
 def _streams(brokers: Brokers, plan: Plan) -> list[Stream]:
@@ -160,21 +161,27 @@ class _Reading:
     """One stream of one run."""
 
     def __init__(
-        self, spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, name: str, run: Run, stream: Stream,
+        self,
+        spark: SparkSession,
+        brokers: Brokers,
+        place: Place,
+        plan: Plan,
+        begun: Begun,
+        stream: Stream,
         watch: Watch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spark = spark
         self._brokers = brokers
         self._place = place
         self._plan = plan
-        self._name = name
-        self._run = run
+        self._name = begun.name
+        self._run = run = begun.run
         self._stream = stream
         self._watch = watch
         self._begin = {
             topic: {number: read.begin for number, read in run.topics[topic].partitions.items()}
             for topic in stream.topics
-            if topic in run.topics
+            if topic in begun.read
         }
         self._waiting = sum(
             max(0, read.stable_end - read.begin)

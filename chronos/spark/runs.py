@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct, to_builtins
 from msgspec import convert as from_builtins
 
-from chronos.errors import ArchiveFailed
+from chronos.errors import ArchiveUnusable, LogUnavailable
 from chronos.spark import schema
 from chronos.spark.place import Place
 
@@ -26,6 +26,10 @@ log = structlog.get_logger("chronos.archive")
 RUNS = "_runs"
 RUNS_KEPT = 3
 """Runs whose checkpoints stay, for whoever looks into an incident; only the last one is needed."""
+
+
+OFFSETS_NAME = ("messages", "progress")
+"""Tables whose offsets are the names of messages, here and in receipts: another topic is another archive."""
 
 
 class Brokers(Protocol):
@@ -72,10 +76,10 @@ class Run(Struct, kw_only=True):
 
 
 def check_format(place: Place) -> dict[str, Any] | None:
-    """What `archive.json` says; None where there is no archive. ArchiveFailed for a format that is not known."""
+    """What `archive.json` says; None where there is no archive. ArchiveUnusable for a format that is not known."""
     found = place.read_json("archive.json")
     if found is not None and found.get("format") != schema.FORMAT:
-        raise ArchiveFailed(
+        raise ArchiveUnusable(
             f"{place.uri} has format {found.get('format')}; this version of Chronos knows {schema.FORMAT}"
         )
     return found  # type: ignore[no-any-return]
@@ -112,30 +116,59 @@ def parse_batch(folder: str, table: str) -> tuple[str, int, str]:
     return parts[0], int(parts[1]), stream
 
 
+class Begun(Struct, frozen=True, kw_only=True):
+    """A run that has begun."""
+
+    name: str
+    run: Run
+    read: set[str]
+    """The topics it reads."""
+    left_out: dict[str, str]
+    """Those it cannot read now, and why: they stay where they are."""
+
+
 def begin_run(
     place: Place, brokers: Brokers, streams: Iterable[tuple[str, Sequence[str]]], before: Run | None
-) -> tuple[str, Run]:
-    """Name and beginning of a new run of these `(table, topics)`: each partition where it stands, or behind a gap."""
+) -> Begun:
+    """A new run of these `(table, topics)`: each partition where it stands, or behind a gap.
+
+    ArchiveUnusable when the delay or progress topic is another one: its offsets name other messages than the tables do.
+    """
     known = before.topics if before is not None else {}
     topics = dict(known)
     read: set[str] = set()
+    left_out: dict[str, str] = {}
+    read_ms = time.time_ns() // 1_000_000  # before the first look: what is said to be read by then was there to be seen
     for table, named in streams:
         infos = brokers.look(named)
         for topic in named:
-            info = infos[topic]
+            info, old = infos[topic], known.get(topic)
             if info is None:
                 continue  # gone since it was listed
-            topics[topic] = _begin_topic(brokers, topic, info, table, known.get(topic))
+            if table in OFFSETS_NAME and old is not None and old.id != info.id:
+                raise ArchiveUnusable(
+                    f"{topic} was deleted and made again: its offsets name other messages than those in {place.uri};"
+                    " choose another location"
+                )
+            try:
+                topics[topic] = _begin_topic(brokers, topic, info, table, old)
+            except LogUnavailable as error:
+                left_out[topic] = str(error)
+                continue
             read.add(topic)
-    run = Run(read_ms=time.time_ns() // 1_000_000, topics=topics)
+    if not read:
+        raise LogUnavailable(f"no topic can be read: {'; '.join(left_out.values()) or 'all are gone'}")
+    run = Run(read_ms=read_ms, topics=topics)
     names = place.folders(RUNS)
     name = f"{int(names[-1]) + 1 if names else 1:08}"
     _note_begin(place, name, run, read)
     place.write_json(f"{RUNS}/{name}/run.json", to_builtins(run))
-    return name, run
+    return Begun(name=name, run=run, read=read, left_out=left_out)
 
 
 def _begin_topic(brokers: Brokers, topic: str, info: Any, table: str, old: TopicRead | None) -> TopicRead:
+    if info.leaderless:
+        raise LogUnavailable(f"no broker leads {', '.join(f'{topic}/{number}' for number in sorted(info.leaderless))}")
     same = old is not None and old.id == info.id
     reads = {}
     for number in range(info.partitions):

@@ -91,9 +91,9 @@ class Logs:
         }  # fmt: skip
         return [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
 
-    def brokers(self) -> KafkaLog:
+    def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:
         """The adapter that the archive asks."""
-        return KafkaLog(
+        return adapter(
             bootstrap_servers=self.broker.bootstrap, properties={}, cluster=self.cluster, progress_topic=self.progress,
             transaction_timeout_s=10,
         )  # fmt: skip

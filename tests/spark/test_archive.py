@@ -8,22 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka import KafkaLog
 from chronos.core.progress import Progress, pack_progress
-from chronos.errors import ArchiveFailed, ArchiveInUse
+from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
+from chronos.ports import TopicInfo
 from chronos.spark import schema
 from chronos.spark.archive import ARCHIVE_GROUP, Done, archive
 from chronos.spark.compact import compact, finish
 from chronos.spark.place import Place
-from chronos.spark.runs import check_format
+from chronos.spark.runs import begin_run, check_format
 from tests.broker import Broker
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs, nothing, places, table
@@ -105,6 +107,7 @@ def test_small_batches_end_where_one_large_one_would(
 ) -> None:
     """And compaction changes nothing but the number of files."""
     logs.schedule(1_000, DUE_MS)
+    tmp_path /= "of Jürgen"  # a folder by any name
     place = Place(str(tmp_path))
     done = archive(spark, brokers, place, logs.plan(batch_records=300), nothing)
     assert {each.batches for each in done if each.table in ("messages", "deliveries")} == {4}
@@ -313,10 +316,10 @@ def test_an_archive_has_one_writer_and_one_cluster(
         pass
     archive(spark, brokers, place, logs.plan(), nothing)
     other = Logs(logs.broker)
-    with pytest.raises(ArchiveFailed, match=logs.cluster):
+    with pytest.raises(ArchiveUnusable, match=logs.cluster):
         archive(spark, brokers, place, other.plan(), nothing)
     place.write_json("archive.json", {"format": 99})
-    with pytest.raises(ArchiveFailed, match="format 99"):
+    with pytest.raises(ArchiveUnusable, match="format 99"):
         archive(spark, brokers, place, logs.plan(), nothing)
     gone = Logs(logs.broker)
     gone.delete(gone.progress)
@@ -337,6 +340,57 @@ def test_a_stream_that_fails_says_where_and_keeps_no_other_from_going_on(
     assert places(tmp_path, "messages", "shard") == everything(logs, 6)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert (brokers.committed(group, logs.delay, 0), brokers.committed(group, logs.progress, 0)) == (3, 0)
+
+
+class Leaderless(KafkaLog):
+    """Brokers of which the one that led a partition is gone."""
+
+    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """A partition that has no leader cannot be asked for anything."""
+        infos = super().look(topics)
+        return {
+            name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
+            for name, info in infos.items()
+        }
+
+
+def test_a_topic_that_cannot_be_read_now_stays_where_it_is(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """The others are archived, the error names it, and the next run goes on with it."""
+    place = Place(str(tmp_path))
+    logs.schedule(4, DUE_MS)
+    archive(spark, brokers, place, logs.plan(), nothing)
+    logs.schedule(4, DUE_MS)
+    without_leader = logs.brokers(Leaderless)
+    with pytest.raises(ArchiveFailed, match=f"{logs.target} was left out: no broker leads {logs.target}/1"):
+        archive(spark, without_leader, place, logs.plan(), nothing)
+    without_leader.close()
+    assert len(places(tmp_path, "messages", "shard")) == 8
+    assert len(places(tmp_path, "deliveries", "partition")) == 4
+    archive(spark, brokers, place, logs.plan(), nothing)
+    assert places(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, 8))
+
+
+def test_a_run_is_of_the_time_before_its_first_look(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
+    """What came between the looks is not all read; and another delay topic is another archive."""
+    streams = [("progress", [logs.progress]), ("messages", [logs.delay])]
+    began_ms = time.time_ns() // 1_000_000
+
+    class Slow(KafkaLog):
+        def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+            infos = super().look(topics)
+            time.sleep(0.5)
+            return infos
+
+    slow = logs.brokers(Slow)
+    begun = begin_run(Place(str(tmp_path)), slow, streams, None)
+    slow.close()
+    assert began_ms <= begun.run.read_ms < began_ms + 500
+    logs.delete(logs.delay)
+    logs.create(logs.delay)
+    with pytest.raises(ArchiveUnusable, match=f"{logs.delay} was deleted and made again"):
+        begin_run(Place(str(tmp_path)), brokers, streams, begun.run)
 
 
 FROZEN = Path(__file__).parent / "frozen" / "format-1"
