@@ -90,6 +90,7 @@ def run(
         batch_records=batch_records,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
+    place = Place(location)
     brokers = open_kafka(config)
     try:
         brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
@@ -97,7 +98,7 @@ def run(
         try:
             while True:
                 try:
-                    _show(archive(spark, brokers, Place(location), plan, _progress), output)
+                    _show(archive(spark, brokers, place, plan, _progress), output)
                 except Retry as error:
                     if every is None:
                         raise
@@ -145,9 +146,11 @@ def tidy(output: Format, *, location: str, file_bytes: str, master: str, conf: l
     from chronos.spark.compact import compact
     from chronos.spark.place import Place
 
-    spark = open_session("archive compact", master, pairs(conf, "--conf"))
+    place = Place(location)
+    # It reads no Kafka: without a word of ours Spark would fetch the connector.
+    spark = open_session("archive compact", master, {"spark.jars": "", **pairs(conf, "--conf")})
     try:
-        done = compact(spark, Place(location), wanted, note)
+        done = compact(spark, place, wanted, note)
     finally:
         spark.stop()
     if output is Format.json:
