@@ -127,6 +127,14 @@ VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 
 FORBIDDEN_CODES = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
+REFUSED_TOPIC_CODES = FORBIDDEN_CODES | {
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+}
+"""A topic that is not created for what it is: its name, its settings, who asks."""
+
 CONSEQUENCES = frozenset({KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors of messages, and of transactions, that had to go because of another message."""
 
@@ -424,6 +432,8 @@ class KafkaLog:
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
         self._narrow_topics: dict[str, int] = {}
+        self._unseen: set[str] = set()
+        """Topics that the last look was not allowed to see, if they are there."""
         self._advised: set[str] = set()
         """Changes of settings that were advised already."""
         self._admin = AdminClient(self._settings(ADMIN))
@@ -474,8 +484,13 @@ class KafkaLog:
             try:
                 future.result(CREATE_TIMEOUT_S + ASK_TIMEOUT_S)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                code = error.args[0].code()
+                if code in REFUSED_TOPIC_CODES:
+                    raise ConfigurationError([f"the topic {name} cannot be created: {error.args[0].str()}"]) from error
+                if code != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise _translated(f"creating the topic {name}", error) from error
+                if name in self._unseen:
+                    raise ConfigurationError([f"Kafka does not let Chronos see the topic {name}"]) from error
 
     def _misfits(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
         assert info is not None
@@ -516,10 +531,14 @@ class KafkaLog:
             except TimeoutError:
                 raise LogUnavailable(f"looking at {name}: no broker answered in time") from None
             except KafkaException as error:
-                if error.args[0].code() not in NOT_THERE_CODES:
+                code = error.args[0].code()
+                if code not in NOT_THERE_CODES:
                     raise _translated(f"looking at the topic {name}", error) from error
+                if code in FORBIDDEN_CODES:
+                    self._unseen.add(name)
                 infos[name] = None
         settings = self._topic_settings(list(found))
+        self._unseen.difference_update(found)
         for name, description in found.items():
             bytes_max = int(settings[name].get("max.message.bytes", RECORD_BYTES_MAX))
             infos[name] = TopicInfo(

@@ -4,7 +4,7 @@ Looks before it produces, so that a missing topic or a message too large for its
 (law 8); and finds a culprit that nobody could foresee by halving the selection until it stands alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 from msgspec import Struct
@@ -29,7 +29,7 @@ from chronos.core.message import (
 from chronos.core.progress import Decision, Outcome
 from chronos.core.shard import Selection
 from chronos.core.size import batch_bytes
-from chronos.errors import LogUnavailable
+from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.push")
@@ -42,6 +42,12 @@ SECOND_LOOK_MS = 2_000
 
 NO_LEADER_WAIT_MS = 1_000
 """When to try a partition without a leader again."""
+
+NOT_YET = TopicInfo(id="", partitions=1, leaderless=frozenset({0}), bytes_max=0)
+"""A topic that could not be created at the moment: its messages wait as for a leader."""
+
+ANSWER_S = 2.0
+"""How long a broker may take to answer until brokers are gone."""
 
 RECEIPT_BYTES = 512
 """More than a receipt adds to a message; below its topic's limit by so much nothing needs to be weighed exactly."""
@@ -73,9 +79,10 @@ class Plan(Struct, kw_only=True):
 class Targets:
     """Fresh looks at target topics, remembered for a while."""
 
-    def __init__(self, log_port: Log, *, create: bool) -> None:
+    def __init__(self, log_port: Log, *, creates: Callable[[str], bool]) -> None:
+        """`creates`: whether a topic that is missing is to be created."""
         self._log = log_port
-        self._create = create
+        self._creates = creates
         self._looks: dict[str, Look] = {}
 
     def look(self, topics: Iterable[str], now_ms: int) -> dict[str, Look]:
@@ -85,13 +92,28 @@ class Targets:
         if stale:
             self._forget_old(now_ms)
             infos = self._log.look(stale)
-            if self._create:
-                missing = [topic for topic in stale if infos[topic] is None]
-                specs = [TopicSpec(name=topic, partitions=-1, settings={}) for topic in missing]
-                infos |= self._log.prepare(specs, create=True) if specs else {}
             for topic in stale:
-                self._note(topic, infos[topic], now_ms)
+                info = infos[topic]
+                if info is None and self._creates(topic):
+                    info = self._created(topic)
+                self._note(topic, info, now_ms)
         return {topic: self._looks[topic] for topic in wanted}
+
+    def _created(self, topic: str) -> TopicInfo | None:
+        """The topic, made now; None: it is refused for what it is. LogUnavailable when no broker answers."""
+        info, why = None, ""
+        try:
+            return self._log.prepare([TopicSpec(name=topic, partitions=-1, settings={})], create=True)[topic]
+        except ConfigurationError as error:
+            why = str(error)
+        except LogUnavailable as error:
+            if not self._log.answers(ANSWER_S):
+                raise
+            info, why = NOT_YET, str(error)
+        before = self._looks.get(topic)
+        if before is None or before.info not in (None, NOT_YET):
+            log.warning("target topic not created", topic=topic, why=why)
+        return info
 
     def _forget_old(self, now_ms: int) -> None:
         """Topics nobody has sent to for long, once there are many of them."""
@@ -141,7 +163,7 @@ class Pusher:
         retry_base_ms: int,
         retry_cap_ms: int,
     ) -> None:
-        self.targets = Targets(log_port, create=create_topics)
+        self.targets = Targets(log_port, creates=lambda topic: create_topics and rules.allows(topic))
         self._rules = rules
         self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
         self._rejected_topic = rejected_topic

@@ -250,6 +250,52 @@ def test_a_compacted_topic_refuses_what_has_no_key_and_nothing_else(place: Place
         tail.until(lambda: len(tail.records[target]) == 302, "the letter that was sent round again", timeout_s=15)
 
 
+def test_a_topic_that_cannot_be_created_costs_only_its_own_messages(broker: Broker, tmp_path: Path) -> None:
+    """Its name is too much like another one's; and what is forbidden by now is not created either."""
+    place = Place(broker, tmp_path, delivery__create_topics=True)
+    place.target("a_b")
+    new, colliding, forbidden = (f"{place.topics.delay}.{name}" for name in ("new", "a.b", "secret"))
+    with place.service as service:
+        service.start()
+        place.send(Sent(b"later", schedule(forbidden, delay="3s")))
+        service.wait_until(lambda: service.pending() == 1, "take it in")
+        service.stop()
+    place.service = place.make(targets__deny="['*.secret']")
+    with place.service as service:
+        service.start()
+        bad = [Sent(b"x", schedule(colliding)) for _ in range(20)]
+        place.send(Sent(b"anew", schedule(new)), *mixed(bad, place.others(0, 200)))
+        place.check_others(200)
+        assert place.arrived(new, 1) == [b"anew"]
+        letters = place.dead(21)
+        assert place.service.shards()[0]["paused"] is None
+    by_target = {letter.header("chronos-target-topic"): letter.reason for letter in letters}
+    assert by_target == {colliding.encode(): "target-missing", forbidden.encode(): "forbidden-target"}
+    assert forbidden not in topic_names_of(broker)
+
+
+@pytest.fixture
+def short_broker() -> Iterator[Broker]:
+    """A broker that is to make topics with more replicas than there are brokers at the moment."""
+    with Broker({"default.replication.factor": 3}) as broker:
+        yield broker
+
+
+@pytest.mark.integration
+def test_messages_wait_for_a_topic_that_cannot_be_created_yet(tmp_path: Path, short_broker: Broker) -> None:
+    """For want of brokers: that passes, so nothing is dead-lettered, and others are delivered meanwhile."""
+    place = Place(short_broker, tmp_path, delivery__create_topics=True, topics__replication_factor=1)
+    waiting = f"{place.topics.delay}.waiting"
+    with place.service as service:
+        service.start()
+        place.send(*mixed([Sent(b"w%d" % n, schedule(waiting)) for n in range(20)], place.others(0, 200)))
+        place.check_others(200)
+        service.wait_until(lambda: service.shards()[0]["totals"]["carried"] > 60, "try again for longer than two looks")
+        short_broker.create_topic(waiting)
+        assert place.arrived(waiting, 20) == [b"w%d" % n for n in range(20)]
+        place.dead(0)
+
+
 @pytest.fixture(scope="module")
 def secured_broker() -> Iterator[Broker]:
     """A broker that asks who may do what; everybody may do everything to a topic without rules."""
@@ -271,9 +317,13 @@ def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermis
 
 
 @pytest.mark.integration
-def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(tmp_path: Path, secured_broker: Broker) -> None:
-    """Neither a topic it may see and not write to, nor one it may not even see, holds up the others."""
-    place = Place(secured_broker, tmp_path)
+@pytest.mark.parametrize("creates", [False, True], ids=["", "create_topics"])
+def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(
+    tmp_path: Path, secured_broker: Broker, creates: bool
+) -> None:
+    """Neither a topic it may see and not write to, nor one it may not even see, holds up the others; whether it would
+    create what it cannot see, or not."""
+    place = Place(secured_broker, tmp_path, delivery__create_topics=creates)
     seen, unseen = place.target("seen"), place.target("unseen")
     rule(secured_broker, seen, AclOperation.DESCRIBE, AclPermissionType.ALLOW)
     rule(secured_broker, unseen, AclOperation.ALL, AclPermissionType.DENY)
