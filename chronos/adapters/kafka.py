@@ -224,6 +224,11 @@ class KafkaReader:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             self.position = max(self.position, message.offset() or 0)
+        elif code in FORBIDDEN_CODES:
+            # The client says it once, and is silent then; after a seek it says it at once again (measured).
+            raise LogUnavailable(
+                f"reading {self._topic}/{self._partition}: {error.str()}; Chronos needs the permission READ"
+            )
         elif code == KafkaError._AUTO_OFFSET_RESET:
             raise LogMismatch(
                 f"offset {self.position} of {self._topic}/{self._partition} is not in the log ({error.str()}):"

@@ -64,6 +64,7 @@ class Client:
         (KafkaError._UNKNOWN_PARTITION, LogUnavailable),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, LogUnavailable),
         (KafkaError._AUTO_OFFSET_RESET, LogMismatch),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, LogUnavailable),
         (KafkaError._TRANSPORT, None),
     ],
 )
