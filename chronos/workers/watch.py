@@ -1,19 +1,19 @@
 """The watch worker: looks whether the topics that hold the state are still those the stores were built from.
 
 A client reads on in silence from a topic that was deleted and created again, at an offset that means another record
-there; and nobody reads a partition that was added. Keeps its part of law 1: neither goes on for longer than a look.
+there; and nobody reads a partition that was added. Keeps its part of law 1: neither goes on for longer than two looks.
 """
 
 from collections.abc import Mapping, Sequence
 
-from chronos.errors import LogMismatch, LogUnavailable
+from chronos.errors import ConfigurationError, LogMismatch, Retry
 from chronos.ports import Log, TopicInfo, TopicSpec
 
 LOOK_EVERY_MS = 1_000
 """Time between two looks: three questions to a broker, about 5 ms."""
 
 MISSING_LOOKS = 2
-"""Looks in a row that must miss a topic: a broker that has just started may know less than the others."""
+"""Looks in a row that must miss a topic, or find it otherwise: a broker that has just started may know less than the others."""
 
 
 class Watch:
@@ -31,11 +31,17 @@ class Watch:
             infos = self._log.look([spec.name for spec in self._topics])
             missing = [name for name, info in infos.items() if info is None]
             if not missing:
-                self._missed = 0
                 self._compare(self._log.prepare(self._topics, create=False))
+                self._missed = 0
                 return now_ms + LOOK_EVERY_MS
-        except LogUnavailable:
+        except Retry:
             return now_ms + LOOK_EVERY_MS  # the shards meet the same and say so
+        except ConfigurationError:
+            # It looks for itself, and the broker it asks may know less.
+            self._missed += 1
+            if self._missed >= MISSING_LOOKS:
+                raise
+            return now_ms + LOOK_EVERY_MS
         self._missed += 1
         if self._missed >= MISSING_LOOKS:
             raise LogMismatch(
