@@ -65,9 +65,11 @@ class CheckpointFolder:
         with self._copier.made(shard, store, now_ms) as (folder, checkpoint):
             place = self._place(shard, checkpoint.name)
             with self._reaching("writing"):
-                known = self._read_manifest(place)
-                if known is not None and _same(known, checkpoint) and self.is_intact(known):
-                    return known
+                # One that was cut short while it was written makes none: it is made anew.
+                with suppress(StoreCorrupt):
+                    known = self._read_manifest(place)
+                    if known is not None and _same(known, checkpoint) and self.is_intact(known):
+                        return known
                 self._remove(place)
                 self._files.makedirs(place, exist_ok=True)
                 for file in checkpoint.files:

@@ -229,14 +229,19 @@ def test_what_was_made_before_is_not_made_again(case: Case) -> None:
     case.folder.verify(second)
 
 
-def test_one_that_has_no_manifest_does_not_count(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [True, False], ids=["half a manifest", "none"])
+def test_one_that_has_no_manifest_does_not_count(case: Case, tmp_path: Path, cut: bool) -> None:
     """An upload that was cut short: it is neither listed nor restored, and made anew by whoever began it."""
     store = case.store()
     fill(store, 7)
     case.folder.save(SHARD, store, NOW_MS)
     fill(store, 8)
     half = case.folder.save(SHARD, store, NOW_MS)
-    case.files.rm_file(f"{case.place(half.name)}/{MANIFEST}")
+    manifest = f"{case.place(half.name)}/{MANIFEST}"
+    if cut:
+        case.files.pipe_file(manifest, case.files.cat_file(manifest)[:100])
+    else:
+        case.files.rm_file(manifest)
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [7]
     restored = case.folder.restore(SHARD, identity(), tmp_path / "back")
     assert restored is not None
