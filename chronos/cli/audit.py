@@ -55,7 +55,7 @@ def run(
     from chronos.spark.session import need_spark, open_session
 
     need_spark()
-    from chronos.spark.audit import audit
+    from chronos.spark.audit import EmptyWindow, audit
     from chronos.spark.place import Place
 
     place = Place(location)
@@ -63,16 +63,21 @@ def run(
     spark = open_session("audit", master, {"spark.jars": "", **pairs(conf, "--conf")})
     try:
         found = audit(spark, place, from_ms=from_ms, to_ms=to_ms, details=details, watch=note)
-    except ValueError as error:
+    except EmptyWindow as error:
         raise typer.BadParameter(str(error)) from None
     finally:
         spark.stop()
-    if report is not None:
-        _write_report(found, report)
+    _tell(found, output, report)
+
+
+def _tell(found: "Audit", output: Format, report: str | None) -> None:
+    """Show it, then write the page: what was found is not lost with the place for that."""
     if output is Format.json:
         put_json(as_json(found))
     else:
         _show(found)
+    if report is not None:
+        _write_report(found, report)
     if not found.clean:
         raise typer.Exit(1)
 

@@ -27,6 +27,10 @@ Watch = Callable[[str], None]
 """Told what is being done now, in a few words."""
 
 
+class EmptyWindow(ValueError):
+    """The window of due times ends before it begins."""
+
+
 class ShardSeen(Struct, frozen=True, kw_only=True):
     """How far one shard can be judged."""
 
@@ -129,11 +133,11 @@ def last_read_ms(offsets: DataFrame) -> int | None:
 
 
 def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None) -> Span:
-    """The last 24 hours that are archived, as far as not said otherwise; ValueError when there is nothing between."""
+    """The last 24 hours that are archived, as far as not said otherwise; EmptyWindow when there is nothing between."""
     end_ms = archived_ms if to_ms is None else to_ms
     start_ms = end_ms - DAY_MS if from_ms is None else from_ms
     if start_ms >= end_ms:
-        raise ValueError(f"the window ends at {format_time(end_ms)}, before it begins at {format_time(start_ms)}")
+        raise EmptyWindow(f"the window ends at {format_time(end_ms)}, before it begins at {format_time(start_ms)}")
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
@@ -184,7 +188,7 @@ def audit(
 ) -> Audit:
     """The audit of a window of due times; `details` is where a row for each unit is to be written as Parquet.
 
-    ArchiveFailed when there is no archive or the details cannot be written; ValueError for an empty window.
+    ArchiveFailed when there is no archive or the details cannot be written; EmptyWindow.
     """
     tables, cluster, delay_topic = open_tables(spark, place)
     archived_ms = last_read_ms(tables.offsets)

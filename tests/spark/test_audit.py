@@ -19,10 +19,11 @@ import pyarrow.dataset as ds
 import pytest
 import typer
 
-from chronos.cli.audit import _show, as_json, parse_moment, warnings
+from chronos.cli.audit import _show, _tell, as_json, parse_moment, warnings
+from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
 from chronos.spark import figures
-from chronos.spark.audit import DAY_MS, Audit, audit, default_span, judge, open_tables
+from chronos.spark.audit import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, open_tables
 from chronos.spark.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
 from chronos.spark.fates import OUTCOMES, Span
 from chronos.spark.place import Place
@@ -233,7 +234,7 @@ def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSessio
     assert found.span == Span(from_ms=READ_MS - DAY_MS, to_ms=READ_MS)
     assert default_span(READ_MS, None, T) == Span(from_ms=T - DAY_MS, to_ms=T)
     assert default_span(READ_MS, T, None) == Span(from_ms=T, to_ms=READ_MS)
-    with pytest.raises(ValueError, match="before it begins"):
+    with pytest.raises(EmptyWindow, match="before it begins"):
         default_span(READ_MS, READ_MS, T)
 
 
@@ -285,10 +286,11 @@ def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSessi
     first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read("deliveries", 0, read_ms=T)
     later = Case("", {}).deliver(0, due, due).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 2)
     later.decide("dead-letter", 1, due, reason="too-large").read_plainly("messages", "progress", "deliveries")
+    before_it = write_archive(archive_of(spark, [first]), tmp_path / "archive")
     more = write_archive(archive_of(spark, [later]), tmp_path / "more")
     found = []
     for before in range(5):
-        place = write_archive(archive_of(spark, [first]), tmp_path / f"archive-{before}")
+        place = shutil.copytree(before_it, tmp_path / f"archive-{before}")
         tables, _, delay = open_tables(spark, Growing(place, more, before))
         found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).fates.collect()))
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
@@ -364,6 +366,15 @@ def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.Captu
     assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
     assert warnings(audited) == ["1 are not judged yet: run `chronos archive`, then audit again"]
     assert warnings(audited)[0] in shown.err
+
+
+def test_what_was_found_is_shown_before_the_page_is_written(
+    audited: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A place that cannot be written to does not cost the result of a long audit."""
+    with pytest.raises(ArchiveFailed, match="the report cannot be written"):
+        _tell(audited, Format.json, str(tmp_path / "nowhere" / "page.html"))
+    assert json.loads(capsys.readouterr().out)["counts"] == audited.overall.counts
 
 
 def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
