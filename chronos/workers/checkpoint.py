@@ -106,7 +106,7 @@ class Checkpointer:
         """
         if self._asked:
             self._asked, self._wanted = False, True
-        elif now_ms < self._look_ms:
+        elif 0 < self._look_ms - now_ms <= LOOK_MS:  # further away only by a clock that was ahead
             return self._look_ms
         self._look_ms = now_ms + AGAIN_MS
         try:

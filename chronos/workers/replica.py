@@ -34,7 +34,7 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Clock, Log, Reader, Store, Writer
-from chronos.workers.delete import Deleter
+from chronos.workers.delete import EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Identity, Limits, Master, Stepped, Suspicion
 from chronos.workers.pull import Puller
@@ -426,7 +426,8 @@ class Replica:
 
     def _clean(self, now_ms: int) -> int:
         """Let the delete worker do what is due; when it wants to be called again."""
-        if self._deleter is not None and now_ms >= self._clean_ms:
+        # Also when the clock was ahead for a while, and the next time was put off by as much.
+        if self._deleter is not None and not 0 < self._clean_ms - now_ms <= EVERY_MS:
             self._clean_ms = self._deleter.step(now_ms)
         return self._clean_ms if self._deleter is not None else now_ms + 3_600_000
 

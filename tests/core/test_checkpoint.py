@@ -295,6 +295,17 @@ def test_a_checkpoint_that_lost_a_file_is_not_trimmed_behind(case: Case) -> None
     assert case.starts() == (0, 0)
 
 
+def test_a_clock_that_was_ahead_once_does_not_put_the_next_one_off(case: Case) -> None:
+    case.move()
+    case.step()
+    case.clock.now += 24 * 365 * HOUR_MS
+    case.step()
+    case.clock.now -= 24 * 365 * HOUR_MS
+    case.move()
+    case.step()
+    assert case.applied() == [2, 1]
+
+
 def test_a_failure_is_told_and_tried_again_after_a_minute(case: Case) -> None:
     """Also one that was asked for: it is not forgotten."""
     case.move()
