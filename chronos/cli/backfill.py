@@ -59,6 +59,7 @@ def request_of(
         raise typer.BadParameter("--rate: more than 0 messages a second")
     try:
         over_ms = None if over is None else parse_duration_ms(over)
+        wanted_headers = [pair for each in headers for pair in pairs([each], "--header").items()]
         wanted_ids = [id_bytes(each).hex() for each in ids]
     except ValueError as error:
         raise typer.BadParameter(f"--over or --id: {error}") from None
@@ -80,8 +81,8 @@ def request_of(
         f"{expired}",
     ]
     return Request(
-        mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=list(pairs(headers, "--header").items()),
-        ids=wanted_ids, purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, said=said,
+        mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=wanted_headers, ids=wanted_ids,
+        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, said=said,
     )  # fmt: skip
 
 

@@ -342,6 +342,11 @@ class Lost:
             _, value, key = expected(number, self.logs.target, SHARDS)
             if (message.value(), headers.get("chronos-target-key"), pairs[0]) != (
                 value,
+def test_every_header_that_was_given_is_asked_for() -> None:
+    """Also two of the same name."""
+    assert asked(headers=["a=1", "b=", "a=2"]).headers == [("a", "1"), ("b", ""), ("a", "2")]
+
+
                 key,
                 ("trace", b"%d" % number),
             ):
