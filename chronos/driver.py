@@ -26,6 +26,17 @@ REFUSALS_REMEMBERED = 20_000
 """Refusals kept for those who wait to learn what became of their action."""
 
 
+def surely(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> None:
+    """Run what a thread is for; whatever ends it is told: a thread never ends in silence."""
+    try:
+        run()
+    except ChronosError as error:
+        failed(error)
+    except Exception as error:
+        log.exception("thread failed", name=name)
+        failed(ChronosError(f"{name} failed: {error!r}; this is a bug in Chronos"))
+
+
 class ShardDriver(threading.Thread):
     """Runs one shard of this node."""
 

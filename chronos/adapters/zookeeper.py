@@ -8,7 +8,7 @@ The controller is the member whose znode is the oldest: a queue for a lock, with
 can go but none can come, so who is the oldest stays it for as long as its znode is there; and publishing is one
 transaction that asks for that znode too. So a controller that was deposed, even one that does not know, writes nothing.
 
-Everything kazoo raises becomes CoordinatorUnavailable here and nowhere else.
+Everything kazoo raises, or the system below it, becomes CoordinatorUnavailable here and nowhere else.
 """
 
 import os
@@ -95,16 +95,16 @@ class ZooKeeperCoordinator:
 
     def join(self, member: Member) -> None:
         """Begin a session and take this node's place in it. Raises NodeIdTaken, CoordinatorUnavailable."""
-        self._end_session()
-        session = self._session = Session(self._settings, self._base, self._woken)
-        try:
-            with _translated():
+        with _translated():
+            self._end_session()
+            session = self._session = Session(self._settings, self._base, self._woken)
+            try:
                 session.begin()
                 self._take_place(session, member)
                 session.refresh()
-        except BaseException:
-            self._end_session()
-            raise
+            except BaseException:
+                self._end_session()
+                raise
 
     def report(self, member: Member) -> None:
         """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
@@ -249,3 +249,6 @@ def _translated() -> Iterator[None]:
     except KazooException as error:
         reason = str(error) or type(error).__name__
         raise CoordinatorUnavailable(f"ZooKeeper did not do what it was asked: {reason}") from error
+    except (OSError, RuntimeError) as error:
+        # This machine has no descriptor, or no thread, left.
+        raise CoordinatorUnavailable(f"ZooKeeper could not be asked: {error}") from error

@@ -20,7 +20,7 @@ from chronos.checkpointing import Keeping
 from chronos.config import Config
 from chronos.core.codec import Identity, State
 from chronos.core.roles import ANSWERS, Member
-from chronos.driver import ShardDriver
+from chronos.driver import ShardDriver, surely
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.beginning import Beginning
 from chronos.node.directory import DataDirectory
@@ -79,7 +79,8 @@ class Node:
         self._leaving = False
         self._stores: list[RocksStore] = []
         self._stopping = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        keep = ("keeper", self._keep, self._fail)
+        self._keeper = threading.Thread(target=surely, args=keep, name="keeper", daemon=True)
 
     @property
     def membership(self) -> Membership | None:
@@ -278,9 +279,6 @@ class Node:
                     self.log.expire(now_ms)
             except Retry as error:
                 log.warning("keeping", why=str(error))
-            except Stop as error:
-                self._fail(error)
-                return
 
     def _flush(self) -> None:
         topics = self.config.topics

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chronos.config import Config
 from chronos.core.roles import Member
+from chronos.driver import surely
 from chronos.errors import ChronosError
 from chronos.ports import Clock, Coordinator, Log
 from chronos.workers.member import Membership
@@ -75,11 +76,10 @@ class Place:
         self.membership = Membership(coordinator, node=node, clock=clock, describe=describe, plan=plan)
         self._coordinator = coordinator
         self._clock = clock
-        self._failed = failed
         self._left = threading.Event()
         self.reach = Reach(log, silent_ms=silent_ms, clock=clock)
-        self._thread = threading.Thread(target=self._run, name="member", daemon=True)
-        self._asking = threading.Thread(target=self._ask, name="reach", daemon=True)
+        self._thread = threading.Thread(target=surely, args=("member", self._run, failed), name="member", daemon=True)
+        self._asking = threading.Thread(target=surely, args=("reach", self._ask, failed), name="reach", daemon=True)
 
     def take(self) -> None:
         """Join, and keep the place up from now on. Raises NodeIdTaken, CoordinatorUnavailable."""
@@ -106,11 +106,7 @@ class Place:
 
     def _run(self) -> None:
         while not self._left.is_set():
-            try:
-                wake_ms = self.membership.step(self._clock.now_ms())
-            except ChronosError as error:
-                self._failed(error)
-                return
+            wake_ms = self.membership.step(self._clock.now_ms())
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))

@@ -87,7 +87,8 @@ class Stock:
         """How far each part is in the delay topic, and in the archive where that was trimmed."""
         info = self._brokers.look([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
-        ends = {shard: self._stable_ends(run.topic, shard) for shard in shards} if info is not None else {}
+        is_same = info is not None and info.id == run.topic_id  # another one may have fewer partitions
+        ends = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
         starts = {shard: seen.start for shard, seen in ends.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
         archived: dict[int, int] = {}

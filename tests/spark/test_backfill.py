@@ -582,3 +582,67 @@ def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callabl
         rows.where("via = 'direct'").count(),
         json.loads(lost.place.read(f"{ledger.folder(run.run)}/report.json") or b"")["state"],
     ) == (600, "done")
+@unhurried
+def test_a_topic_that_was_made_again_with_fewer_partitions_is_known_for_another(make: Callable[[int], Lost]) -> None:
+    """Before its partitions are asked for."""
+    lost = make(400)
+    job, run = lost.begin()
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    lost.logs.delete(lost.logs.delay)
+    lost.logs.broker.create_topic(lost.logs.delay, partitions=SHARDS - 1)
+    with pytest.raises(ArchiveFailed, match="made again"):
+        job._stock.take(run)
+
+
+@unhurried
+def test_a_topic_that_takes_little_gets_little_at_once_and_nothing_that_is_too_large(
+    make: Callable[[int], Lost],
+) -> None:
+    """Otherwise the run would be refused for ever."""
+    lost = make(400)
+
+    def takes(bytes_max: int) -> None:
+        resource = ConfigResource(ResourceType.TOPIC, lost.logs.delay)
+        resource.add_incremental_config(
+            ConfigEntry("max.message.bytes", str(bytes_max), incremental_operation=AlterConfigOpType.SET)
+        )
+        admin = lost.logs.broker.admin()  # kept: a client that is gone answers nobody
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    takes(300)
+    job = lost.job()
+    planned = job.plan(lost.request)
+    assert (planned.messages, planned.too_large) == (0, 400)
+    job.discard(planned)
+    takes(3_000)
+    job, run = lost.begin()
+    assert job.send(run).attempts == 1
+    assert lost.complaints() == []
+
+
+@unhurried
+def test_what_has_no_target_is_not_sent_straight_to_it(make: Callable[[int], Lost]) -> None:
+    """It is left out, counted and named; through Chronos it would become a dead letter."""
+    lost = make(400)
+    lost.logs.delete(lost.logs.target)
+    for direct, messages in ((True, 0), (False, 400)):
+        planned = lost.job().plan(structs.replace(lost.request, direct=direct))
+        assert (planned.messages, planned.no_target) == (messages, 400 - messages)
+        assert planned.absent_targets == [lost.logs.target]
+
+
+@unhurried
+def test_a_part_is_begun_once_an_attempt(make: Callable[[int], Lost]) -> None:
+    """Spark may run a stage again, whose tasks count as first attempts: what had been sent would be sent once more."""
+    lost = make(400)
+    _, run = lost.begin()
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    ledger.save_run(lost.place, run)
+    job = lost.first_attempt(run, ledger.parts(lost.place, run.run))
+    part = pa.RecordBatch.from_pydict({"id": [0]})
+    assert [batch.column("rows").to_pylist() for batch in send_parts(job, [0])(iter([part]))] == [[400]]
+    with pytest.raises(ArchiveFailed, match="ended before its time"):
+        list(send_parts(job, [0])(iter([part])))
+    assert lost.complaints() == []
+
+
