@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from msgspec import Struct
 
-from chronos.adapters.kafka import COMMON, PRODUCER, TAKE_OVER_S
+from chronos.adapters.kafka import BATCH_BYTES, COMMON, PRODUCER, TAKE_OVER_S
 from chronos.errors import LogUnavailable, ProducerLost
 
 BulkRecord = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
@@ -29,15 +29,18 @@ class BulkOpener(Struct, frozen=True, kw_only=True):
     timeout_s: float
     """How long a transaction, or the acknowledgement of a portion, may take."""
 
-    def open(self, transactional_id: str | None) -> "BulkWriter":
-        """A producer; with an id every earlier one of that id is fenced first, and its last transaction resolved."""
-        return BulkWriter(self, transactional_id)
+    def open(self, transactional_id: str | None, batch_bytes: int = BATCH_BYTES) -> "BulkWriter":
+        """A producer; with an id every earlier one of that id is fenced first, and its last transaction resolved.
+
+        A topic that takes less than `BATCH_BYTES` asks for smaller batches.
+        """
+        return BulkWriter(self, transactional_id, batch_bytes)
 
 
 class BulkWriter:
     """One producer of one task."""
 
-    def __init__(self, opener: BulkOpener, transactional_id: str | None) -> None:
+    def __init__(self, opener: BulkOpener, transactional_id: str | None, batch_bytes: int) -> None:
         self._timeout_s = opener.timeout_s
         self._transactional = transactional_id is not None
         timeout_ms = int(opener.timeout_s * 1_000)
@@ -45,6 +48,7 @@ class BulkWriter:
             **COMMON, "bootstrap.servers": opener.bootstrap_servers, "log_level": 2, **PRODUCER,
             "queue.buffering.max.kbytes": MESSAGE_BYTES // 1024, "message.timeout.ms": timeout_ms, **opener.properties,
         }  # fmt: skip
+        settings["batch.size"] = min(batch_bytes, int(settings["batch.size"]))
         if transactional_id is not None:
             settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
         self._producer = Producer(settings)

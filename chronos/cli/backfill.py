@@ -176,9 +176,11 @@ def _end(
 
 
 def _replay(job: "Backfill", request: "Request", output: Format, *, yes: bool, dry_run: bool) -> None:
+    from chronos.spark.audit import EmptyWindow
+
     try:
         planned = job.plan(request)
-    except ValueError as error:
+    except EmptyWindow as error:
         raise typer.BadParameter(str(error)) from None
     try:
         if output is Format.text:
@@ -227,7 +229,8 @@ def as_json(report: "Report") -> dict[str, Any]:
         "run": report.run, "state": report.state, "mode": request.mode, "purpose": request.purpose,
         "direct": request.direct, "from": _time(request.from_ms), "to": _time(request.to_ms),
         "messages": report.messages, "bytes": report.bytes, "sent_before": report.sent_before,
-        "expired": report.expired, "first_due": _time(report.first_due_ms), "last_due": _time(report.last_due_ms),
+        "expired": report.expired, "too_large": report.too_large, "no_target": report.no_target,
+        "first_due": _time(report.first_due_ms), "last_due": _time(report.last_due_ms),
         "outcomes": report.outcomes, "targets": report.targets, "absent_targets": report.absent_targets,
         "samples": [
             {"source": each.source, "id": id_text(each.id), "target": each.target, "outcome": each.outcome,
@@ -258,6 +261,12 @@ def _show_plan(report: "Report") -> None:
     ]
     if report.expired:
         parts.append(Text(f"past their chronos-expire-at, left out: {number(report.expired)} (--ignore-expiry)"))
+    if report.too_large:
+        parts.append(Text(f"larger than their topic's max.message.bytes, left out: {number(report.too_large)}"))
+    if report.no_target:
+        parts.append(
+            Text(f"their target is not there, or takes none without a key, left out: {number(report.no_target)}")
+        )
     if report.messages:
         rows = [(printable(name), number(count)) for name, count in list(report.targets.items())[:TARGETS_SHOWN]]
         parts += [Text(""), table([("TARGET", "left"), ("MESSAGES", "right")], rows)]
@@ -274,7 +283,8 @@ def _show_plan(report: "Report") -> None:
     put(Group(*parts))
     if report.absent_targets:
         names = ", ".join(printable(name) for name in report.absent_targets[:TARGETS_SHOWN])
-        note(f"the brokers have no topic {names}: make it first, or what is for it becomes a dead letter")
+        otherwise = "is left out" if request.direct else "becomes a dead letter"
+        note(f"the brokers have no topic {names}: make it first, or what is for it {otherwise}")
 
 
 def _show_end(report: "Report", output: Format) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pyarrow.parquet as pq
 import structlog
@@ -101,19 +102,19 @@ class Backfill:
     # --- plan
 
     def plan(self, request: Request) -> Report:
-        """Write down what is to be sent. ValueError when the window is empty."""
+        """Write down what is to be sent. EmptyWindow when the window is."""
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
         span = self._span(request)
         self._watch("finding out what became of the messages of the window")
         units, sent_before = self._units(request, span, name)
         self._watch("writing down what is to be sent")
-        expired = self._write_plan(request, units, span, name, planned_ms)
-        report = self._numbers(
-            Report(run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
-                   messages=0, bytes=0, sent_before=sent_before, expired=expired, first_due_ms=None, last_due_ms=None,
-                   outcomes={}, targets={}, absent_targets=[], samples=[], planned_ms=planned_ms)
+        report = Report(
+            run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
+            messages=0, bytes=0, sent_before=sent_before, expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
+            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms,
         )  # fmt: skip
+        report = self._numbers(self._write_plan(report, units, span))
         self._place.write_json(f"{ledger.folder(name)}/report.json", to_builtins(report))
         return report
 
@@ -169,29 +170,48 @@ class Backfill:
             return dict.fromkeys(shards, 2**62)
         return {shard: self._brokers.ends(self.topic, shard).start for shard in shards}
 
-    def _write_plan(self, request: Request, units: DataFrame, span: Span, name: str, planned_ms: int) -> int:
-        """The plan's files; how many were left out as expired."""
-        count = units.count()
+    def _write_plan(self, report: Report, units: DataFrame, span: Span) -> Report:
+        """The plan's files; the report with how many were left out, and why."""
+        request, count = report.request, units.count()
         rows = selection.with_records(units, self._tables.messages, span)
         if rows.select("shard").count() < count:
             rows = selection.with_records(units, self._tables.messages, None)  # some were moved into the window
         rows = rows.where(selection.has_headers(request))
-        is_expired = f.coalesce(f.col("expire_at_ms") < planned_ms, f.lit(False))
-        expired = 0
-        if not request.expired:
-            expired = rows.where(is_expired).count()
-            rows = rows.where(~is_expired)
+        topics, absent = self._topics(request, units)
+        rows = rows.join(f.broadcast(topics), "target", "left")
+        rows = rows.withColumn("left_out", selection.left_out(request, report.planned_ms, self.topic))
+        counts = {row["left_out"]: row["count"] for row in rows.groupBy("left_out").count().collect()}
         least = self._spark.sparkContext.defaultParallelism if count > PART_ROWS else 1
         parts = min(PARTS_MAX, max(least, -(-count // PART_ROWS)))
         order = ["due_ms", *ledger.TOKEN]
         (
-            rows.repartitionByRange(parts, *order)
+            rows.where(f.col("left_out").isNull())
+            .select(*selection.PLAN)
+            .repartitionByRange(parts, *order)
             .sortWithinPartitions(*order)
             .write.mode("overwrite")
-            .parquet(self._place.path(ledger.folder(name), "_plan"))
+            .parquet(self._place.path(ledger.folder(report.run), "_plan"))
         )
-        self._place.remove(f"{ledger.folder(name)}/_units")
-        return expired
+        self._place.remove(f"{ledger.folder(report.run)}/_units")
+        return structs.replace(
+            report, expired=counts.get("expired", 0), too_large=counts.get("too-large", 0),
+            no_target=counts.get("no-target", 0), absent_targets=absent,
+        )  # fmt: skip
+
+    def _topics(self, request: Request, units: DataFrame) -> tuple[DataFrame, list[str]]:
+        """For each target `bytes_max` and `keyed_only` of the topic to send to; targets it was looked for in vain."""
+        targets = sorted(row["target"] for row in units.select("target").distinct().collect())
+        found = self._brokers.look(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
+        rows = [(name, info.bytes_max, info.keyed_only) for name, info in found.items() if info is not None]
+        topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
+        return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
+
+    def _delay_topic(self) -> Any:
+        """`TopicInfo` of the one that is sent to."""
+        info = self._brokers.look([self.to])[self.to]
+        if info is None:
+            raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
+        return info
 
     def _numbers(self, report: Report) -> Report:
         """The report with the numbers of the plan."""
@@ -211,7 +231,7 @@ class Backfill:
             last_due_ms=max((row["last"] for row in by_outcome), default=None),
             outcomes={row["outcome"]: row["messages"] for row in by_outcome},
             targets=targets,
-            absent_targets=sorted(name for name in targets if found[name] is None),
+            absent_targets=report.absent_targets or sorted(name for name in targets if found[name] is None),
             samples=self._samples(report.run),
         )
 
@@ -236,9 +256,7 @@ class Backfill:
 
     def begin(self, report: Report) -> Run:
         """From here on the plan is to be sent, whatever happens."""
-        info = self._brokers.look([self.to])[self.to]
-        if info is None:
-            raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
+        info = self._delay_topic()
         files = ledger.parts(self._place, report.run)
         run = Run(
             run=report.run, state="sending", request=report.request, planned_ms=report.planned_ms, source=self.topic,
@@ -299,7 +317,7 @@ class Backfill:
             location=self._place.uri, cluster=self.cluster, topic=self.topic, to=run.topic, run=run.run, purpose=request.purpose,
             mode=request.mode, direct=request.direct, expired=request.expired, attempt=run.attempts[-1].number,
             files=files, done=done, base_ms=_now_ms(), pace_ms=pace_ms * (tasks if request.direct else 1),
-            opener=self._opener,
+            opener=self._opener, batch_bytes=self._batch_bytes(run),
         )  # fmt: skip
         log.info("sending", run=run.run, attempt=job.attempt, messages=left)
         work = self._spark.range(0, len(files), 1, len(files)).mapInArrow(
@@ -308,6 +326,14 @@ class Backfill:
         with self._watched(run, sum(done)):
             sent = work.agg(f.sum("rows").alias("rows")).collect()[0]["rows"]
         assert sent == left
+
+    def _batch_bytes(self, run: Run) -> int:
+        """What every topic that the run sends to takes."""
+        topics = [run.topic]
+        if run.request.direct:
+            plan = self._spark.read.parquet(self._place.path(ledger.folder(run.run), "_plan"))
+            topics = [row["target"] for row in plan.select("target").distinct().collect()]
+        return min((info.bytes_max for info in self._brokers.look(topics).values() if info is not None), default=1)
 
     @contextmanager
     def _watched(self, run: Run, before: int) -> Iterator[None]:

@@ -147,13 +147,17 @@ class Report(Struct, frozen=True, kw_only=True):
     """Left out: sent before, for the same purpose."""
     expired: int
     """Left out: past their `chronos-expire-at`."""
+    too_large: int = 0
+    """Left out: larger than the topic they go to takes."""
+    no_target: int = 0
+    """Left out of what goes straight to its target: that is not there, or is compacted and takes none without a key."""
     first_due_ms: int | None
     last_due_ms: int | None
     outcomes: dict[str, int]
     targets: dict[str, int]
     """The largest ones."""
     absent_targets: list[str]
-    """Those that the brokers did not have: Chronos would dead-letter what is for them."""
+    """Those that the brokers did not have: Chronos would dead-letter what is for them; straight to them it is left out."""
     samples: list[Sample]
     planned_ms: int
     ended_ms: int | None = None
@@ -228,9 +232,12 @@ def rows_of(units: DataFrame, run: Run) -> DataFrame:
     ).select(*(column.split()[0] for column in LEDGER.split(", ")))  # fmt: skip
 
 
-def note_begun(place: Place, run: str, attempt: int, part: int) -> None:
-    """A task is about to take the transactional id of a part."""
-    place.write(f"{folder(run)}/_begun/{attempt:04}-{part:06}", b"")
+def note_begun(place: Place, run: str, attempt: int, part: int) -> bool:
+    """A task is about to take the transactional id of a part. Whether it is the first one of the attempt."""
+    path = f"{folder(run)}/_begun/{attempt:04}-{part:06}"
+    is_first = not place.exists(path)
+    place.write(path, b"")
+    return is_first
 
 
 def begun(place: Place, run: str, attempt: int) -> list[int]:

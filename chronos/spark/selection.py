@@ -6,10 +6,10 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from chronos.core.message import OCCURRENCE, SOURCE
+from chronos.core.message import OCCURRENCE, PREFIX, SOURCE
 from chronos.spark.codec import header_text
 from chronos.spark.fates import Span
-from chronos.spark.ledger import REPLAY_OF, TOKEN, Request
+from chronos.spark.ledger import OWN, REPLAY_OF, TOKEN, Request
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
 """What was, or should have been, delivered in the window; what ended otherwise is not replayed."""
@@ -18,6 +18,12 @@ UNIT = (*TOKEN, "id", "target", "due_ms", "outcome")
 
 PLAN = (*UNIT, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
 """Columns of a plan: the unit, and the record that asked for it."""
+
+ADDED_BYTES_MAX = 450
+"""What a replay has beside texts of any length: names of headers, numbers, lengths, and the batch around it."""
+
+HEADER_BYTES = 8
+"""Most bytes that say how long a header's name and value are."""
 
 
 def wanted(fates: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
@@ -61,8 +67,9 @@ def held(records: DataFrame, delay_topic: str) -> DataFrame:
         f.col("topic").alias("target"),
         f.explode(f.array(own, f.coalesce(header_text(REPLAY_OF), f.lit("")))).alias("of"),
     ).where(f.regexp_extract("of", numbers, 1) == delay_topic)
-    part = [f.regexp_extract("of", numbers, at).cast(kind) for at, kind in ((2, "int"), (3, "long"), (4, "int"))]
-    return found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True))).distinct()
+    part = [f.regexp_extract("of", numbers, at).try_cast(kind) for at, kind in ((2, "int"), (3, "long"), (4, "int"))]
+    tokens = found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)))
+    return tokens.dropna().distinct()  # a number no column holds is nobody's
 
 
 def replays(messages: DataFrame, span: Span) -> DataFrame:
@@ -77,11 +84,11 @@ def replays(messages: DataFrame, span: Span) -> DataFrame:
 def without_copies(units: DataFrame, copies: DataFrame, delay_topic: str) -> DataFrame:
     """Units and `replays` -> the units without the replays of what is among them itself, or is replayed before."""
     of = units.select(f.concat_ws("/", f.lit(delay_topic), *TOKEN).alias("of")).distinct()
-    found = units.select(*TOKEN).join(f.broadcast(copies), ["shard", "source_offset"])
+    found = units.select(*TOKEN).join(copies, ["shard", "source_offset"])
     of_present = found.join(of, "of", "left_semi").select(*TOKEN)
     first = found.groupBy("of").agg(f.min(f.struct("shard", "source_offset")).alias("first"))
     later = found.join(first, "of").where(f.struct("shard", "source_offset") != f.col("first")).select(*TOKEN)
-    return units.join(f.broadcast(of_present.unionByName(later).distinct()), list(TOKEN), "left_anti")
+    return units.join(of_present.unionByName(later), list(TOKEN), "left_anti")
 
 
 def marked(units: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
@@ -98,6 +105,31 @@ def with_records(units: DataFrame, messages: DataFrame, span: Span | None) -> Da
     )
     size = f.coalesce(f.length("value"), f.lit(0)).cast("long")
     return units.join(records, ["shard", "source_offset"]).withColumn("bytes", size).select(*PLAN)
+
+
+def left_out(request: Request, planned_ms: int, topic: str) -> Column:
+    """Why a row of `PLAN` is not sent; null: it is. `bytes_max` and `keyed_only` are of the topic it goes to.
+
+    One record that its topic does not take would keep all behind it from ever being sent.
+    """
+    is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
+    is_untaken = f.col("bytes_max").isNull() | (f.col("keyed_only") & f.col("target_key").isNull())
+    is_large = replay_bytes(request, topic) > f.col("bytes_max")
+    return f.when(is_expired, "expired").when(is_untaken, "no-target").when(is_large, "too-large")
+
+
+def replay_bytes(request: Request, topic: str) -> Column:
+    """At most so many bytes a batch takes that holds nothing but the replay of a row: see `core.size`."""
+
+    def size(column: str | Column) -> Column:
+        return f.coalesce(f.octet_length(column), f.lit(0))
+
+    kept = f.filter("headers", lambda pair: ~pair["name"].startswith(PREFIX) & ~pair["name"].isin(*OWN))
+    headers = f.aggregate(
+        kept, f.lit(0), lambda total, pair: total + size(pair["name"]) + size(pair["value"]) + HEADER_BYTES
+    )
+    texts = size("value") + size("target_key") + size("target") + 2 * size("id") + f.coalesce(headers, f.lit(0))
+    return texts + 2 * len(topic) + len(request.purpose) + ADDED_BYTES_MAX
 
 
 def has_headers(request: Request) -> Column:

@@ -34,6 +34,7 @@ PORTION_ROWS = 5_000
 """Messages of one transaction: short enough not to hold readers of the delay topic back."""
 
 PORTION_BYTES = 8_000_000
+"""Of payload, in one transaction and in what is read of the plan at once; one message may be larger."""
 
 SENT_COLUMNS = "part int, rows long"
 
@@ -54,8 +55,11 @@ class Writer(Protocol):
 class Opener(Protocol):
     """Makes producers; a value that travels to the executors."""
 
-    def open(self, transactional_id: str | None) -> Any:
-        """A `Writer`; with an id every earlier producer of that id is fenced and its transaction resolved first."""
+    def open(self, transactional_id: str | None, batch_bytes: int = ...) -> Any:
+        """A `Writer`; with an id every earlier producer of that id is fenced and its transaction resolved first.
+
+        No batch of several records is larger than `batch_bytes`.
+        """
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -83,6 +87,8 @@ class Job(Struct, frozen=True, kw_only=True):
     pace_ms: float
     """From one due time to the next; sent directly: between two messages of one task."""
     opener: Opener
+    batch_bytes: int
+    """What every topic that is sent to takes."""
 
     def rank(self, rows: Sequence[int]) -> list[int]:
         """For parts with so many rows, what the first row of each counts as, were it not sent before."""
@@ -119,12 +125,13 @@ class _Part:
     def send(self) -> int:
         """1. name the part, 2. take its id, 3. look whether the attempt is still the last, 4. send."""
         context = TaskContext.get()
-        if context is not None and context.attemptNumber() > 0:
-            raise ArchiveFailed("a task ended before its time; what it had sent is found out before it is tried again")
         job, part = self._job, self._part
-        ledger.note_begun(self._place, job.run, job.attempt, part)
+        is_first = ledger.note_begun(self._place, job.run, job.attempt, part)
+        # In a stage that Spark runs again a task counts as a first attempt.
+        if not is_first or (context is not None and context.attemptNumber() > 0):
+            raise ArchiveFailed("a task ended before its time; what it had sent is found out before it is tried again")
         named = None if job.direct else ledger.transactional_id(job.cluster, job.run, job.attempt, part)
-        writer = job.opener.open(named)
+        writer = job.opener.open(named, job.batch_bytes)
         try:
             run = ledger.load_run(self._place, job.run)
             if run is None or run.state != "sending" or run.attempts[-1].number != job.attempt:
@@ -172,12 +179,23 @@ class _Part:
     def _batches(self, skip: int) -> Iterator[pa.RecordBatch]:
         path = f"{ledger.folder(self._job.run)}/_plan/{self._job.files[self._part]}"
         with self._place.open(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(PORTION_ROWS):
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                yield batch.slice(skip)
-                skip = 0
+            file = pq.ParquetFile(stream)
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(rows_together(file.metadata.row_group(group)), row_groups=[group]):
+                    if skip >= batch.num_rows:
+                        skip -= batch.num_rows
+                        continue
+                    yield batch.slice(skip)
+                    skip = 0
+
+
+def rows_together(group: Any) -> int:
+    """How many rows of a row group of a plan may be in memory at once, by what its metadata say of their size."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    payload: int = next(column.statistics.max for column in columns if column.path_in_schema == "bytes")
+    largest = max(1, payload, group.total_byte_size // group.num_rows)
+    rows: int = PORTION_BYTES // largest
+    return max(1, min(PORTION_ROWS, rows))
 
 
 # --- rows to records

@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from chronos.adapters.kafka import BATCH_BYTES
 from chronos.adapters.kafka_bulk import BulkOpener
 from chronos.cli.backfill import _end, request_of
 from chronos.cli.output import Format
 from chronos.core.message import Entry, Keyed, Record, Rules, parse
+from chronos.core.size import batch_bytes
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import backfill as module
 from chronos.spark import ledger, schema, selection
@@ -34,7 +38,7 @@ from chronos.spark.backfill import Backfill
 from chronos.spark.fates import Span
 from chronos.spark.ledger import Attempt, Request, Run
 from chronos.spark.place import Place
-from chronos.spark.sending import Job, records_of
+from chronos.spark.sending import PORTION_BYTES, PORTION_ROWS, Job, records_of, rows_together, send_parts
 from tests.integration.flow import read_committed
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs
@@ -112,6 +116,8 @@ def test_what_a_target_holds_is_read_from_receipts_and_replays(spark: SparkSessi
         ("u", [("chronos-source", b"d/0/99"), (ledger.REPLAY_OF, b"d/2/5/2")]),
         ("t", [("chronos-source", b"other/1/7")]),
         ("t", [("chronos-source", b"nonsense")]),
+        ("t", [("chronos-source", b"d/99999999999/1")]),
+        ("t", [("chronos-source", b"d/1/99999999999999999999")]),
         ("t", None),
     ]
     records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
@@ -146,10 +152,46 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
     assert (found["value"], found["bytes"], found["due_ms"]) == (b"four", 4, T)
 
 
+PLANNED = (
+    "name string, target string, bytes_max long, keyed_only boolean, target_key binary, expire_at_ms long,"
+    " value binary, id binary, headers array<struct<name string, value binary>>"
+)
+"""What a row of a plan has, and the topic it goes to, as far as it says whether the row can be sent."""
+
+
+def test_what_would_never_be_taken_is_left_out(spark: SparkSession) -> None:
+    """Each for its reason; expiry may be ignored, a broker's refusal may not."""
+    plain: dict[str, Any] = {
+        "target": "t", "bytes_max": 2_000, "keyed_only": False, "target_key": None, "expire_at_ms": None,
+        "value": b"v" * 1_000, "id": b"i", "headers": [],
+    }  # fmt: skip
+    rows = [
+        {"name": "plain"}, {"name": "expired", "expire_at_ms": T - 1}, {"name": "expires now", "expire_at_ms": T},
+        {"name": "no topic", "bytes_max": None, "keyed_only": None}, {"name": "no key", "keyed_only": True},
+        {"name": "key", "keyed_only": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
+        {"name": "large header", "headers": [("trace", b"h" * 1_000)]}, {"name": "large key", "target_key": b"k" * 1_000},
+        {"name": "no headers, no value", "headers": None, "value": None},
+        {"name": "headers that are dropped", "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)]},
+    ]  # fmt: skip
+    names = [column.split()[0] for column in PLANNED.split(", ", 8)]
+    planned = spark.createDataFrame([tuple((plain | row)[name] for name in names) for row in rows], PLANNED)
+
+    def why(request: Request) -> dict[str, str]:
+        found = planned.select("name", selection.left_out(request, T, "d").alias("why")).collect()
+        return {row["name"]: row["why"] for row in found if row["why"] is not None}
+
+    unsendable = {
+        "no topic": "no-target", "no key": "no-target", "large": "too-large", "large header": "too-large",
+        "large key": "too-large",
+    }  # fmt: skip
+    assert why(Request(mode="missing")) == unsendable | {"expired": "expired"}
+    assert why(Request(mode="missing", expired=True)) == unsendable
+
+
 # --- records
 
 JOB = Job(location="", cluster="c", topic="c.delay", to="c.delay", run="r1", purpose="p", mode="missing", direct=False, expired=False,
-          attempt=1, files=[], done=[], base_ms=T + 500, pace_ms=0.5, opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0))  # fmt: skip
+          attempt=1, files=[], done=[], base_ms=T + 500, pace_ms=0.5, opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0), batch_bytes=BATCH_BYTES)  # fmt: skip
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 values = st.none() | st.binary(max_size=20)
@@ -200,6 +242,39 @@ def test_a_replay_asks_for_what_was_lost_byte_for_byte(
     assert (entry.target, entry.key, entry.value, entry.expire_at_ms) == ("orders", target_key, value, None)
     assert entry.due_ms == (T if mode == "pending" else T + 502)
     assert asked.on_conflict.name == "IGNORE"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_replay_is_never_larger_than_was_reckoned(spark: SparkSession, direct: bool) -> None:
+    """With the longest numbers there are, keyed and with many headers; and hardly ever smaller by much."""
+    job = structs.replace(JOB, direct=direct, run="20300101T000000-abcdef", purpose="p" * 64, topic="d" * 249)
+    plain = {"headers": [("n", None)] * 300, "value": b"v" * 1_000_000, "target_key": b"k" * 200, "target": "t" * 249}
+    most = {"key": b"i" * 300, "id": b"i" * 300, "expire_at_ms": 10**14, "due_ms": 10**14, "shard": 10**9,
+            "source_offset": 10**18, "occurrence": 10**9}  # fmt: skip
+    for row in (plain, plain | most):
+        batch = batch_of(**row)
+        ((_, key, value, headers),) = records_of(batch, job, part=module.PARTS_MAX, first=10**9, rank=0)
+        planned = spark.createDataFrame(
+            [(row["value"], row["target_key"], row["target"], row.get("id", b"3-1-70"), row["headers"])],
+            "value binary, target_key binary, target string, id binary, headers array<struct<name string, value binary>>",
+        )
+        asked = Request(mode="missing", purpose=job.purpose, direct=direct)
+        (reckoned,) = planned.select(selection.replay_bytes(asked, job.topic)).collect()[0]
+        assert 0 <= reckoned - batch_bytes(key, value, headers) < 2_500
+
+
+def test_so_many_rows_are_read_at_once_as_are_sent_at_once(tmp_path: Path) -> None:
+    """By the largest payload of a row group, also where Parquet keeps equal ones once; by headers where they are larger."""
+    header = {"name": "h", "value": b"h" * 1_000_000}
+    cases: list[tuple[list[dict[str, Any]], int]] = [
+        ([{"bytes": 10, "value": b"v" * 10}] * 100, PORTION_ROWS),
+        ([{"bytes": 1_000_000, "value": b"v" * 1_000_000}] * 20, PORTION_BYTES // 1_000_000),
+        ([{"bytes": 2 * PORTION_BYTES, "value": b""}, {"bytes": 0, "value": b""}], 1),
+        ([{"bytes": 0, "value": b"", "headers": [header]}], PORTION_BYTES // 1_000_000 - 1),
+    ]
+    for rows, expected_rows in cases:
+        pq.write_table(pa.Table.from_pylist(rows, ROW), tmp_path / "plan.parquet")
+        assert rows_together(pq.read_metadata(tmp_path / "plan.parquet").row_group(0)) == expected_rows
 
 
 def test_a_replay_is_due_before_it_expires() -> None:
@@ -267,6 +342,11 @@ def test_what_does_not_fit_together_is_refused(changed: dict[str, Any], says: st
         asked(**changed)
 
 
+def test_every_header_that_was_given_is_asked_for() -> None:
+    """Also two of the same name."""
+    assert asked(headers=["a=1", "b=", "a=2"]).headers == [("a", "1"), ("b", ""), ("a", "2")]
+
+
 def test_the_same_words_are_the_same_request() -> None:
     """Also when `-2h` means another time: who repeats the command ends what was begun."""
     first, second = asked(over="30m", ids=["base64:/w=="]), asked(over="30m", ids=["base64:/w=="])
@@ -312,7 +392,7 @@ class Lost:
         return Job(
             location=self.place.uri, cluster=self.logs.cluster, topic=self.logs.delay, to=self.logs.delay, run=run.run, purpose="backfill",
             mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * len(files), base_ms=T,
-            pace_ms=0.0, opener=self.opener,
+            pace_ms=0.0, opener=self.opener, batch_bytes=BATCH_BYTES,
         )  # fmt: skip
 
     def command(self) -> list[str]:
@@ -342,11 +422,6 @@ class Lost:
             _, value, key = expected(number, self.logs.target, SHARDS)
             if (message.value(), headers.get("chronos-target-key"), pairs[0]) != (
                 value,
-def test_every_header_that_was_given_is_asked_for() -> None:
-    """Also two of the same name."""
-    assert asked(headers=["a=1", "b=", "a=2"]).headers == [("a", "1"), ("b", ""), ("a", "2")]
-
-
                 key,
                 ("trace", b"%d" % number),
             ):
@@ -413,8 +488,6 @@ def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: 
 
 def rows_of_part(lost: Lost, job: Job, part: int) -> Iterator[Any]:
     """The records of a part, as its task makes them."""
-    import pyarrow.parquet as pq
-
     first = 0
     with lost.place.open(f"{ledger.folder(job.run)}/_plan/{job.files[part]}") as stream:
         for batch in pq.ParquetFile(stream).iter_batches(1_000):
@@ -533,56 +606,6 @@ def test_a_run_that_was_begun_is_ended_on_purpose_and_by_what_is_known(make: Cal
 
 
 @unhurried
-def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(make: Callable[[int], Lost]) -> None:
-    """The rest of it, and no more, is there for the next."""
-    lost = make(400)
-    job, run = lost.begin()
-    run.attempts.append(Attempt(number=1, began_ms=1))
-    files = ledger.parts(lost.place, run.run)
-    dead = lost.first_attempt(run, files)
-    ledger.note_begun(lost.place, run.run, 1, 0)
-    writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
-    writer.send(list(rows_of_part(lost, dead, 0))[:150])
-    report = job.abandon(run)
-    assert (report.state, report.messages) == ("abandoned", 150)
-    assert ledger.sent_rows(lost.spark, lost.place).count() == 150
-    assert lost.job().unfinished() is None
-    planned = lost.job().plan(lost.request)
-    assert (planned.messages, planned.sent_before) == (250, 150)
-
-
-@unhurried
-def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callable[[int], Lost]) -> None:
-    """Without Chronos; what was noted as sent is not sent again."""
-    lost = make(600)
-    lost.request = Request(mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0)
-    job, run = lost.begin()
-    ledger.note_sent(lost.place, run.run, 0, 150)
-    run.attempts.append(Attempt(number=1, began_ms=1))
-    began_s = time.monotonic()
-    report = job.send(run)
-    assert time.monotonic() - began_s > 450 / 600 * 0.9
-    assert (report.messages, lost.in_log()) == (600, 0)
-    found = list(read_committed(lost.logs.broker.bootstrap, lost.logs.target))
-    assert len(found) == 450
-    for message in found:
-        headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]
-        assert headers["chronos-source"] + b"/1" == headers["x-chronos-replay-of"]
-        shard, offset = map(int, headers["chronos-source"].split(b"/")[1:])
-        number = offset * SHARDS + shard
-        assert number >= 150
-        _, value, key = expected(number, lost.logs.target, SHARDS)
-        assert (message.value(), message.key()) == (value, key)
-        assert headers["chronos-due-at"] == b"%d" % (T + number * GAP_MS)
-        assert headers["chronos-id"] == (
-            b"order-%d" % number if number % 5 == 0 else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
-        )
-    rows = ledger.sent_rows(lost.spark, lost.place)
-    assert (
-        rows.where("via = 'direct'").count(),
-        json.loads(lost.place.read(f"{ledger.folder(run.run)}/report.json") or b"")["state"],
-    ) == (600, "done")
-@unhurried
 def test_a_topic_that_was_made_again_with_fewer_partitions_is_known_for_another(make: Callable[[int], Lost]) -> None:
     """Before its partitions are asked for."""
     lost = make(400)
@@ -646,3 +669,53 @@ def test_a_part_is_begun_once_an_attempt(make: Callable[[int], Lost]) -> None:
     assert lost.complaints() == []
 
 
+@unhurried
+def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(make: Callable[[int], Lost]) -> None:
+    """The rest of it, and no more, is there for the next."""
+    lost = make(400)
+    job, run = lost.begin()
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    files = ledger.parts(lost.place, run.run)
+    dead = lost.first_attempt(run, files)
+    ledger.note_begun(lost.place, run.run, 1, 0)
+    writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
+    writer.send(list(rows_of_part(lost, dead, 0))[:150])
+    report = job.abandon(run)
+    assert (report.state, report.messages) == ("abandoned", 150)
+    assert ledger.sent_rows(lost.spark, lost.place).count() == 150
+    assert lost.job().unfinished() is None
+    planned = lost.job().plan(lost.request)
+    assert (planned.messages, planned.sent_before) == (250, 150)
+
+
+@unhurried
+def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callable[[int], Lost]) -> None:
+    """Without Chronos; what was noted as sent is not sent again."""
+    lost = make(600)
+    lost.request = Request(mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0)
+    job, run = lost.begin()
+    ledger.note_sent(lost.place, run.run, 0, 150)
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    began_s = time.monotonic()
+    report = job.send(run)
+    assert time.monotonic() - began_s > 450 / 600 * 0.9
+    assert (report.messages, lost.in_log()) == (600, 0)
+    found = list(read_committed(lost.logs.broker.bootstrap, lost.logs.target))
+    assert len(found) == 450
+    for message in found:
+        headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]
+        assert headers["chronos-source"] + b"/1" == headers["x-chronos-replay-of"]
+        shard, offset = map(int, headers["chronos-source"].split(b"/")[1:])
+        number = offset * SHARDS + shard
+        assert number >= 150
+        _, value, key = expected(number, lost.logs.target, SHARDS)
+        assert (message.value(), message.key()) == (value, key)
+        assert headers["chronos-due-at"] == b"%d" % (T + number * GAP_MS)
+        assert headers["chronos-id"] == (
+            b"order-%d" % number if number % 5 == 0 else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
+        )
+    rows = ledger.sent_rows(lost.spark, lost.place)
+    assert (
+        rows.where("via = 'direct'").count(),
+        json.loads(lost.place.read(f"{ledger.folder(run.run)}/report.json") or b"")["state"],
+    ) == (600, "done")
