@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ArchiveUnusable
 from chronos.spark import schema
@@ -229,9 +230,11 @@ class _Reading:
         stream, place = self._stream.table, self._place
         for table, made in self._stream.outputs:
             folder = batch_folder(self._name, number, stream, table.name)
-            rows = in_hours(made(records), table)
+            written = Observation()
+            rows = in_hours(made(records), table).observe(written, f.count(f.lit(1)).alias("rows"))
             writer = rows.write.mode("overwrite").options(**schema.WRITING).partitionBy("due_date", "due_hour")
             writer.parquet(place.path(table.name, folder))
+            place.hold(f"{table.name}/{folder}", written.get["rows"])
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = self._offset_rows(begin, end)

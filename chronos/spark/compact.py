@@ -6,10 +6,11 @@ ones and the journal go. A journal that is found is carried out, also by `chrono
 written there is no way back. Never are there two of a record; between the renames there may be none.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
@@ -61,22 +62,25 @@ def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say:
     sizes = {batch: [size for _, size in each] for batch, each in found.items()}
     files = sum(map(len, sizes.values()))
     small = [batch for batch in batches if sum(sizes[batch]) < file_bytes * max(1, len(sizes[batch]))]
-    hours = len({path.rpartition("/")[0] for batch in small for path, _ in found[batch]})
-    if sum(len(sizes[batch]) for batch in small) <= hours or not small:
+    bytes_of = Counter[str]()
+    for path, size in (each for batch in small for each in found[batch]):
+        bytes_of[path.rpartition("/")[0]] += size
+    # One file an hour, and one more for every `file_bytes` of it: a dominant hour does not become one task's burden.
+    parts = {hour: max(1, size // file_bytes) if table.partitioned_by else 1 for hour, size in bytes_of.items()}
+    if sum(len(sizes[batch]) for batch in small) <= sum(parts.values()) or not small:
         return Compacted(table=name, files_before=files, files_after=files)
     say(f"{name}: {sum(len(sizes[batch]) for batch in small)} files of {len(small)} batches")
     files_of = spark.read.schema(schema.table_schema(table)).option("basePath", place.path(name))
     rows = files_of.parquet(*(place.path(name, batch) for batch in small)).drop("batch")
     hourly = [column for column in ("due_date", "due_hour") if column in rows.columns]
-    # One task an hour, and one more for every `file_bytes` of it: a dominant hour does not become one task's burden.
-    parts = max(1, sum(sum(sizes[batch]) for batch in small) // file_bytes)
     if hourly:
         offset = "offset" if "offset" in rows.columns else "progress_offset"
-        spread = rows.repartition(*hourly, f.pmod(f.xxhash64(offset), f.lit(parts)))
+        spread = rows.repartition(*hourly, f.pmod(f.xxhash64(offset), _parts_of(parts)))
     else:
         spread = rows.coalesce(1)
     writer = spread.write.mode("overwrite").options(**schema.WRITING)
     (writer.partitionBy(*hourly) if hourly else writer).parquet(place.path(name, MAKING))
+    place.hold(f"{name}/{MAKING}", sum(place.rows(f"{name}/{batch}") for batch in small))
     made = len(_parquet(place, f"{name}/{MAKING}"))
     new = _unused(batches)
     assert new not in small, f"{new} would replace itself"
@@ -84,6 +88,15 @@ def _compact(spark: SparkSession, place: Place, name: str, file_bytes: int, say:
     finish(place)
     return Compacted(table=name, files_before=files,
                      files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip
+
+
+def _parts_of(parts: Mapping[str, int]) -> Column:
+    """The hour's number of files: of those with more than one, by its folder."""
+    several = [f.lit(said) for hour, number in parts.items() if number > 1 for said in (hour, number)]
+    if not several:
+        return f.lit(1)
+    folder = f.concat(f.lit("due_date="), "due_date", f.lit("/due_hour="), "due_hour")
+    return f.coalesce(f.try_element_at(f.create_map(*several), folder), f.lit(1))
 
 
 def _unused(batches: Iterable[str]) -> str:

@@ -100,6 +100,18 @@ class Place:
             if path.endswith(".parquet")
         )
 
+    def hold(self, below: str, rows: int) -> None:
+        """ArchiveFailed unless the Parquet files there hold so many rows, as Spark's tasks say.
+
+        A task on another host writes to a folder of the same name there, which nobody ever reads.
+        """
+        found = self.rows(below)
+        if found != rows:
+            raise ArchiveFailed(
+                f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: with a --master of several"
+                " hosts it must be a folder that all of them share, or object storage"
+            )
+
     @_told
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,59 @@ def test_a_stream_that_fails_says_where_and_keeps_no_other_from_going_on(
     assert places(tmp_path, "messages", "shard") == everything(logs, 6)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert (brokers.committed(group, logs.delay, 0), brokers.committed(group, logs.progress, 0)) == (3, 0)
+
+
+class Elsewhere(Place):
+    """A place that Spark's tasks have on disks of their own."""
+
+    def path(self, *parts: str) -> str:
+        """Where only they see it; the checkpoints are the driver's."""
+        return super().path(*parts) if "_runs" in parts else super().path("_other-host", *parts)
+
+
+def test_what_spark_wrote_where_nobody_sees_it_is_not_archived(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """The run fails before it says that it is, and another one archives it."""
+    logs.schedule(6, DUE_MS)
+    with pytest.raises(ArchiveFailed, match=r"wrote \d rows to .* and 0 are there") as failed:
+        archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), nothing)
+    assert "folder that all of them share" in str(failed.value)
+    assert brokers.committed(ARCHIVE_GROUP.format(cluster=logs.cluster), logs.delay, 0) == 0
+    archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)
+    assert places(tmp_path, "messages", "shard") == everything(logs, 6)
+
+
+def test_compaction_makes_as_many_files_as_an_hour_is_large_and_then_no_more(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """An hour of many bytes beside many of few: each of these becomes one file, and a second time nothing is done."""
+    place = Place(str(tmp_path))
+    noise = random.Random(8)
+    for at in range(36):
+        size, due_ms = (20_000, DUE_MS) if at % 4 == 0 else (10, DUE_MS + at % 4 * 3_600_000)
+        headers = [("chronos-deliver-at", b"%d" % due_ms), ("chronos-target-topic", b"t")]
+        logs.write(logs.delay, noise.randbytes(size), headers)
+    logs.flush()
+    archive(spark, brokers, place, logs.plan(batch_records=18), nothing)
+    said: list[str] = []
+    # As of an archive so large that tasks are not put together.
+    large_scale = {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.coalescePartitions.enabled": "false"}
+    before = {name: spark.conf.get(name) for name in large_scale}
+    try:
+        for name, value in large_scale.items():
+            spark.conf.set(name, value)
+        compact(spark, place, 40_000, said.append)
+    finally:
+        for name, old in before.items():
+            spark.conf.set(name, str(old))
+    paths = [path for path, _ in place.files("messages", recursive=True) if path.endswith(".parquet")]
+    large, *small = sorted(Counter(path.rpartition("/")[0] for path in paths).values(), reverse=True)
+    assert (2 <= large <= 5, small) == (True, [1, 1, 1])
+    assert [line for line in said if line.startswith("messages")]
+    said.clear()
+    compact(spark, place, 40_000, said.append)
+    assert not [line for line in said if line.startswith("messages")]
 
 
 class Leaderless(KafkaLog):
