@@ -264,16 +264,22 @@ Location = Annotated[
         "-l",
         envvar="CHRONOS_ARCHIVE",
         metavar="URI",
-        help="Where the archive lies: a folder, s3://..., ...",
+        help="Where the archive lies: a folder, s3a://..., ...",
     ),
 ]
 Master = Annotated[
-    str, typer.Option("--master", metavar="URL", help="Spark's master: this machine, or a cluster.", show_default=True)
+    str,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Spark's master; auto: that of spark-submit, or this machine.",
+        show_default=True,
+    ),
 ]
 Conf = Annotated[
     list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. May be repeated.")
 ]
-LOCAL_MASTER = "local[*]"
+AUTO_MASTER = "auto"
 
 archive_app = typer.Typer(
     invoke_without_command=True,
@@ -322,7 +328,7 @@ def archive(
             help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
         ),
     ] = None,
-    master: Master = LOCAL_MASTER,
+    master: Master = AUTO_MASTER,
     conf: Conf = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -346,7 +352,7 @@ def compact(
         str,
         typer.Option("--file-size", metavar="SIZE", help="Files of this size need no tidying up.", show_default=True),
     ] = "128MiB",
-    master: Master = LOCAL_MASTER,
+    master: Master = AUTO_MASTER,
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
@@ -370,7 +376,7 @@ def audit(
     report: Annotated[
         str | None, typer.Option("--report", metavar="FILE", help="Write a page with plots there, one HTML file.")
     ] = None,
-    master: Master = LOCAL_MASTER,
+    master: Master = AUTO_MASTER,
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
@@ -459,7 +465,7 @@ def backfill(
             help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
         ),
     ] = None,
-    master: Master = LOCAL_MASTER,
+    master: Master = AUTO_MASTER,
     conf: Conf = None,
     config: ConfigFile = None,
     settings: Settings = None,
@@ -475,7 +481,7 @@ def backfill(
     Examples:
       chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --dry-run
       chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
-      chronos backfill -c chronos.yaml -l s3://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
+      chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
     """
     from chronos.cli.backfill import run
 
