@@ -62,6 +62,11 @@ class RocksStore:
         self.background_error = self._db.background_error
         self.close = self._db.close
 
+    @property
+    def lives(self) -> int:
+        """How often it was opened: what an earlier life did not flush may be gone."""
+        return self._db.lives
+
     def reopen(self) -> None:
         """A store that failed to write, opened anew. RocksDB mends itself after a full disk, but not always: measured,
         one of several stores was still refusing all writes when there had been room for minutes."""

@@ -130,9 +130,12 @@ class Database:
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
         self._options = options
+        self.lives = 0
+        """How often it was opened: what an earlier life did not flush may be gone."""
         self._open()
 
     def _open(self) -> None:
+        self.lives += 1
         try:
             self._check_complete()
             self.path.mkdir(parents=True, exist_ok=True)

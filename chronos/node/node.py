@@ -18,7 +18,8 @@ from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.rocks import RocksStore, shared_cache
 from chronos.checkpointing import Keeping
 from chronos.config import Config
-from chronos.core.codec import Identity, State
+from chronos.core.codec import FRESH, Identity, State, unpack_state
+from chronos.core.keys import STATE_KEY
 from chronos.core.roles import ANSWERS, Member
 from chronos.driver import ShardDriver, surely
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
@@ -282,10 +283,15 @@ class Node:
 
     def _flush(self) -> None:
         topics = self.config.topics
-        for shard in self.shards:
-            # Read before the flush: at least this much of the logs is needed no more.
-            state = shard.state
-            shard.store.flush()
+        for shard, store in zip(self.shards, self._stores, strict=True):
+            # Read before the flush: at least this much of the logs is needed no more, unless the store has begun anew
+            # meanwhile from what it held before.
+            lives = store.lives
+            (data,) = store.get([STATE_KEY])
+            state = FRESH if data is None else unpack_state(data)
+            store.flush()
+            if store.lives != lives:
+                continue
             self._flushed[shard.number] = _position(state)
             if isinstance(self.log, EmbeddedLog):
                 self.log.trim(topics.delay, shard.number, state.pull_offset)

@@ -1,0 +1,40 @@
+"""The flush of a node: the embedded log is trimmed behind it, and is the only copy of what is pending."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from chronos.config import load
+from chronos.node import Node
+
+
+def test_the_log_is_not_trimmed_behind_a_store_that_began_anew_meanwhile(tmp_path: Path) -> None:
+    """As after a disk that was full: what it had not flushed is gone, and is to be replayed from the log."""
+    node = Node(load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "shards=1", "limits.disk_reserve=1MB"]))
+    node.start()
+    try:
+        (store,), (shard,), topic = node._stores, node.shards, node.config.topics.delay
+        store.checkpoint(tmp_path / "earlier")
+        headers = {"chronos-target-topic": b"t", "chronos-delay": b"1h"}
+        node.log.append([(topic, None, b"v", headers, 0)] * 10, 9.0)
+        deadline = time.monotonic() + 9.0
+        while shard.state.pull_offset < 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        shard.stop()
+        shard.join(9.0)
+        flush = store.flush
+
+        def flush_late() -> None:
+            store.replace(tmp_path / "earlier")
+            flush()
+
+        store.flush = flush_late  # type: ignore[method-assign]
+        node._flush()
+        assert node.log.ends(topic, 0).start == 0
+        store.flush = flush  # type: ignore[method-assign]
+        node._flush()
+        assert node.log.ends(topic, 0).start == 0
+    finally:
+        node.stop()
