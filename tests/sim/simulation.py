@@ -75,6 +75,7 @@ class Simulation:
         self.seed = seed
         self._cuts = random.Random(-1 - seed)
         self._strains = random.Random(f"strains {seed}")
+        self._jumps = random.Random(f"jumps {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -171,6 +172,10 @@ class Simulation:
         if strains.random() < 0.2:
             for _ in range(strains.choice([1, 3])):
                 world.after(strains.randrange(500, self.fault_ms), self._strike, self._use_up_files)
+        jumps = self._jumps
+        if jumps.random() < 0.3:
+            for _ in range(jumps.choice([3, 12, 30])):
+                world.after(jumps.randrange(500, self.fault_ms), self._strike, self._set_clock)
 
     def _strike(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
