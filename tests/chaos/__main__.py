@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.chaos.drill import GAP_S, WARM_S, Drill
+from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
 from tests.chaos.report import Report
 from tests.chaos.world import Scene, World, bring_up
@@ -69,7 +69,7 @@ def cut(scene: Scene, faults: list[Fault]) -> Iterator[tuple[Scene, list[Fault]]
 
 def leg_s(scene: Scene, faults: list[Fault]) -> float:
     """About how long a leg takes."""
-    return scene.start_s + WARM_S + sum(fault.takes_s + GAP_S for fault in faults)
+    return scene.start_s + scene.warm_s + sum(fault.takes_s + GAP_S for fault in faults)
 
 
 def run(scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float) -> None:
@@ -77,7 +77,9 @@ def run(scene: Scene, faults: list[Fault], report: Report, dice: random.Random, 
     with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene) as world:
         rate = min(report.rate, scene.rate_max)
         left_s = max(1.0, deadline - time.monotonic())
-        with Drill(world.kafka, "chronos.delay", "chaos-target", rate=rate, seconds_max=left_s + LEG_S) as drill:
+        with Drill(
+            world.kafka, "chronos.delay", "chaos-target", rate=rate, seconds_max=left_s + LEG_S, warm_s=scene.warm_s
+        ) as drill:
             for at, fault in enumerate(faults):
                 if time.monotonic() > deadline:
                     report.wrong.append(f"no time was left for {len(faults) - at} faults ({scene.name})")

@@ -56,8 +56,11 @@ class Result:
 class Drill:
     """Load and reader, each a process of its own, around the faults of a `with` block."""
 
-    def __init__(self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds_max: float) -> None:
+    def __init__(
+        self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds_max: float, warm_s: float = WARM_S
+    ) -> None:
         """The load ends with `result`, or with an error after `seconds_max`."""
+        self._warm_s = warm_s
         self.windows: list[Window] = []
         kafka.create_topic(target)
         reading = {"bootstrap": kafka.bootstrap, "topic": target, "rest_s": READ_S}
@@ -95,7 +98,7 @@ class Drill:
         )
 
     def __enter__(self) -> Self:
-        time.sleep(WARM_S)
+        time.sleep(self._warm_s)
         return self
 
     def __exit__(

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.broker import Broker, Cluster, free_port
+from tests.chaos.drill import WARM_S
 from tests.chaos.fleet import Fleet
 from tests.proxy import Link, Network
 from tests.zookeeper import Ensemble
@@ -30,13 +31,15 @@ class Scene(Struct, frozen=True, kw_only=True):
     """Every node reaches Kafka and ZooKeeper through links of its own, that can be cut."""
     rate_max: int = 5_000
     """Messages a second; less where more of them share the machine."""
+    warm_s: float = WARM_S
+    """Load before the first fault."""
     start_s: int = 0
     """About how long it takes to bring it up, and to read what is left of the load in the end."""
 
 
 PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
-QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, start_s=60)
+QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=300, warm_s=30, start_s=60)
 EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True)
 """For the short form, in which one round of each fault shares one fleet."""
 
