@@ -304,12 +304,14 @@ def figure_stages(bench: Bench) -> None:
 
 
 def figure_spark(bench: Bench) -> None:
-    """The Spark jobs: records archived a second, and an audit's time and memory."""
+    """The Spark jobs: records archived a second, an audit's time and memory, messages replayed a second."""
     from tests.bench.spark_archive import archive_figure
     from tests.bench.spark_audit import audit_figure
+    from tests.bench.spark_backfill import backfill_figure
 
     archive_figure(bench)
     audit_figure(bench)
+    backfill_figure(bench)
 
 
 FIGURES: dict[str, Callable[[Bench], None]] = {

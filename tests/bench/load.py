@@ -60,12 +60,21 @@ def read(bootstrap: str, topic: str, partition: int = 0, offset: int = 0) -> Ite
         consumer.close()
 
 
+_NOISE = os.urandom(1_000_000)
+
+
+def payload(at: int) -> bytes:
+    """Of the message with this number: no two near each other are alike, and none can be compressed."""
+    start = at * 7_919 % (len(_NOISE) - VALUE_BYTES)
+    return _NOISE[start : start + VALUE_BYTES]
+
+
 def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, keyed: bool, partitions: int,
          spread_ms: int = 1_000) -> None:  # fmt: skip
     """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions."""
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
-    value = os.urandom(VALUE_BYTES)
     for at in range(count):
+        value = payload(at)
         due = due_ms + at * spread_ms // count
         key = b"order-%d" % at if keyed else None
         while True:

@@ -81,7 +81,6 @@ def _fill(bench: Bench, records: int) -> Plan:
     bench.say(f"     writing {2 * records:,} records")
     load.fill(servers, own["delay"], target, records, DUE_MS, keyed=False, partitions=PARTITIONS, spread_ms=SPREAD_MS)
     producer = Producer({**load.PRODUCER, "bootstrap.servers": servers, "linger.ms": 20, "batch.size": 1_000_000})
-    value = bytes(load.VALUE_BYTES)
     for at in range(records):
         partition, offset, due_ms = at % PARTITIONS, at // PARTITIONS, DUE_MS + at * SPREAD_MS // records
         headers = [
@@ -90,7 +89,7 @@ def _fill(bench: Bench, records: int) -> Plan:
         ]  # fmt: skip
         while True:
             try:
-                producer.produce(target, value, None, partition, headers=headers)  # type: ignore[arg-type]
+                producer.produce(target, load.payload(at), None, partition, headers=headers)  # type: ignore[arg-type]
                 break
             except BufferError:
                 producer.poll(0.1)
