@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from chronos.spark.archive import Plan
 
-RECORDS = 1_000_000
+RECORDS = 2_000_000
 """Messages, and as many deliveries."""
 
 PARTITIONS = 4
