@@ -18,10 +18,10 @@ from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.errors import Retry
 from chronos.ports import TopicSpec
 from chronos.workers.checkpoint import AGAIN_MS, LOOK_MS, Checkpointer, Position, trim_to
+from tests.clock import HandClock
 
 HOUR_MS = 3_600_000
 KEEP_LOGS_MS = 7 * 24 * HOUR_MS
-START_MS = 1_800_000_000_000
 RECORDS = 40
 
 # ------------------------------------------------------------------------------------------------- The rule
@@ -77,19 +77,6 @@ def test_a_log_is_never_trimmed_ahead_of_anybody(checkpoints, replicas, archived
 
 
 # ----------------------------------------------------------------------------------------------- The worker
-
-
-class HandClock:
-    """Stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = START_MS
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def stepped_ms(self) -> int:
-        return 0
 
 
 class Case:

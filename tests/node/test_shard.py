@@ -11,22 +11,9 @@ from chronos.core.keys import WORD
 from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.workers.replica import STANDALONE, Replica
+from tests.clock import HandClock
 
-START_MS = 1_800_000_000_000
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-
-
-class HandClock:
-    """Stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = START_MS
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def stepped_ms(self) -> int:
-        return 0
 
 
 def step(replica: Replica, clock: HandClock, minutes: int) -> None:

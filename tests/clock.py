@@ -1,0 +1,16 @@
+"""A clock for tests that move time by hand."""
+
+START_MS = 1_800_000_000_000
+
+
+class HandClock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = START_MS
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def stepped_ms(self) -> int:
+        return 0
