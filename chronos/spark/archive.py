@@ -228,20 +228,22 @@ class _Reading:
     def _write(self, records: DataFrame, number: int) -> None:
         """One micro-batch to its folders. Whoever writes it again writes it over."""
         stream, place = self._stream.table, self._place
+        counts = []
         for table, made in self._stream.outputs:
             folder = batch_folder(self._name, number, stream, table.name)
             written = Observation()
             rows = in_hours(made(records), table).observe(written, f.count(f.lit(1)).alias("rows"))
             writer = rows.write.mode("overwrite").options(**schema.WRITING).partitionBy("due_date", "due_hour")
             writer.parquet(place.path(table.name, folder))
-            place.hold(f"{table.name}/{folder}", written.get["rows"])
+            counts.append(written.get["rows"])
+            place.hold(f"{table.name}/{folder}", counts[-1])
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = self._offset_rows(begin, end)
         place.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", offsets_file(rows_of))
         self._done.gaps += sum(gap is not None for *_, gap in rows_of)
         self._done.batches += 1
-        self._done.records += self._written(number)
+        self._done.records += counts[0]
         self._passed += sum(
             until - begin[topic].get(part, until) for topic, ends in end.items() for part, until in ends.items()
         )
@@ -260,12 +262,6 @@ class _Reading:
                     since, gap = min(start, until), "trimmed"
                 rows.append(offset_row(self._run, topic, part, since, until, gap=gap))
         return rows
-
-    def _written(self, number: int) -> int:
-        """Rows of a micro-batch, by the footers of its files."""
-        table = self._stream.outputs[0][0].name
-        folder = batch_folder(self._name, number, self._stream.table, table)
-        return self._place.rows(f"{table}/{folder}")
 
     def _range(self, number: int) -> tuple[Ends, Ends]:
         begin = batch_ends(self._place, self._name, self._stream.table, number - 1) if number else {}
