@@ -89,6 +89,8 @@ class Link:
             await asyncio.gather(self._pump(reader, beyond), self._pump(source, writer))
         except OSError:
             pass  # One of the two ends is gone: so is the other.
+        except asyncio.CancelledError:
+            pass  # The link is closed. The server would report a task that ends as cancelled.
         finally:
             for end in (writer, beyond):
                 if end is not None:
