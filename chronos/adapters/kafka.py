@@ -1,4 +1,4 @@
-"""The log on Apache Kafka, through confluent-kafka (librdkafka). The only file that imports it.
+"""The log on Apache Kafka, through confluent-kafka (librdkafka).
 
 Exactly once rests on three things here: a fixed `transactional.id` per shard, `read_committed` readers, and a
 writer that after any doubt says ProducerLost instead of guessing. Settings that differ from librdkafka's defaults
@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 from confluent_kafka import (
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
@@ -25,8 +24,9 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
+from chronos.adapters.kafka_offsets import ANSWER_S, ASK_TIMEOUT_S, LEADER_POLL_S, KafkaOffsets, translated
 from chronos.core.message import Record
 from chronos.errors import (
     ChronosError,
@@ -40,17 +40,8 @@ from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.kafka")
 
-ASK_TIMEOUT_S = 5.0
-"""How long a question to the broker may take: offsets, topics, settings."""
-
-ASKER_S = 2.0
-"""How old a client that asks for offsets must be before another one takes its place."""
-
-LEADER_MOVES_S, LEADER_POLL_S = 1.0, 0.02
-"""How long a partition that was just made, or whose leader just changed, may not know it; and how often to ask."""
-
-ANSWER_S = ASK_TIMEOUT_S + 2.0
-"""How long an answer is waited for: the client gives up by itself before that, or never will."""
+TOPIC_APPEARS_S = 1.0
+"""How long a topic that one broker has just shown may not be known to another."""
 
 CREATE_TIMEOUT_S = 30.0
 """How long new topics may take to be there."""
@@ -90,7 +81,10 @@ CONSUMER: Mapping[str, Any] = {
 ADMIN: Mapping[str, Any] = {
     # Questions about topics go to the broker that was named as controller. With the default of 5 min the client asks
     # one that has died for so long, and learns of no other.
-    "topic.metadata.refresh.interval.ms": 2_000,
+    "topic.metadata.refresh.interval.ms": 1_000,
+    # With connections made only on demand, a question to a broker that is gone tries to connect as fast as the machine
+    # can: a whole core, until the client learns of another (measured).
+    "enable.sparse.connections": False,
 }
 
 PRODUCER: Mapping[str, Any] = {
@@ -103,24 +97,6 @@ PRODUCER: Mapping[str, Any] = {
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 1_048_576,
 }
-
-LEADER_MOVED_CODES = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-    }
-)
-
-COORDINATOR_MOVES_CODES = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-"""A group's coordinator begins or moves: ask again."""
 
 VITAL_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
 """Settings of Chronos's own topics without which its laws do not hold; the others are the operator's to weigh."""
@@ -442,9 +418,7 @@ class KafkaLog:
         self._advised: set[str] = set()
         """Changes of settings that were advised already."""
         self._admin = AdminClient(self._settings(ADMIN))
-        self._asker = AdminClient(self._settings(ADMIN))
-        self._asker_made_s = time.monotonic()
-        self._asker_lock = threading.Lock()
+        self._offsets = KafkaOffsets(self._settings)
         self._appender: Producer | None = None
         self._appender_lock = threading.Lock()
         self._closing = threading.Event()
@@ -493,7 +467,7 @@ class KafkaLog:
                 if code in REFUSED_TOPIC_CODES:
                     raise ConfigurationError([f"the topic {name} cannot be created: {error.args[0].str()}"]) from error
                 if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise _translated(f"creating the topic {name}", error) from error
+                    raise translated(f"creating the topic {name}", error) from error
                 if name in self._unseen:
                     raise ConfigurationError([f"Kafka does not let Chronos see the topic {name}"]) from error
 
@@ -538,7 +512,7 @@ class KafkaLog:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code not in NOT_THERE_CODES:
-                    raise _translated(f"looking at the topic {name}", error) from error
+                    raise translated(f"looking at the topic {name}", error) from error
                 if code in FORBIDDEN_CODES:
                     self._unseen.add(name)
                 infos[name] = None
@@ -566,7 +540,7 @@ class KafkaLog:
     def _topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Settings by topic; empty for a topic whose settings we may not read."""
         settings: dict[str, dict[str, str]] = {name: {} for name in topics}
-        deadline = time.monotonic() + LEADER_MOVES_S
+        deadline = time.monotonic() + TOPIC_APPEARS_S
         left = list(topics)
         while left:
             unknown = self._read_settings(left, settings, patient=time.monotonic() < deadline)
@@ -590,39 +564,27 @@ class KafkaLog:
                     # Another broker has just shown it: one that was made a moment ago is not known to all at once.
                     unknown.append(resource.name)
                 elif code not in FORBIDDEN_CODES:
-                    raise _translated(f"reading the settings of {resource.name}", error) from error
+                    raise translated(f"reading the settings of {resource.name}", error) from error
         return unknown
 
     # --- offsets
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """The last stable offset (measured: 0.1 ms). A consumer could be asked too, but by one thread after the other:
-        with a broker that hangs, each shard would wait out the time of all others."""
-        return self._offset(topic, partition, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)  # type: ignore[no-untyped-call]
+        """The last stable offset."""
+        return self._offsets.stable_end(topic, partition)
 
     def ends(self, topic: str, partition: int) -> Ends:
         """Start, last stable offset and high watermark."""
-        return Ends(
-            start=self._offset(topic, partition, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
-            stable=self.stable_end(topic, partition),
-            high=self._offset(topic, partition, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
-        )
+        offsets = self._offsets
+        start, stable = offsets.start(topic, partition), offsets.stable_end(topic, partition)
+        return Ends(start=start, stable=stable, high=offsets.high(topic, partition))
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset at or after a time; where nothing is as young, the end, but only if the broker proves it."""
-        ends = self.ends(topic, partition)
-        committed = IsolationLevel.READ_COMMITTED
-        spec = OffsetSpec.for_timestamp(timestamp_ms)
-        found = self._asked(topic, partition, spec, committed)
-        if found.offset >= 0:
-            return min(int(found.offset), ends.stable)
-        if ends.start == ends.stable:
-            return ends.stable
-        # No such record, or no answer in time: the client says the same to both.
-        youngest = self._asked(topic, partition, OffsetSpec.max_timestamp(), committed)  # type: ignore[no-untyped-call]
-        if youngest.offset < 0 or youngest.timestamp >= timestamp_ms:
-            raise LogUnavailable(f"no broker said in time how old the records of {topic}/{partition} are")
-        return ends.stable
+        """The first offset at or after a time; where nothing is as young, the end."""
+        stable = self._offsets.stable_end(topic, partition)
+        # Asked after the end: where nothing is as young, all before that end is older.
+        found = self._offsets.at(topic, partition, timestamp_ms)
+        return stable if found is None else min(found, stable)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before an offset; the broker answers once its replicas know."""
@@ -637,88 +599,23 @@ class KafkaLog:
         except TimeoutError:
             raise LogUnavailable(f"trimming {topic}/{partition}: no broker answered in time") from None
         except KafkaException as error:
-            raise _translated(f"trimming {topic}/{partition}", error) from error
+            raise translated(f"trimming {topic}/{partition}", error) from error
 
     def names(self) -> list[str]:
         """All topics but those of Kafka itself (`__consumer_offsets`, ...)."""
         try:
             listed = self._admin.list_topics(timeout=ASK_TIMEOUT_S).topics
         except KafkaException as error:
-            raise _translated("listing the topics", error) from error
+            raise translated("listing the topics", error) from error
         return sorted(name for name in listed if not name.startswith("__"))
 
     def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
-        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
-        done = self._ask_group(
-            group, "committing", lambda consumer: consumer.commit(offsets=offsets, asynchronous=False)
-        )
-        refused = [f"{part.topic}/{part.partition}: {part.error}" for part in done if part.error is not None]
-        if refused:
-            raise LogUnavailable(f"committing the place of the group {group} in {', '.join(refused)}")
+        self._offsets.mark(group, places)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
-        asked = [TopicPartition(topic, partition)]
-        (found,) = self._ask_group(group, "asking for", lambda consumer: consumer.committed(asked, timeout=ANSWER_S))
-        if found.error is not None:
-            raise LogUnavailable(f"asking for the place of the group {group} in {topic}/{partition}: {found.error}")
-        return int(found.offset) if found.offset >= 0 else None
-
-    def _ask_group(
-        self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
-    ) -> list[TopicPartition]:
-        """Through a consumer that knows the group's coordinator and is no member of it.
-
-        Not through the admin client: it ends the process when the coordinator moves or is only starting, as it does
-        for the first group of a broker (measured; it tells the group of a consumer it does not have).
-        """
-        deadline = time.monotonic() + ANSWER_S
-        consumer = Consumer(self._settings({"group.id": group, "enable.auto.commit": False}))
-        try:
-            while True:
-                try:
-                    return ask(consumer)
-                except KafkaException as error:
-                    if error.args[0].code() not in COORDINATOR_MOVES_CODES or time.monotonic() > deadline:
-                        raise _translated(f"{doing} the place of the group {group}", error) from error
-                time.sleep(LEADER_POLL_S)
-        finally:
-            consumer.close()
-
-    def _offset(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> int:
-        offset = int(self._asked(topic, partition, spec, level).offset)
-        if offset < 0:
-            # The client answers so, instead of raising, when the broker did not answer in time (measured).
-            self._renew_asker(self._asker)
-            raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends")
-        return offset
-
-    def _asked(self, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel) -> Any:
-        """What the client answers: an offset and a timestamp, both negative where it has none."""
-        part = TopicPartition(topic, partition)
-        deadline = time.monotonic() + LEADER_MOVES_S
-        while True:
-            asker = self._asker
-            asked = asker.list_offsets({part: spec}, isolation_level=level, request_timeout=ASK_TIMEOUT_S)
-            try:
-                return asked[part].result(ANSWER_S)
-            except TimeoutError:
-                self._renew_asker(asker)
-                raise LogUnavailable(f"no broker said in time where {topic}/{partition} ends") from None
-            except KafkaException as error:
-                self._renew_asker(asker)
-                if error.args[0].code() not in LEADER_MOVED_CODES or time.monotonic() > deadline:
-                    raise _translated(f"asking for the ends of {topic}/{partition}", error) from error
-            self._closing.wait(LEADER_POLL_S)
-
-    def _renew_asker(self, failed: AdminClient) -> None:
-        """One that asked with an old leader epoch is refused, and asks with the same again for minutes (measured: after
-        a broker hung for seconds): only a new one learns the new epoch."""
-        with self._asker_lock:
-            now_s = time.monotonic()
-            if self._asker is failed and now_s - self._asker_made_s >= ASKER_S:
-                self._asker, self._asker_made_s = AdminClient(self._settings(ADMIN)), now_s
+        """What a consumer group committed; None where that is nothing."""
+        return self._offsets.committed(group, topic, partition)
 
     def answers(self, timeout_s: float) -> bool:
         """Whether any broker tells about the progress topic in time."""
@@ -806,6 +703,7 @@ class KafkaLog:
             self._poller.join(2.0)
         if self._appender is not None:
             self._appender.flush(2.0)
+        self._offsets.close()
 
 
 class _ClientLog:
@@ -835,11 +733,3 @@ def outgoing_bytes(
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     size = 100 + len(key or b"") + len(value or b"")
     return size + sum(10 + 3 * len(name) + len(content or b"") for name, content in pairs)
-
-
-def _translated(doing: str, error: KafkaException) -> LogUnavailable:
-    cause = error.args[0]
-    if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
-        # The client says so too while no broker answers (measured): whether a topic is gone is told by its id.
-        return LogUnavailable(f"{doing}: it is not there ({cause.name()}); is the broker up, or was it deleted?")
-    return LogUnavailable(f"{doing}: {cause.str()} ({cause.name()}); is the broker up, and the address right?")

@@ -24,8 +24,9 @@ def write(
     """Write at an even rate; each message is due `lowest_ms` to `highest_ms` later, its number is its value's head."""
     told = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), told.set()), daemon=True).start()
-    # Idempotent: what a broker's end makes the client send again must be there once.
-    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 2, "enable.idempotence": True,
+    # Idempotent: what a broker's end makes the client send again must be there once. Few batches: while five of them
+    # are under way to a broker, the most that idempotence allows, the client waits in a busy loop (measured).
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 50, "enable.idempotence": True,
                          "log_level": 2})  # fmt: skip
     padding = os.urandom(VALUE_BYTES - 8)
     start_s = time.monotonic()
@@ -37,7 +38,7 @@ def write(
             raise RuntimeError(f"nobody ended the load within {seconds_max:g} s")
         behind = int(past_s * rate) - count
         if behind <= 0:
-            producer.poll(0.001)
+            producer.poll(0.01)
             continue
         now_ms = time.time_ns() // 1_000_000
         for number in range(count, count + behind):
