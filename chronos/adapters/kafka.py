@@ -63,7 +63,13 @@ DIGITS = re.compile(r"\d+")
 BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`. A topic that takes less is flushed in smaller portions."""
 
-COMMON: Mapping[str, Any] = {"client.id": "chronos", "log.connection.close": False}
+COMMON: Mapping[str, Any] = {
+    "client.id": "chronos",
+    "log.connection.close": False,
+    # When a broker goes, the client asks once who leads its partitions, too early for the answer to be another one, and
+    # not again for this long. With the default of 5 min a transaction waits for the dead until its time is over.
+    "topic.metadata.refresh.interval.ms": 1_000,
+}
 
 CONSUMER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined: partitions are assigned by hand
@@ -79,9 +85,6 @@ CONSUMER: Mapping[str, Any] = {
 }
 
 ADMIN: Mapping[str, Any] = {
-    # Questions about topics go to the broker that was named as controller. With the default of 5 min the client asks
-    # one that has died for so long, and learns of no other.
-    "topic.metadata.refresh.interval.ms": 1_000,
     # With connections made only on demand, a question to a broker that is gone tries to connect as fast as the machine
     # can: a whole core, until the client learns of another (measured).
     "enable.sparse.connections": False,
@@ -90,6 +93,7 @@ ADMIN: Mapping[str, Any] = {
 PRODUCER: Mapping[str, Any] = {
     "enable.idempotence": True,
     "partitioner": "murmur2_random",  # as Java producers place keys
+    "topic.metadata.refresh.interval.ms": 2_000,  # it asks for all targets there are, which may be many
     "allow.auto.create.topics": False,  # a typo must not make a topic that swallows messages
     "linger.ms": 5,  # fills batches while a step produces; flush() ends it
     "batch.size": BATCH_BYTES,

@@ -31,8 +31,8 @@ COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 ASKER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined
     "enable.auto.commit": False,
-    # Who leads the partitions assigned is asked so often; the default of 5 min is for clients that fetch, and so notice.
-    "topic.metadata.refresh.interval.ms": 1_000,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 1,  # one fetch may be under way before the pause, and the next question waits behind it
 }
 
 LEADER_MOVED_CODES = frozenset(
@@ -153,23 +153,22 @@ class _Asker:
 
     def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> int:
         """What the leader answers to ListOffsets. Raises KafkaException."""
-        if (topic, partition) not in self._assigned:
-            self._assign(topic, partition)
         (found,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout_s)
         self._consumer.poll(0)  # takes what the client has to say, or it would be kept
         if found.error is not None:
             raise KafkaException(found.error)
+        if (topic, partition) not in self._assigned and found.offset >= 0:
+            self._assign(TopicPartition(topic, partition, found.offset))
         return int(found.offset)
 
-    def _assign(self, topic: str, partition: int) -> None:
-        """At its end: until that is known nothing is fetched, and by then it is paused."""
-        part = TopicPartition(topic, partition, OFFSET_END)
+    def _assign(self, part: TopicPartition) -> None:
+        """At an offset that there is: the client closed while it looks for one never ends (a deadlock, measured)."""
         if len(self._assigned) >= ASSIGNED_MAX:
             self._consumer.unassign()
             self._assigned.clear()
         self._consumer.incremental_assign([part])
         self._consumer.pause([part])
-        self._assigned.add((topic, partition))
+        self._assigned.add((part.topic, part.partition))
 
     def close(self) -> None:
         """Give everything back."""

@@ -39,7 +39,7 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
-QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=300, warm_s=30, start_s=60)
+QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, warm_s=30, start_s=60)
 EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True)
 """For the short form, in which one round of each fault shares one fleet."""
 
