@@ -30,9 +30,6 @@ REBALANCE_PAUSE_MS = 5_000
 LAG_MAX = 1_000
 """Progress records a replica may be behind and still count as caught up; it reads them in well under a second."""
 
-REPLACE_AFTER_MS = 600_000
-"""How long a node may be away before its replicas are made anew elsewhere: longer than a repair by hand."""
-
 PASSES_MAX = 100
 """Bound of the passes of one plan; what is left then is done by the next."""
 
@@ -157,7 +154,7 @@ class _Table:
         return Counter(node for given in self.shards.values() for node in given.replicas)
 
     def _gone(self, node: str) -> bool:
-        return self.view.now_ms - self.away.get(node, self.view.now_ms) >= REPLACE_AFTER_MS
+        return self.view.now_ms - self.away.get(node, self.view.now_ms) >= self.view.replace_after_ms
 
     def _caught_up(self, shard: int, node: str) -> bool:
         applied = self.replica(shard, node).applied

@@ -10,6 +10,9 @@ from msgspec import Struct
 REBALANCE_AFTER_MS = 60_000
 """How long a member must have been there before shards are moved to it only to spread them evenly."""
 
+REPLACE_AFTER_MS = 600_000
+"""How long a node may be away before its replicas are made anew elsewhere: longer than a repair by hand."""
+
 ANSWERS, LATE, SILENT = "answers", "late", "silent"
 """What a node hears from the log. A master that hears nothing gives way to a node that is answered, and to no other: LATE
 lies between the two, so that brokers that are gone for all move nothing, whichever node notices first."""
@@ -135,3 +138,5 @@ class View(Struct, frozen=True, kw_only=True):
     """Requests not yet answered, oldest first."""
     rebalance_after_ms: int = REBALANCE_AFTER_MS
     """How long a member must have been there before shards are moved to it only to spread them evenly."""
+    replace_after_ms: int = REPLACE_AFTER_MS
+    """How long a node may be away before its replicas are made anew elsewhere."""

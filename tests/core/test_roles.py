@@ -11,12 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.planning import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, REPLACE_AFTER_MS, plan
+from chronos.core.planning import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.roles import (
     ANSWERS,
     HISTORY_MAX,
     LATE,
     REBALANCE_AFTER_MS,
+    REPLACE_AFTER_MS,
     SILENT,
     Assignment,
     Member,

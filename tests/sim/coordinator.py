@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from chronos.core.roles import Member, Request, Roles, View
+from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, Member, Request, Roles, View
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Outlook
 from tests.sim.world import World
@@ -21,6 +21,8 @@ class Ensemble:
         self.shards = shards
         self.replication = replication
         self.session_ms = session_ms
+        self.rebalance_after_ms = REBALANCE_AFTER_MS
+        self.replace_after_ms = REPLACE_AFTER_MS
         self.down_ms = 0
         self.roles = Roles()
         self.version = 0
@@ -189,6 +191,8 @@ class SimCoordinator:
             since_ms=dict(self._since_ms),
             roles=roles,
             requests=requests,
+            rebalance_after_ms=ensemble.rebalance_after_ms,
+            replace_after_ms=ensemble.replace_after_ms,
         )
         self._touch("control")
         planned = plan(view)

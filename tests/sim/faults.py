@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from chronos.core.planning import _Table
 from chronos.core.shard import Shard
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
+from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
 
@@ -141,6 +143,12 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "an expired message is delivered": [
         (Pusher, "_weigh", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+    ],
+    "what a node that is gone held is taken up by nobody": [
+        (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
+    ],
+    "a replica that was given up goes on": [
+        (Membership, "role", 'kind="follower" if held else "none"', 'kind="follower"'),
     ],
 }  # fmt: skip
 

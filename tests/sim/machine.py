@@ -94,6 +94,8 @@ class Machine:
         self.trap: tuple[str, str, int] | None = None
         """`(what, where, ms)`: kill or freeze the process where it next passes there."""
         self.process: Process | None = None
+        self.gone = False
+        """Broken for good: nobody starts it any more."""
         self.frozen_ms = 0
         self.log_cut_ms = 0
         """Until when no broker can be reached from here."""
@@ -108,7 +110,7 @@ class Machine:
         return self.frozen_ms > self.world.now_ms
 
     def start(self) -> None:
-        if self.process is None:
+        if self.process is None and not self.gone:
             self.world.tell(f"{self.name} starts")
             self.process = Process(self)
 
@@ -121,6 +123,17 @@ class Machine:
         self.process, process.dead = None, True
         self.stores = {shard: store.crash() for shard, store in self.stores.items()}
         self.world.after(down_ms, self.start)
+
+    def says(self, shard: int) -> str | None:
+        """The role that its replica of the shard says it has; None: nothing runs here."""
+        threads = [] if self.process is None else self.process.threads
+        return next((thread.replica.role for thread in threads if thread.shard == shard), None)
+
+    def die(self) -> None:
+        """The machine breaks, and is never mended."""
+        self.world.tell(f"{self.name} is gone for good")
+        self.gone = True
+        self.crash(0)
 
     def lose_stores(self) -> None:
         """Somebody removes the data."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.message import Rules
-from chronos.core.roles import Request
+from chronos.core.roles import REBALANCE_AFTER_MS, Assignment, Request
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from chronos.workers.master import Limits
@@ -76,6 +76,7 @@ class Simulation:
         self._cuts = random.Random(-1 - seed)
         self._strains = random.Random(f"strains {seed}")
         self._jumps = random.Random(f"jumps {seed}")
+        self._holds = random.Random(f"holders {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -85,12 +86,20 @@ class Simulation:
         self.fault_ms = draw.randrange(5_000, 40_000)
         self.setting = self._draw_setting()
         checker.settled_too = self.setting.delivered_ms is None
-        self.ensemble = None
+        self.ensemble: Ensemble | None = None
+        holds = self._holds
+        self.replication: int | None = None
+        """How many nodes hold a shard; None: all of them."""
+        if holds.random() < 0.15:
+            nodes, self.replication = holds.choice([3, 4]), holds.choice([1, 2, 2])
         # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
-        if nodes > 1 and draw.random() < 0.95:
+        if nodes > 1 and (draw.random() < 0.95 or self.replication is not None):
             self.ensemble = Ensemble(
-                world, shards=self.shards, replication=None, session_ms=draw.choice([2_000, 4_000])
+                world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
             )
+        if self.ensemble is not None and self.replication is not None:
+            self.ensemble.rebalance_after_ms = holds.choice([2_000, REBALANCE_AFTER_MS])
+            self.ensemble.replace_after_ms = holds.choice([1_000, 5_000, 20_000])
         for topic, partitions in ((DELAY, self.shards), (PROGRESS, self.shards), (REJECTED, 1), (DEAD_LETTER, 1)):
             brokers.create(topic, partitions)
         for topic in ("a", "b", "flaky"):
@@ -176,6 +185,10 @@ class Simulation:
         if jumps.random() < 0.3:
             for _ in range(jumps.choice([3, 12, 30])):
                 world.after(jumps.randrange(500, self.fault_ms), self._strike, self._set_clock)
+        holds = self._holds
+        if self.replication is not None:
+            for machine in holds.sample(self.machines, holds.choice([0, 1, 1, len(self.machines) - 1])):
+                world.after(holds.randrange(500, self.fault_ms), machine.die)
 
     def _strike(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
@@ -293,7 +306,7 @@ class Simulation:
         give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
         while True:
             left = self.checker.unfinished(self.shards, last_due_ms)
-            left += [] if left else self._behind()
+            left += [] if left else self._misplaced() + self._behind()
             if not left:
                 break
             if world.now_ms >= give_up_ms:
@@ -323,11 +336,37 @@ class Simulation:
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
 
+    def _holders(self, shard: int) -> list[Machine]:
+        """Machines that are to hold the shard, of those that are there."""
+        there = [machine for machine in self.machines if not machine.gone]
+        if self.ensemble is None or self.replication is None:
+            return there
+        given = self.ensemble.roles.shards.get(shard, Assignment())
+        return [machine for machine in there if machine.name in given.replicas]
+
+    def _misplaced(self) -> list[str]:
+        """Shards that too few or too many nodes hold, or that somebody has not let go."""
+        if self.ensemble is None or self.replication is None:
+            return []
+        there = [machine for machine in self.machines if not machine.gone]
+        misplaced = []
+        for shard in range(self.shards):
+            holders = self._holders(shard)
+            given = self.ensemble.roles.shards.get(shard, Assignment())
+            if not len(holders) == len(given.replicas) == min(self.replication, len(there)):
+                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
+            misplaced += [
+                f"{machine.name} does not let go of shard {shard}"
+                for machine in there
+                if machine not in holders and machine.says(shard) != "none"
+            ]
+        return misplaced
+
     def _behind(self) -> list[str]:
         """Replicas that have not applied everything."""
         behind = []
-        for machine in self.machines:
-            for shard in range(self.shards):
+        for shard in range(self.shards):
+            for machine in self._holders(shard):
                 store, partition = machine.stores.get(shard), self.brokers.topics[PROGRESS][shard]
                 state = None if store is None else store.state
                 last = self.checker.steps[shard][-1].offset if self.checker.steps[shard] else -1
