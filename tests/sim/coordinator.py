@@ -205,7 +205,9 @@ class SimCoordinator:
 
     def leave(self) -> None:
         if self._session is not None:
-            self._ensemble.end(self._session)
+            # Nobody hears it of a node that is cut off: then the session expires.
+            if self._connected:
+                self._ensemble.end(self._session)
             self._session, self._roles, self._sure = None, None, False
 
     def _check_connected(self) -> None:

@@ -147,6 +147,9 @@ FAULTS: dict[str, list[Change]] = {
     "what a node that is gone held is taken up by nobody": [
         (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
     ],
+    "a node that leaves keeps its shards": [
+        (_Table, "_may_stay", "not member.leaving", "True"),
+    ],
     "a replica that was given up goes on": [
         (Membership, "role", 'kind="follower" if held else "none"', 'kind="follower"'),
     ],

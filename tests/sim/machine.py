@@ -13,6 +13,8 @@ from chronos.core.message import Rules
 from chronos.core.roles import ANSWERS, Member
 from chronos.core.roles import Replica as Said
 from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
+from chronos.node.node import STOP_S
+from chronos.node.place import HAND_OVER_S
 from chronos.workers.master import Limits
 from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
@@ -27,6 +29,9 @@ from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 
 TICK_MS = 300
 """How often a process hears from its coordinator, asks its brokers and reports."""
+
+LOOK_MS = 20
+"""How often a process that stops looks whether it may."""
 
 SILENT_MS = 1_500
 """How long no broker answers a node until it gives way."""
@@ -116,18 +121,28 @@ class Machine:
 
     def crash(self, down_ms: int) -> None:
         """The process is gone; whatever it was in the middle of ends where it next calls a port."""
-        process = self.process
-        if process is None:
+        if self.process is None:
             return
         self.world.tell(f"{self.name} is killed")
-        self.process, process.dead = None, True
-        self.stores = {shard: store.crash() for shard, store in self.stores.items()}
-        self.world.after(down_ms, self.start)
+        self.end(down_ms)
 
     def says(self, shard: int) -> str | None:
         """The role that its replica of the shard says it has; None: nothing runs here."""
         threads = [] if self.process is None else self.process.threads
         return next((thread.replica.role for thread in threads if thread.shard == shard), None)
+
+    def leave(self, down_ms: int) -> None:
+        """Stop in order, as for an upgrade, and start again after a while."""
+        if self.process is not None:
+            self.process.leave(down_ms)
+
+    def end(self, down_ms: int) -> None:
+        """The process is gone; on the disk is what was flushed."""
+        process = self.process
+        assert process is not None
+        self.process, process.dead = None, True
+        self.stores = {shard: store.crash() for shard, store in self.stores.items()}
+        self.world.after(down_ms, self.start)
 
     def die(self) -> None:
         """The machine breaks, and is never mended."""
@@ -160,6 +175,11 @@ class Process:
         self.machine = machine
         self.world = machine.world
         self.dead = False
+        self.leaving = False
+        self.stopping = False
+        """No step begins any more."""
+        self.kept: list[int] = []
+        """The shards it was still master of when it stopped."""
         self.started_ms = machine.world.now_ms
         self.threads: list[Thread] = []
         self.coordinator: SimCoordinator | None = None
@@ -211,6 +231,49 @@ class Process:
             raise broken("5", f"{machine.name} was refused: {error}") from error
         self.world.after(TICK_MS, self._tick)
 
+    # --- leaving, as `Node.stop` does it
+
+    def leave(self, down_ms: int) -> None:
+        """1. Ask for others to take over."""
+        if not self.leaving:
+            self.world.tell(f"{self.machine.name} leaves")
+            self.leaving = True
+            self._hand_over(self.world.now_ms + int(HAND_OVER_S * 1_000), down_ms)
+
+    def _hand_over(self, until_ms: int, down_ms: int) -> None:
+        """2. Wait until they have, as long as there are others; then let no step begin."""
+        now_ms = self.world.now_ms
+        if self.dead:
+            return
+        if self.machine.frozen:
+            self.world.at(self.machine.frozen_ms, self._hand_over, until_ms, down_ms)
+            return
+        mastered = [thread.shard for thread in self.threads if thread.replica.role == "master"]
+        others = self.membership is not None and len(self.membership.outlook().members) > 1
+        if mastered and others and now_ms < until_ms:
+            self.world.after(LOOK_MS, self._hand_over, until_ms, down_ms)
+            return
+        self.kept, self.stopping = mastered, True
+        for thread in self.threads:
+            thread.end()
+        self._end(now_ms + int(STOP_S * 1_000), down_ms)
+
+    def _end(self, until_ms: int, down_ms: int) -> None:
+        """3. When all steps have ended, give the place back and close the stores; those under a step are left alone."""
+        if self.dead:
+            return
+        ended = all(thread.ended for thread in self.threads)
+        if self.machine.frozen or not (ended or self.world.now_ms >= until_ms):
+            self.world.after(LOOK_MS, self._end, until_ms, down_ms)
+            return
+        if self.coordinator is not None:
+            self.coordinator.leave()
+        if ended:
+            for shard in sorted(self.machine.stores):
+                self.machine.stores[shard].close()
+        self.world.tell(f"{self.machine.name} has left")
+        self.machine.end(down_ms)
+
     def _touch(self, where: str) -> None:
         """Between a look and what follows from it, the node's own thread may freeze or die too."""
         machine, trap = self.machine, self.machine.trap
@@ -234,6 +297,7 @@ class Process:
             address="",
             version="",
             started_ms=self.started_ms,
+            leaving=self.leaving,
             log=ANSWERS if self.reach is None else self.reach.says,
             replicas={
                 thread.shard: Said(
@@ -264,6 +328,8 @@ class Thread:
         self.name = f"{machine.name}/{shard}"
         self.log = SimLog(self, machine.brokers)
         self.steps = 0
+        self.ended = False
+        """It takes no step any more, and has given everything back."""
         self._busy = False
         self._nudged = False
         self._wake_ms: int | None = None
@@ -317,7 +383,7 @@ class Thread:
             self.world.at(when_ms, self._run, when_ms)
 
     def _run(self, planned_ms: int) -> None:
-        if self.process.dead or planned_ms != self._wake_ms or self._busy:
+        if self.process.dead or self.ended or planned_ms != self._wake_ms or self._busy:
             return
         if self.machine.frozen:
             self._wake_ms = None
@@ -328,6 +394,14 @@ class Thread:
             self._step()
         finally:
             self._busy = False
+        if self.process.stopping and not self.process.dead:
+            self.end()
+
+    def end(self) -> None:
+        """Give everything back; under a step that is under way, when it is over."""
+        if not self._busy and not self.ended:
+            self.replica.close()
+            self.ended = True
 
     def _step(self) -> None:
         machine, clock = self.machine, self.machine.clock

@@ -34,6 +34,12 @@ HEALED_MS_MAX = 120_000
 ALONE_MS_MAX = 300_000
 """The same where nobody gives out roles: a node that was deposed waits for 90 s of silence, and may be so twice."""
 
+RESTARTED_MS_MAX = 60_000
+"""How long all nodes may take to be back in their places after one of them was started again."""
+
+AWAKE_MS = 13_000
+"""More than the longest freeze: who was frozen when all was mended hears only then that its session is over."""
+
 LOOK_MS = 2_000
 """How often the second phase looks whether it is over."""
 
@@ -77,6 +83,7 @@ class Simulation:
         self._strains = random.Random(f"strains {seed}")
         self._jumps = random.Random(f"jumps {seed}")
         self._holds = random.Random(f"holders {seed}")
+        self._leaves = random.Random(f"leaving {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -189,6 +196,13 @@ class Simulation:
         if self.replication is not None:
             for machine in holds.sample(self.machines, holds.choice([0, 1, 1, len(self.machines) - 1])):
                 world.after(holds.randrange(500, self.fault_ms), machine.die)
+        leaves = self._leaves
+        self.leavers = 0
+        """How many nodes leave in peace, one after the other."""
+        if leaves.random() < 0.2:
+            self.leavers = leaves.choice([1, 1, len(self.machines)])
+            for _ in range(leaves.choice([1, 3, 8])):
+                world.after(leaves.randrange(500, self.fault_ms), self._strike, self._leave)
 
     def _strike(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
@@ -199,6 +213,9 @@ class Simulation:
 
     def _kill(self) -> None:
         self._machine().crash(self.world.random.choice([100, 2_000, 8_000]))
+
+    def _leave(self) -> None:
+        self._leaves.choice(self.machines).leave(self._leaves.choice([100, 2_000, 8_000]))
 
     def _freeze(self) -> None:
         machine = self._machine()
@@ -302,6 +319,25 @@ class Simulation:
         world.pass_time(self.fault_ms)
         self.checker.unfinished(self.shards, 0)
         self._heal()
+        self._settle()
+        there = [machine for machine in self.machines if not machine.gone]
+        for machine in self._leaves.sample(there, min(self.leavers, len(there))):
+            self._leave_in_peace(machine)
+            self._settle()
+        self._replay()
+        commits = sum(len(steps) for steps in self.checker.steps.values())
+        return Result(
+            seed=self.seed,
+            digest=world.digest(),
+            events=world.events,
+            sent=self.producers.sent,
+            commits=commits,
+            deliveries=self.checker.deliveries,
+        )
+
+    def _settle(self) -> None:
+        """Let time pass until whatever is due has come to its end, on all who are to know of it."""
+        world = self.world
         last_due_ms = world.now_ms + self.producers.spread_ms
         give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
         while True:
@@ -314,16 +350,38 @@ class Simulation:
             if world.events > EVENTS_MAX:
                 raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
             world.pass_time(LOOK_MS)
-        self._replay()
-        commits = sum(len(steps) for steps in self.checker.steps.values())
-        return Result(
-            seed=self.seed,
-            digest=world.digest(),
-            events=world.events,
-            sent=self.producers.sent,
-            commits=commits,
-            deliveries=self.checker.deliveries,
+
+    def _all_up(self) -> bool:
+        """Whether every node that is not gone runs, and every replica is in its place where somebody gives them out."""
+        if self.ensemble is None:
+            return all(machine.process is not None for machine in self.machines)
+        members, given = self.ensemble.members(), self.ensemble.roles.shards
+        return all(machine.gone or machine.name in members for machine in self.machines) and all(
+            machine.says(shard) == ("master" if given[shard].master == machine.name else "follower")
+            for shard in range(self.shards)
+            for machine in self._holders(shard)
         )
+
+    def _leave_in_peace(self, machine: Machine) -> None:
+        """A node that leaves while all is well is master of nothing that another could have taken over."""
+        world = self.world
+        up_ms = world.now_ms + RESTARTED_MS_MAX
+        world.pass_time(AWAKE_MS)
+        while not self._all_up():
+            if world.now_ms >= up_ms:
+                raise Finding(LIVENESS, f"a node is not in its place after {RESTARTED_MS_MAX} ms")
+            world.pass_time(LOOK_MS)
+        process = machine.process
+        assert process is not None
+        shared = [shard for shard in range(self.shards) if self.ensemble is not None and len(self._holders(shard)) > 1]
+        for _ in range(self._leaves.choice([0, 3, 10])):
+            world.after(self._leaves.randrange(3_000), self.producers.send)
+        world.after(self._leaves.randrange(1_000), machine.leave, self._leaves.choice([100, 3_000, 10_000]))
+        while not process.dead:
+            world.pass_time(LOOK_MS)
+        kept = [shard for shard in process.kept if shard in shared]
+        if kept:
+            raise Finding(LIVENESS, f"{machine.name} leaves and is still master of shard {kept[0]}")
 
     def _heal(self) -> None:
         self.world.tell("all is well again")
