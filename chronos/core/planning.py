@@ -199,7 +199,7 @@ class _Table:
                 if candidates:
                     self._give(shard, self._best(shard, candidates), self._why_not(given.master))
         for shard, given in self.shards.items():
-            if given.master is not None and self._is_stale(shard, given):
+            if given.master is not None and self._is_stale(shard, given.master, given.epoch):
                 self._give(shard, given.master, "the progress log knows a later role")
 
     def _fill(self, shard: int, given: Assignment) -> None:
@@ -244,9 +244,17 @@ class _Table:
         """The furthest; among those the one with the fewest shards; among those the first in preferred order."""
         return max(candidates, key=lambda node: (self.replica(shard, node).applied or 0, -self.masters[node]))
 
-    def _is_stale(self, shard: int, given: Assignment) -> bool:
-        told = [replica for replica in self.reported(shard) if replica.role_epoch >= given.epoch]
-        return any(replica.role_epoch > given.epoch or replica.role_node not in ("", given.master) for replica in told)
+    def _is_stale(self, shard: int, master: str, epoch: int) -> bool:
+        # A master that has another data directory than the one that wrote under its epoch is not that one, though it
+        # has its id: it lost its disk and was back before anybody saw it gone.
+        instance = self.members[master].instance
+        return any(
+            replica.role_epoch > epoch
+            or replica.role_node not in ("", master)
+            or replica.role_instance not in ("", instance)
+            for replica in self.reported(shard)
+            if replica.role_epoch >= epoch
+        )
 
     def spread(self) -> None:
         """Move one shard to a node that has at least two fewer, if nothing moved for a while."""

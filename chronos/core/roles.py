@@ -29,6 +29,8 @@ class Replica(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The greatest role epoch seen in the progress log."""
     role_node: str = ""
     """The node whose record has that role epoch; empty: not told."""
+    role_instance: str = ""
+    """The id of its data directory, which may be another one now; empty: not told."""
     log_epoch: int = 0
     """The greatest log epoch seen in the progress log."""
     kept_applied: int | None = None

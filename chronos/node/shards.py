@@ -89,6 +89,7 @@ def described(shard: ShardDriver, kept: Position) -> Described:
         pull_offset=state.pull_offset,
         role_epoch=state.role_epoch,
         role_node=state.node,
+        role_instance=state.instance,
         log_epoch=state.log_epoch,
         role=shard.role,
         reason=shard.paused,

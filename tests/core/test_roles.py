@@ -166,6 +166,11 @@ EPOCHS = {
     "nobody knows a later one": (Replica(applied=1, role_epoch=3, role_node="a"), 3),
     "a later one was reported": (Replica(applied=1, role_epoch=8), 9),
     "another wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="b"), 4),
+    "it wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
+    "it lost its disk and wrote under the same one before": (
+        Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-lost"),
+        4,
+    ),
     "an older one was reported": (Replica(applied=1, role_epoch=2, role_node="b"), 3),
 }
 
@@ -360,6 +365,7 @@ REPLICAS = st.builds(
     applied=st.none() | st.integers(0, 2_000),
     role_epoch=st.integers(0, 6),
     role_node=st.sampled_from(("", *NODES)),
+    role_instance=st.sampled_from(("", *(f"i-{node}" for node in NODES), "i-lost")),
 )
 SHARDS = 3
 MEMBERS = st.builds(
