@@ -74,6 +74,8 @@ class Checker:
         self.rejected: dict[tuple[int, int], int] = {}
         """(shard, offset) of what is in the rejected topic -> index of the step."""
         self.refused: dict[tuple[int, int], int] = {}
+        self.reigned: dict[tuple[int, int], str] = {}
+        """(shard, role epoch) -> the data directory that committed under it."""
         self.digests: dict[tuple[int, int], bytes] = {}
         self.deliveries = 0
 
@@ -126,6 +128,8 @@ class Checker:
         """Laws 4 and 5."""
         steps = self.steps[shard]
         before = steps[-1].progress if steps else None
+        if self.reigned.setdefault((shard, progress.role_epoch), progress.instance) != progress.instance:
+            raise broken("5", f"shard {shard}: two nodes commit under role epoch {progress.role_epoch}")
         if before is None:
             return
         if (progress.cursor_due_ms, progress.cursor_offset) < (before.cursor_due_ms, before.cursor_offset):

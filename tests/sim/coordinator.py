@@ -123,6 +123,8 @@ class SimCoordinator:
         self._roles: Roles | None = None
         self._members: Mapping[str, Member] = {}
         self._sure = False
+        self._waits_ms: int | None = None
+        """Since when it waits for its place, which another data directory has."""
         self._since_ms: dict[str, int] = {}
         self.cut_ms = 0
         """Cut off from the servers until then."""
@@ -159,7 +161,15 @@ class SimCoordinator:
 
     def join(self, member: Member) -> None:
         self._check_connected()
-        self._session = self._ensemble.open(member)
+        now_ms = self._ensemble.world.now_ms
+        try:
+            self._session = self._ensemble.open(member)
+        except NodeIdTaken as taken:
+            self._waits_ms = now_ms if self._waits_ms is None else self._waits_ms
+            if now_ms - self._waits_ms > self._ensemble.session_ms + 1_000:
+                raise
+            raise CoordinatorUnavailable("another data directory has the place: it may be gone in a moment") from taken
+        self._waits_ms = None
         self.refresh()
 
     def report(self, member: Member) -> None:

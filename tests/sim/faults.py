@@ -147,6 +147,12 @@ FAULTS: dict[str, list[Change]] = {
     "what a node that is gone held is taken up by nobody": [
         (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
     ],
+    "a node is its id, whatever its data directory": [
+        (Replica, "_may_reign", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
+    ],
+    "a node that comes back as another waits for a later role for ever": [
+        (_Table, "_is_stale", 'replica.role_instance not in ("", instance)', "False"),
+    ],
     "a node that leaves keeps its shards": [
         (_Table, "_may_stay", "not member.leaving", "True"),
     ],

@@ -30,6 +30,9 @@ from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 TICK_MS = 300
 """How often a process hears from its coordinator, asks its brokers and reports."""
 
+REFUSED_MS = 2_000
+"""When a node whose id was taken is started again."""
+
 LOOK_MS = 20
 """How often a process that stops looks whether it may."""
 
@@ -85,8 +88,14 @@ class Machine:
     """What outlives a process: a name, a clock, a disk with a store for each shard, and the faults around it."""
 
     def __init__(self, name: str, world: World, brokers: Brokers, ensemble: Ensemble | None, checker: Checker,
-                 setting: Setting) -> None:  # fmt: skip
+                 setting: Setting, *, node: str = "") -> None:  # fmt: skip
         self.name = name
+        self.node = node or name
+        """Its node id, which another machine may have too."""
+        self.instance = name
+        """Id of its data directory."""
+        self.doubled = False
+        """Another machine may have its id, also itself before it lost its disk."""
         self.world = world
         self.brokers = brokers
         self.ensemble = ensemble
@@ -126,6 +135,11 @@ class Machine:
         self.world.tell(f"{self.name} is killed")
         self.end(down_ms)
 
+    @property
+    def joined(self) -> bool:
+        """Whether it has a place in the cluster, as far as it knows."""
+        return self.process is not None and self.process.coordinator is not None and self.process.coordinator.joined
+
     def says(self, shard: int) -> str | None:
         """The role that its replica of the shard says it has; None: nothing runs here."""
         threads = [] if self.process is None else self.process.threads
@@ -154,6 +168,8 @@ class Machine:
         """Somebody removes the data."""
         self.crash(1_000)
         self.stores.clear()
+        if self.doubled:
+            self.instance += "'"
 
     def heal(self) -> None:
         self.trap, self.frozen_ms, self.log_cut_ms = None, 0, 0
@@ -187,10 +203,10 @@ class Process:
         self.reach: Reach | None = None
         self._threads_wanted = range(machine.setting.shards)
         if machine.ensemble is not None:
-            self.coordinator = SimCoordinator(machine.ensemble, machine.name, self._touch)
+            self.coordinator = SimCoordinator(machine.ensemble, machine.node, self._touch)
             self.coordinator.asleep = lambda: self.dead or machine.frozen
             self.membership = Membership(
-                self.coordinator, node=machine.name, clock=machine.clock, describe=self._member, plan=planning.plan
+                self.coordinator, node=machine.node, clock=machine.clock, describe=self._member, plan=planning.plan
             )
         self.world.after(1, self._open)
 
@@ -228,7 +244,10 @@ class Process:
         except Crashed:
             return
         except NodeIdTaken as error:
-            raise broken("5", f"{machine.name} was refused: {error}") from error
+            if not machine.doubled:
+                raise broken("5", f"{machine.name} was refused: {error}") from error
+            self.world.tell(f"{machine.name} is refused")
+            self.leave(REFUSED_MS)
         self.world.after(TICK_MS, self._tick)
 
     # --- leaving, as `Node.stop` does it
@@ -292,8 +311,8 @@ class Process:
     def _member(self) -> Member:
         machine = self.machine
         return Member(
-            node=machine.name,
-            instance=machine.name,
+            node=machine.node,
+            instance=machine.instance,
             address="",
             version="",
             started_ms=self.started_ms,
@@ -304,6 +323,8 @@ class Process:
                     applied=thread.replica.state.applied,
                     pull_offset=thread.replica.state.pull_offset,
                     role_epoch=thread.replica.state.role_epoch,
+                    role_node=thread.replica.state.node,
+                    role_instance=thread.replica.state.instance,
                     log_epoch=thread.replica.state.log_epoch,
                     role=thread.replica.role,
                 )
@@ -360,8 +381,8 @@ class Thread:
             limits=setting.limits,
             delay_topic=DELAY,
             progress_topic=PROGRESS,
-            node=machine.name,
-            instance=machine.name,
+            node=machine.node,
+            instance=machine.instance,
             delivered_ms=setting.delivered_ms,
             deduplication_ms=setting.deduplication_ms,
             guard=lambda: "the disk is below its reserve" if machine.disk.low else None,

@@ -7,6 +7,7 @@ and within a bounded time whatever is due must have come to its end, on every re
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,9 @@ RESTARTED_MS_MAX = 60_000
 
 AWAKE_MS = 13_000
 """More than the longest freeze: who was frozen when all was mended hears only then that its session is over."""
+
+TURN_MS = 15_000
+"""More than it takes until a session is over, and somebody who was refused tries again."""
 
 LOOK_MS = 2_000
 """How often the second phase looks whether it is over."""
@@ -84,6 +88,7 @@ class Simulation:
         self._jumps = random.Random(f"jumps {seed}")
         self._holds = random.Random(f"holders {seed}")
         self._leaves = random.Random(f"leaving {seed}")
+        self._doubles = random.Random(f"doubles {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -100,7 +105,10 @@ class Simulation:
         if holds.random() < 0.15:
             nodes, self.replication = holds.choice([3, 4]), holds.choice([1, 2, 2])
         # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
-        if nodes > 1 and (draw.random() < 0.95 or self.replication is not None):
+        doubles = self._doubles
+        self.doubled = doubles.random() < 0.15
+        """Two machines have one node id, and a machine that lost its disk comes back as another."""
+        if (nodes > 1 and draw.random() < 0.95) or self.replication is not None or self.doubled:
             self.ensemble = Ensemble(
                 world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
             )
@@ -114,6 +122,13 @@ class Simulation:
         self.machines = [
             Machine(f"n{number}", world, brokers, self.ensemble, checker, self.setting) for number in range(nodes)
         ]
+        if self.doubled:
+            node = doubles.choice(self.machines).node
+            self.machines.append(
+                Machine("double", world, brokers, self.ensemble, checker, self.setting, node=node),
+            )
+            for machine in self.machines:
+                machine.doubled = True
         self.producers = Producers(world, brokers, checker, shards=self.shards)
         self._draw_faults()
 
@@ -287,7 +302,7 @@ class Simulation:
 
     def _transfer(self) -> None:
         if self.ensemble is not None:
-            node, shard = self._machine().name, self.world.random.randrange(self.shards)
+            node, shard = self._machine().node, self.world.random.randrange(self.shards)
             kind = self.world.random.choice(["transfer", "transfer", "drain", "undrain"])
             self.world.tell(f"{kind} {node} {shard}")
             self._ask(kind, node, shard)
@@ -320,9 +335,12 @@ class Simulation:
         self.checker.unfinished(self.shards, 0)
         self._heal()
         self._settle()
-        there = [machine for machine in self.machines if not machine.gone]
+        there = self._there()
         for machine in self._leaves.sample(there, min(self.leavers, len(there))):
             self._leave_in_peace(machine)
+            self._settle()
+        if self.doubled:
+            self._take_turns()
             self._settle()
         self._replay()
         commits = sum(len(steps) for steps in self.checker.steps.values())
@@ -356,14 +374,13 @@ class Simulation:
         if self.ensemble is None:
             return all(machine.process is not None for machine in self.machines)
         members, given = self.ensemble.members(), self.ensemble.roles.shards
-        return all(machine.gone or machine.name in members for machine in self.machines) and all(
-            machine.says(shard) == ("master" if given[shard].master == machine.name else "follower")
+        return all(machine.gone or machine.node in members for machine in self.machines) and all(
+            machine.says(shard) == ("master" if given[shard].master == machine.node else "follower")
             for shard in range(self.shards)
             for machine in self._holders(shard)
         )
 
-    def _leave_in_peace(self, machine: Machine) -> None:
-        """A node that leaves while all is well is master of nothing that another could have taken over."""
+    def _wait_for_all(self) -> None:
         world = self.world
         up_ms = world.now_ms + RESTARTED_MS_MAX
         world.pass_time(AWAKE_MS)
@@ -371,6 +388,26 @@ class Simulation:
             if world.now_ms >= up_ms:
                 raise Finding(LIVENESS, f"a node is not in its place after {RESTARTED_MS_MAX} ms")
             world.pass_time(LOOK_MS)
+
+    def _take_turns(self) -> None:
+        """Of two nodes with one id the first is left in its place while it is there; then the second takes it."""
+        self._wait_for_all()
+        pairs = [(one, other) for one in self.machines for other in self.machines
+                 if one is not other and one.node == other.node and one.joined and not other.gone]  # fmt: skip
+        for first, second in pairs:
+            self.world.pass_time(TURN_MS)
+            if second.joined or not first.joined:
+                raise broken("5", f"{second.name} took the place of {first.name}, which was there")
+            first.crash(TURN_MS)
+            self._settle()
+            self.world.pass_time(2 * TURN_MS)
+            if first.joined or not second.joined:
+                raise broken("5", f"{first.name} took the place of {second.name}, which was there")
+
+    def _leave_in_peace(self, machine: Machine) -> None:
+        """A node that leaves while all is well is master of nothing that another could have taken over."""
+        world = self.world
+        self._wait_for_all()
         process = machine.process
         assert process is not None
         shared = [shard for shard in range(self.shards) if self.ensemble is not None and len(self._holders(shard)) > 1]
@@ -390,23 +427,33 @@ class Simulation:
         self._topic_comes()
         for machine in self.machines:
             machine.heal()
-            self._ask("undrain", machine.name)
+            self._ask("undrain", machine.node)
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
 
+    def _there(self) -> list[Machine]:
+        """Machines that have a place: all that are not gone, and of those with one id the one that has taken it."""
+        there = [machine for machine in self.machines if not machine.gone]
+        ids = Counter(machine.node for machine in there)
+        return [machine for machine in there if ids[machine.node] == 1 or machine.joined]
+
     def _holders(self, shard: int) -> list[Machine]:
         """Machines that are to hold the shard, of those that are there."""
-        there = [machine for machine in self.machines if not machine.gone]
+        there = self._there()
         if self.ensemble is None or self.replication is None:
             return there
         given = self.ensemble.roles.shards.get(shard, Assignment())
-        return [machine for machine in there if machine.name in given.replicas]
+        return [machine for machine in there if machine.node in given.replicas]
 
     def _misplaced(self) -> list[str]:
-        """Shards that too few or too many nodes hold, or that somebody has not let go."""
+        """Ids whose place nobody has taken; shards that too few or too many nodes hold, or somebody has not let go."""
+        ids = {machine.node for machine in self.machines if not machine.gone}
+        vacant = sorted(ids - {machine.node for machine in self._there()})
+        if vacant:
+            return [f"nobody has the place of {node}" for node in vacant]
         if self.ensemble is None or self.replication is None:
             return []
-        there = [machine for machine in self.machines if not machine.gone]
+        there = self._there()
         misplaced = []
         for shard in range(self.shards):
             holders = self._holders(shard)
