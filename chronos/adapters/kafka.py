@@ -266,13 +266,14 @@ class KafkaWriter:
         self._reports = reports = []
         with self._failing(deadline):
             self._producer.begin_transaction()
-            self._produce(messages, deadline)
+            # First, so that its partition joins the transaction with those of the messages, and not after them.
             self._producer.produce(
                 self._progress_topic,
                 progress,
                 partition=self._shard,
                 on_delivery=lambda error, message: reports.append((error, message)),
             )
+            self._produce(messages, deadline)
 
     def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         """3. flush, 4. verify the broker's timestamp, 5. commit; on a thread of its own if there is something else to do."""

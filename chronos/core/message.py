@@ -144,11 +144,16 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Keyed(Struct, frozen=True, gc=False):
-    """A message with an id of its own, and what to do when the id is taken."""
+    """A message with an id of its own that asks for more than to be refused when the id is taken."""
 
     entry: Entry
     verb: Verb
     on_conflict: OnConflict
+
+    @property
+    def id(self) -> bytes | None:
+        """The entry's."""
+        return self.entry.id
 
 
 class Action(Struct, frozen=True, gc=False):
@@ -228,7 +233,7 @@ class Rules:
 
 
 Asked = Entry | Keyed | Action | Refusal
-"""What a record asks for; an `Entry` alone is a message without an id of its own."""
+"""What a record asks for; an `Entry` alone is a message that is refused when it has an id, and the id is taken."""
 
 
 def parse(record: Record, rules: Rules) -> Asked:
@@ -280,14 +285,11 @@ def _plain(
     topic, due_ms, key = rules.topics_seen.get(target), int(at), record.key
     if topic is None or due_ms > record.timestamp_ms + rules.max_delay_ms:
         return None
-    entry = Entry(key, due_ms, topic, None, headers, record.value, record.timestamp_ms)
-    if key is None:
-        return entry
-    if key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key or rules.refuse_wrong_shard:
+    if key is not None and (key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key or rules.refuse_wrong_shard):
         refusal = _judge_id(key, rules, own=True)
         if refusal is not None:
             return refusal
-    return Keyed(entry, Verb.SCHEDULE, OnConflict.REJECT)
+    return Entry(key, due_ms, topic, None, headers, record.value, record.timestamp_ms)
 
 
 def _repeated(headers: Headers) -> str | None:
@@ -361,7 +363,7 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
     if refusal is not None:
         return refusal
     if ON_CONFLICT not in control:
-        return Keyed(entry, verb, OnConflict.REPLACE if verb is Verb.REPLACE else OnConflict.REJECT)
+        return Keyed(entry, verb, OnConflict.REPLACE) if verb is Verb.REPLACE else entry
     if verb is Verb.REPLACE:
         return Refusal(Reason.CONTRADICTORY_HEADERS, f"{ON_CONFLICT} goes with schedule, not with replace")
     policy = CONFLICT_POLICIES.get(control[ON_CONFLICT] or b"")
@@ -369,7 +371,7 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
         return Refusal(
             Reason.BAD_VALUE, f"{ON_CONFLICT}: {_shown(control[ON_CONFLICT])} is none of {_words(CONFLICT_POLICIES)}"
         )
-    return Keyed(entry, verb, policy)
+    return entry if policy is OnConflict.REJECT else Keyed(entry, verb, policy)
 
 
 def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules: Rules) -> Asked:

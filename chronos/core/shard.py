@@ -178,24 +178,17 @@ class Shard:
                 _count_refusal(staged, offset, told[offset])
                 continue
             if type(ask) is Entry:
-                due_ms = ask.due_ms
-                if due_ms < floor_ms or due_ms < record.timestamp_ms:
-                    self._place(staged, ask, offset, record.timestamp_ms)
-                else:
-                    placed[offset] = (due_ms, pack_entry(ask))
-                staged.accepted += 1
-                continue
-            if (
-                type(ask) is Keyed
-                and ask.entry.id not in words
-                and ask.entry.id not in known
-                and (ask.verb is Verb.SCHEDULE or told is not None)
-            ):
-                # A new id, as most are: nothing to judge, nothing to replace.
-                due_ms = self._place(staged, ask.entry, offset, record.timestamp_ms)
-                words[ask.entry.id] = Word(PENDING, due_ms, offset)  # type: ignore[index]
-                staged.accepted += 1
-                continue
+                message_id, due_ms = ask.id, ask.due_ms
+                # Without an id, or with a new one, as most are: nothing to judge, nothing to replace.
+                if message_id is None or (message_id not in words and message_id not in known):
+                    if due_ms < floor_ms or due_ms < record.timestamp_ms:
+                        due_ms = self._place(staged, ask, offset, record.timestamp_ms)
+                    else:
+                        placed[offset] = (due_ms, pack_entry(ask))
+                    if message_id is not None:
+                        words[message_id] = Word(PENDING, due_ms, offset)
+                    staged.accepted += 1
+                    continue
             refusal = ask if type(ask) is Refusal else self._act(staged, known, record, ask, deciding=told is None)
             if refusal is not None:
                 if told is not None:
@@ -213,11 +206,12 @@ class Shard:
 
     def _known(self, asked: Sequence[Asked]) -> dict[bytes, Word]:
         """The stored words of all ids named in the batch, read at once; an address may speak through its entry."""
-        keyed = {ask.entry.id for ask in asked if type(ask) is Keyed}
-        named = {ask.id for ask in asked if type(ask) is Action}
-        ids: list[bytes] = list(keyed | named)  # type: ignore[arg-type]
-        if not ids:
+        spoken = {ask.id for ask in asked if not isinstance(ask, Refusal)}
+        spoken.discard(None)
+        if not spoken:
             return {}
+        ids: list[bytes] = list(spoken)  # type: ignore[arg-type]
+        named = {ask.id for ask in asked if type(ask) is Action}
         found = self._view.get([WORD + message_id for message_id in ids])
         known = {message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None}
         # A key is never an address: only an action can name one, and then the entry that stands there speaks.
@@ -238,8 +232,10 @@ class Shard:
         self, staged: Staged, known: Mapping[bytes, Word], record: Record, ask: Asked, *, deciding: bool
     ) -> Refusal | None:
         """Execute what concerns an id; the refusal when it cannot be."""
+        if type(ask) is Entry:
+            ask = Keyed(ask, Verb.SCHEDULE, OnConflict.REJECT)
         if type(ask) is Keyed:
-            key = ask.entry.id or b""
+            key = ask.id or b""
             word = staged.words.get(key) or known.get(key)
             return self._schedule(staged, word, record, ask, deciding=deciding)
         assert type(ask) is Action

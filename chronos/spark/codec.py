@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from chronos.core.keys import address
-from chronos.core.message import Action, Entry, Keyed, Reason, Record, Refusal, Rules, parse
+from chronos.core.message import Action, Entry, Keyed, OnConflict, Reason, Record, Refusal, Rules, parse
 from chronos.core.moment import MS_MAX
 from chronos.core.progress import Outcome, Progress, unpack_progress
 
@@ -65,8 +65,9 @@ def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) ->
 def _asked(record: Record, rules: Rules) -> Parsed:
     ask = parse(record, rules)
     if type(ask) is Entry:
-        message_id = address(rules.shard, ask.due_ms, record.offset)
-        return "schedule", message_id, ask.target, ask.key, ask.due_ms, ask.due_ms, ask.expire_at_ms, None, None
+        message_id = ask.id or address(rules.shard, ask.due_ms, record.offset)
+        policy = None if ask.id is None else _word(OnConflict.REJECT.name)
+        return "schedule", message_id, ask.target, ask.key, ask.due_ms, ask.due_ms, ask.expire_at_ms, policy, None
     if type(ask) is Keyed:
         entry = ask.entry
         return (_word(ask.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chronos.adapters.checkpoint_files import Copier
 from chronos.adapters.checkpoints import CheckpointFolder
@@ -15,9 +16,10 @@ from chronos.adapters.embedded import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import Identity, State, pack_identity, pack_state
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
+from chronos.core.roles import Assignment, Member, Replica, Roles
 from chronos.errors import Retry
-from chronos.ports import TopicSpec
-from chronos.workers.checkpoint import AGAIN_MS, LOOK_MS, Checkpointer, Position, trim_to
+from chronos.ports import Outlook, TopicSpec
+from chronos.workers.checkpoint import AGAIN_MS, AWAY_MS, LOOK_MS, Checkpointer, Position, needed_from, trim_to
 from tests.clock import HandClock
 
 HOUR_MS = 3_600_000
@@ -74,6 +76,45 @@ def test_a_log_is_never_trimmed_ahead_of_anybody(checkpoints, replicas, archived
         assert None not in replicas
         assert all(to <= position for position in [*checkpoints, *replicas, by_age])
         assert archived is None or to <= archived
+
+
+FLUSHED = Replica(role="follower", kept_applied=7, kept_pull_offset=3)
+NOW_MS = 1_800_000_000_000
+MINE = Position(applied=9, pull_offset=5)
+OTHER = Position(applied=7, pull_offset=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "listed", "away_ms", "expected"),
+    [
+        pytest.param({"b": FLUSHED}, "ab", {}, [MINE, OTHER], id="it needs what it has not flushed"),
+        pytest.param({"b": Replica(role="follower")}, "ab", {}, [MINE, None], id="it does not say"),
+        pytest.param({"b": replace(FLUSHED, role="none")}, "a", {}, [MINE], id="it holds nothing"),
+        pytest.param(
+            {"b": replace(FLUSHED, role="none")}, "ab", {}, [MINE, OTHER], id="it was given the shard just now"
+        ),
+        pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not let go yet"),
+        pytest.param({}, "ab", {"b": AWAY_MS - 1}, [MINE, None], id="it is away"),
+        pytest.param({}, "ab", {"b": AWAY_MS}, [MINE], id="it was away for too long"),
+        pytest.param({}, "a", {}, [MINE], id="there is nobody else"),
+    ],
+)
+def test_every_registered_replica_is_asked_what_it_needs(said, listed, away_ms, expected) -> None:
+    """This node is `a`; None: what somebody needs is not known, and so nothing may be trimmed."""
+    members = {
+        node: Member(node=node, instance=node, address="", version="", started_ms=0, replicas={0: replica})
+        for node, replica in {"a": Replica(role="master"), **said}.items()
+    }
+    away = {node: NOW_MS - for_ms for node, for_ms in away_ms.items()}
+    roles = Roles(shards={0: Assignment(master="a", replicas=tuple(listed))}, away=away)
+    outlook = Outlook(roles=roles, members=members, sure=True)
+    assert needed_from(outlook, 0, node="a", kept=MINE, now_ms=NOW_MS) == expected
+
+
+@pytest.mark.parametrize(("roles", "sure"), [(None, True), (Roles(), False)], ids=["no roles", "not sure"])
+def test_who_does_not_know_the_cluster_does_not_know_what_is_needed(roles, sure) -> None:
+    outlook = Outlook(roles=roles, members={}, sure=sure)
+    assert needed_from(outlook, 0, node="a", kept=MINE, now_ms=NOW_MS) == [None]
 
 
 # ----------------------------------------------------------------------------------------------- The worker

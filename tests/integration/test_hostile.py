@@ -277,7 +277,7 @@ def _asked(got: Got, rules: Rules) -> object:
 
 
 def _named(ask: object) -> bytes | None:
-    return ask.entry.id if isinstance(ask, Keyed) else ask.id if isinstance(ask, Action) else None
+    return ask.id if isinstance(ask, Entry | Keyed | Action) else None
 
 
 def _rows(folder: Path) -> list[tuple[bytes, bytes]]:

@@ -64,7 +64,9 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
         row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
                 "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
                 "id": entry.id or address(shard, entry.due_ms, record.offset)}  # fmt: skip
-    if isinstance(ask, Keyed):
+    if isinstance(ask, Entry) and ask.id is not None:
+        row |= {"on_conflict": "reject"}
+    elif isinstance(ask, Keyed):
         row |= {"verb": ask.verb.name.lower(), "on_conflict": ask.on_conflict.name.lower()}
     elif isinstance(ask, Action):
         row |= {"verb": ask.verb.name.lower().replace("_", "-"), "id": ask.id or None, "requested_due_ms": ask.due_ms,
