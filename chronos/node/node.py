@@ -29,7 +29,7 @@ from chronos.node.opening import check_identity, identity, open_log, open_store,
 from chronos.node.place import SILENT_SHARE, Place, open_coordinator
 from chronos.node.shards import described, make_shard
 from chronos.ports import Clock, Log, TopicInfo
-from chronos.workers.checkpoint import Position
+from chronos.workers.checkpoint import Position, needed_from
 from chronos.workers.delete import words_kept_ms
 from chronos.workers.member import Membership
 from chronos.workers.replica import STANDALONE, Replay
@@ -45,9 +45,6 @@ EXPIRE_EVERY_S = 60.0
 
 STOP_S = 10.0
 """How long all shards together may take to end their steps; a transaction's time-out is the longest of them."""
-
-AWAY_MS = 7 * 86_400_000
-"""A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
 
 IN_PLACE = ("master", "follower", "none")
 """Roles of a replica that has nothing left to do before it serves."""
@@ -194,26 +191,12 @@ class Node:
 
     def _replica_positions(self, number: int) -> list[Position | None]:
         """From where on each registered replica needs the logs; None: not known, so nothing may be trimmed."""
-        positions: list[Position | None] = [self._flushed[number]]
+        kept = self._flushed[number]
         if self.membership is None:
-            return positions
-        outlook = self.membership.outlook()
-        if outlook.roles is None or not outlook.sure:
-            return [None]
-        for member in outlook.members.values():
-            replica = member.replicas.get(number)
-            if member.node != self.config.node.id and replica is not None and replica.role != "none":
-                kept = (replica.kept_applied, replica.kept_pull_offset)
-                positions.append(None if None in kept else Position(applied=kept[0], pull_offset=kept[1]))  # type: ignore[arg-type]
-        now_ms = self.clock.now_ms()
-        given = outlook.roles.shards.get(number)
-        if given is not None and any(
-            now_ms - outlook.roles.away.get(node, now_ms) < AWAY_MS
-            for node in given.replicas
-            if node not in outlook.members
-        ):
-            positions.append(None)
-        return positions
+            return [kept]
+        return needed_from(
+            self.membership.outlook(), number, node=self.config.node.id, kept=kept, now_ms=self.clock.now_ms()
+        )
 
     # --- the cluster
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from chronos.core.codec import Identity
+from chronos.core.roles import Assignment, Replica
 from chronos.errors import ChronosError
-from chronos.ports import Checkpoint, Checkpoints, Log, Store
+from chronos.ports import Checkpoint, Checkpoints, Log, Outlook, Store
 
 CHECKPOINTS_MIN = 3
 """Whole checkpoints without which nothing is trimmed: one may be damaged, and another lost on the same day."""
@@ -23,6 +24,10 @@ LOOK_MS = 600_000
 """How often to look whether the logs can be trimmed, and whether somebody else made a checkpoint."""
 
 
+AWAY_MS = 7 * 86_400_000
+"""A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
+
+
 class Position(Struct, frozen=True, kw_only=True):
     """From where on a replica needs the two logs of its shard: as of its last flush, which is what a crash leaves."""
 
@@ -30,6 +35,33 @@ class Position(Struct, frozen=True, kw_only=True):
     """Offset in the progress partition."""
     pull_offset: int
     """Offset in the delay partition."""
+
+
+def needed_from(
+    outlook: Outlook, shard: int, *, node: str, kept: Position, now_ms: int, away_ms: int = AWAY_MS
+) -> list[Position | None]:
+    """From where on each registered replica of the shard needs the logs; None: not known.
+
+    `node`: this one, and `kept`: where its own store stood at its last flush. `away_ms`: how long one is waited for.
+    """
+    if outlook.roles is None or not outlook.sure:
+        return [None]
+    positions: list[Position | None] = [kept]
+    listed = outlook.roles.shards.get(shard, Assignment()).replicas
+    for member in outlook.members.values():
+        replica = member.replicas.get(shard, Replica(role="none"))
+        # One that was given the shard just now begins with what it held before.
+        if member.node == node or (replica.role == "none" and member.node not in listed):
+            continue
+        if replica.kept_applied is None or replica.kept_pull_offset is None:
+            positions.append(None)
+        else:
+            positions.append(Position(applied=replica.kept_applied, pull_offset=replica.kept_pull_offset))
+    if any(
+        now_ms - outlook.roles.away.get(other, now_ms) < away_ms for other in listed if other not in outlook.members
+    ):
+        positions.append(None)
+    return positions
 
 
 def trim_to(
