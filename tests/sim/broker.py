@@ -48,6 +48,8 @@ class Partition:
         self.shown_ms: list[int] = []
         """For each offset that read_committed readers may see: since when."""
         self.watchers: list[Callable[[], None]] = []
+        self.start = 0
+        """What lies before it was trimmed: nobody can read it any more, though who watches still knows it."""
 
     @property
     def high(self) -> int:
@@ -78,6 +80,8 @@ class Brokers:
         """When each topic went for the first time: it may have come back between two looks that missed it."""
         self.paused: list[int] = [0] * BROKERS
         """Until when each broker answers nobody."""
+        self.trimming: Callable[[Partition], None] = lambda partition: None
+        """Called with every partition that was just trimmed."""
         self.epochs: dict[int, int] = {}
         self.open: dict[int, Transaction] = {}
         """The last transaction of each shard that is not fully marked."""

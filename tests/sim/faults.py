@@ -15,6 +15,8 @@ from typing import Any
 
 from chronos.core.planning import _Table
 from chronos.core.shard import Shard
+from chronos.node.beginning import Beginning
+from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
@@ -146,6 +148,18 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "what a node that is gone held is taken up by nobody": [
         (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
+    ],
+    "a log is trimmed behind the newest checkpoint alone": [
+        (Checkpointer, "_trim", "checkpoints=checkpoints,", "checkpoints=[max(checkpoints)] * CHECKPOINTS_MIN,"),
+    ],
+    "a log is trimmed ahead of other replicas": [
+        (Checkpointer, "_trim", "replicas=positions,", "replicas=positions[:1],"),
+    ],
+    "an empty store begins with what is left of the logs": [
+        (Replica, "_take_beginning", "taken = self._begin_elsewhere(replay)", "taken = not replay.empty and self._begin_elsewhere(replay)"),
+    ],
+    "a store from before the logs' beginning is kept": [
+        (Beginning, "begin", "replay.empty or not replay.whole or", "replay.empty or"),
     ],
     "a node is its id, whatever its data directory": [
         (Replica, "_may_reign", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from chronos.core.message import Record
-from chronos.errors import LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
 from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
 
@@ -29,6 +29,8 @@ class SimReader:
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         self._log.thread.touch("read")
         log, partition = self._log, self._partition
+        if self.position < partition.start and not log.remembers:
+            raise LogMismatch(f"offset {self.position} of {partition.name} is not there any more")
         if log.is_cut or log.brokers.is_paused(partition):
             return []
         stable = partition.stable
@@ -199,6 +201,8 @@ class SimLog:
         self.brokers = brokers
         self.world = thread.world
         self.faults = thread.machine.faults
+        self.remembers = False
+        """It still reads what was trimmed."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:
@@ -221,11 +225,30 @@ class SimLog:
     def ends(self, topic: str, partition: int) -> Ends:
         self.thread.touch("ends")
         place = self._answering(topic, partition)
-        return Ends(start=0, stable=place.stable, high=place.high)
+        return Ends(start=place.start, stable=place.stable, high=place.high)
 
     def stable_end(self, topic: str, partition: int) -> int:
         self.thread.touch("end")
         return self._answering(topic, partition).stable
+
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        self.thread.touch("offset")
+        place = self._answering(topic, partition)
+        later = (at for at, (record, _) in enumerate(place.items) if record and record.timestamp_ms >= timestamp_ms)
+        return next(later, place.stable)
+
+    def trim(self, topic: str, partition: int, offset: int) -> None:
+        self.thread.touch("trim")
+        place = self._answering(topic, partition)
+        assert offset <= place.stable, "a partition was trimmed beyond its stable end"
+        if offset > place.start:
+            place.start = offset
+            self.world.tell(f"{self.thread.name} trims {place.name} to {offset}")
+            self.brokers.trimming(place)
+        self.thread.touch("trimmed")
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        return None
 
     def answers(self, timeout_s: float) -> bool:
         return not self.is_cut

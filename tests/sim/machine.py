@@ -6,22 +6,26 @@ records came, report to the coordinator, control when it is this node's turn.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from chronos.core import planning
 from chronos.core.message import Rules
 from chronos.core.roles import ANSWERS, Member
 from chronos.core.roles import Replica as Said
-from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
+from chronos.errors import Deposed, LogMismatch, NodeIdTaken, Stop, StoreCorrupt
 from chronos.node.node import STOP_S
 from chronos.node.place import HAND_OVER_S
+from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.master import Limits
 from chronos.workers.member import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.reach import Reach
-from chronos.workers.replica import STANDALONE, Replica, Role
+from chronos.workers.replica import STANDALONE, Replay, Replica, Role
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
+from tests.sim.checkpoints import Depot, Keeper, Keeping
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.log import SimLog
 from tests.sim.store import Disk, SimStore
@@ -108,6 +112,11 @@ class Machine:
         self.trap: tuple[str, str, int] | None = None
         """`(what, where, ms)`: kill or freeze the process where it next passes there."""
         self.process: Process | None = None
+        self.depot: Depot | None = None
+        """Where checkpoints are kept; None: nowhere, and no log is trimmed."""
+        self.keeping: Keeping | None = None
+        self.peers: list[Machine] = []
+        """All machines, this one too: who may be asked for a copy of a store."""
         self.gone = False
         """Broken for good: nobody starts it any more."""
         self.frozen_ms = 0
@@ -117,6 +126,7 @@ class Machine:
     def store(self, shard: int) -> SimStore:
         if shard not in self.stores:
             self.stores[shard] = SimStore(self.world, self.disk, lambda store: self.checker.wrote(shard, store))
+            self.stores[shard].path = Path("simulated") / self.name / str(shard)
         return self.stores[shard]
 
     @property
@@ -203,11 +213,12 @@ class Process:
         self.reach: Reach | None = None
         self._threads_wanted = range(machine.setting.shards)
         if machine.ensemble is not None:
-            self.coordinator = SimCoordinator(machine.ensemble, machine.node, self._touch)
+            self.coordinator = SimCoordinator(machine.ensemble, machine.node, self.touch)
             self.coordinator.asleep = lambda: self.dead or machine.frozen
             self.membership = Membership(
                 self.coordinator, node=machine.node, clock=machine.clock, describe=self._member, plan=planning.plan
             )
+        self.keeper: Keeper | None = None
         self.world.after(1, self._open)
 
     def _open(self) -> None:
@@ -223,6 +234,8 @@ class Process:
             return
         for thread in self.threads:
             thread.wake(self.world.now_ms + 1)
+        if self.machine.depot is not None:
+            self.keeper = Keeper(self)
         if self.coordinator is not None:
             self.reach = Reach(self.threads[0].log, silent_ms=SILENT_MS, clock=self.machine.clock)
             self.world.after(1, self._tick)
@@ -293,7 +306,7 @@ class Process:
         self.world.tell(f"{self.machine.name} has left")
         self.machine.end(down_ms)
 
-    def _touch(self, where: str) -> None:
+    def touch(self, where: str) -> None:
         """Between a look and what follows from it, the node's own thread may freeze or die too."""
         machine, trap = self.machine, self.machine.trap
         if trap is not None and trap[1] == where:
@@ -318,19 +331,28 @@ class Process:
             started_ms=self.started_ms,
             leaving=self.leaving,
             log=ANSWERS if self.reach is None else self.reach.says,
-            replicas={
-                thread.shard: Said(
-                    applied=thread.replica.state.applied,
-                    pull_offset=thread.replica.state.pull_offset,
-                    role_epoch=thread.replica.state.role_epoch,
-                    role_node=thread.replica.state.node,
-                    role_instance=thread.replica.state.instance,
-                    log_epoch=thread.replica.state.log_epoch,
-                    role=thread.replica.role,
-                )
-                for thread in self.threads
-            },
+            replicas={thread.shard: self._said(thread) for thread in self.threads},
         )
+
+    def _said(self, thread: Thread) -> Said:
+        """As `node.shards.described`."""
+        replica, state = thread.replica, thread.replica.state
+        kept = None if self.keeper is None else self.keeper.flushed[thread.shard]
+        return Said(
+            applied=state.applied if replica.known else None,
+            pull_offset=state.pull_offset,
+            role_epoch=state.role_epoch,
+            role_node=state.node,
+            role_instance=state.instance,
+            log_epoch=state.log_epoch,
+            role=replica.role,
+            kept_applied=None if kept is None else kept.applied,
+            kept_pull_offset=None if kept is None else kept.pull_offset,
+        )
+
+    def begin(self, shard: int, replay: Replay) -> bool:
+        """Whether a store was given another beginning than the logs."""
+        return self.keeper is not None and self.keeper.begin(self.machine.stores[shard], replay)
 
     def role(self, shard: int) -> Role:
         """What this node is to be for a shard."""
@@ -387,6 +409,7 @@ class Thread:
             deduplication_ms=setting.deduplication_ms,
             guard=lambda: "the disk is below its reserve" if machine.disk.low else None,
             assigned=lambda: process.role(shard),
+            begin=lambda replay: process.begin(shard, replay),
         )
 
     # --- when it runs
@@ -441,6 +464,13 @@ class Thread:
             if machine.ensemble is not None:
                 raise
             machine.crash(5_000)
+            return
+        except LogMismatch as error:
+            if machine.keeping is None or machine.keeping.away_ms >= AWAY_MS:
+                raise broken("9", f"{self.name} stops: {error}") from error
+            # Frozen for longer than it is waited for with trimming: the next process begins with a checkpoint.
+            self.world.tell(f"{self.name} stops: {error}")
+            machine.crash(REFUSED_MS)
             return
         except Stop as error:
             raise broken("9", f"{self.name} stops: {error}") from error

@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.message import Rules
-from chronos.core.roles import REBALANCE_AFTER_MS, Assignment, Request
+from chronos.core.roles import REBALANCE_AFTER_MS, Assignment, Request, Roles
 from chronos.core.shard import Shard
+from chronos.workers.checkpoint import AWAY_MS, CHECKPOINTS_MIN
 from chronos.workers.follow import Follower
 from chronos.workers.master import Limits
-from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
+from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
+from tests.sim.checkpoints import Depot, Keeping
 from tests.sim.coordinator import Ensemble
 from tests.sim.log import SimLog
 from tests.sim.machine import Faults, Machine, Setting
@@ -66,6 +68,8 @@ PLACES = (
     "look",
 )
 
+KEEPER_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
+
 
 class Result(Struct, frozen=True, kw_only=True):
     """What a seed did that found nothing."""
@@ -89,6 +93,7 @@ class Simulation:
         self._holds = random.Random(f"holders {seed}")
         self._leaves = random.Random(f"leaving {seed}")
         self._doubles = random.Random(f"doubles {seed}")
+        self._trims = random.Random(f"trimming {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -104,10 +109,10 @@ class Simulation:
         """How many nodes hold a shard; None: all of them."""
         if holds.random() < 0.15:
             nodes, self.replication = holds.choice([3, 4]), holds.choice([1, 2, 2])
-        # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
         doubles = self._doubles
         self.doubled = doubles.random() < 0.15
         """Two machines have one node id, and a machine that lost its disk comes back as another."""
+        # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
         if (nodes > 1 and draw.random() < 0.95) or self.replication is not None or self.doubled:
             self.ensemble = Ensemble(
                 world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
@@ -129,8 +134,45 @@ class Simulation:
             )
             for machine in self.machines:
                 machine.doubled = True
+        self.depot: Depot | None = None
+        # Two nodes that know of no coordinator do not know either what the other one needs of the logs.
+        if self._trims.random() < 0.2 and (self.ensemble is not None or nodes == 1):
+            self._keep_checkpoints()
         self.producers = Producers(world, brokers, checker, shards=self.shards)
         self._draw_faults()
+
+    def _keep_checkpoints(self) -> None:
+        """From now on checkpoints are kept, and the logs trimmed behind them."""
+        draw = self._trims
+        self.depot = Depot(self.world)
+        keeping = Keeping(
+            every_ms=draw.choice([1_000, 3_000]),
+            keep=CHECKPOINTS_MIN + draw.choice([0, 1]),
+            keep_logs_ms=draw.choice([0, 2_000]),
+            flush_every_ms=draw.choice([500, 4_000]),
+            away_ms=draw.choice([1_000, AWAY_MS]),
+            copying_ms=draw.choice([2, 300, 2_000]),
+        )
+        for machine in self.machines:
+            machine.depot, machine.keeping, machine.peers = self.depot, keeping, self.machines
+        self.brokers.trimming = self._check_trimmed
+
+    def _check_trimmed(self, partition: Partition) -> None:
+        """Law 1: whoever is counted on still finds in the log what it would need after a crash."""
+        assert self.depot is not None
+        self.depot.check(partition, CHECKPOINTS_MIN)
+        roles = Roles() if self.ensemble is None else self.ensemble.roles
+        listed = roles.shards.get(partition.number, Assignment()).replicas
+        for machine in self._there():
+            store = machine.stores.get(partition.number)
+            counted = self.ensemble is None or (machine.node in listed and machine.node not in roles.away)
+            if store is None or not counted:
+                continue
+            needed = store.kept.pull_offset if partition.topic == DELAY else store.kept.applied
+            if store.kept.applied and needed < partition.start:
+                raise broken(
+                    "1", f"{partition.name} begins at {partition.start}; {machine.name} needs it from {needed}"
+                )
 
     def _draw_setting(self) -> Setting:
         draw = self.world.random
@@ -211,6 +253,11 @@ class Simulation:
         if self.replication is not None:
             for machine in holds.sample(self.machines, holds.choice([0, 1, 1, len(self.machines) - 1])):
                 world.after(holds.randrange(500, self.fault_ms), machine.die)
+        trims = self._trims
+        if self.depot is not None:
+            for _ in range(trims.choice([0, 3, 10])):
+                kind = trims.choice([self._lose_disk, self._damage_checkpoint, self._part_depot, self._trap_keeper])
+                world.after(trims.randrange(500, self.fault_ms), self._strike, kind)
         leaves = self._leaves
         self.leavers = 0
         """How many nodes leave in peace, one after the other."""
@@ -284,6 +331,26 @@ class Simulation:
             self.world.tell(f"{machine.name}/{shard} is damaged")
             machine.stores[shard].damaged = True
 
+    def _lose_disk(self) -> None:
+        machine = self._trims.choice(self.machines)
+        self.world.tell(f"{machine.name} loses its disk")
+        machine.lose_stores()
+
+    def _damage_checkpoint(self) -> None:
+        assert self.depot is not None
+        self.depot.damage(self._trims.randrange(self.shards), self._trims.choice)
+
+    def _part_depot(self) -> None:
+        assert self.depot is not None
+        wait_ms = self._trims.choice([500, 5_000])
+        self.world.tell(f"the place of the checkpoints cannot be reached for {wait_ms}")
+        self.depot.away_ms = self.world.now_ms + wait_ms
+
+    def _trap_keeper(self) -> None:
+        draw = self._trims
+        what = draw.choice(["kill", "kill", "freeze"])
+        draw.choice(self.machines).trap = (what, draw.choice(KEEPER_PLACES), draw.choice([5, 2_000, 7_000]))
+
     def _cut(self) -> None:
         machine, wait_ms = self._machine(), self.world.random.choice([500, 3_000, 15_000])
         if machine.process is not None and machine.process.coordinator is not None:
@@ -341,6 +408,9 @@ class Simulation:
             self._settle()
         if self.doubled:
             self._take_turns()
+            self._settle()
+        if self.depot is not None:
+            self._lose_every_disk()
             self._settle()
         self._replay()
         commits = sum(len(steps) for steps in self.checker.steps.values())
@@ -404,6 +474,14 @@ class Simulation:
             if first.joined or not second.joined:
                 raise broken("5", f"{first.name} took the place of {second.name}, which was there")
 
+    def _lose_every_disk(self) -> None:
+        """At one moment all stores are gone: whatever is pending is in the checkpoints, and in the logs behind them."""
+        for _ in range(self._trims.choice([0, 10])):
+            self.world.after(self._trims.randrange(10_000), self.producers.send)
+        self.world.pass_time(AWAKE_MS)
+        for machine in self._there():
+            machine.lose_stores()
+
     def _leave_in_peace(self, machine: Machine) -> None:
         """A node that leaves while all is well is master of nothing that another could have taken over."""
         world = self.world
@@ -430,6 +508,8 @@ class Simulation:
             self._ask("undrain", machine.node)
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
+        if self.depot is not None:
+            self.depot.away_ms = 0
 
     def _there(self) -> list[Machine]:
         """Machines that have a place: all that are not gone, and of those with one id the one that has taken it."""
@@ -486,6 +566,7 @@ class Simulation:
             rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
             shard_state = Shard(rules=rules, state=FRESH, view=store)
             log = SimLog(Onlooker(self.world), self.brokers)  # type: ignore[arg-type]
+            log.remembers = True
             follower = Follower(log, store, shard_state, delay_topic=DELAY, progress_topic=PROGRESS)
             while follower.step():
                 pass

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import PENDING, State, unpack_state, unpack_word
+from chronos.core.codec import FRESH, PENDING, State, unpack_state, unpack_word
 from chronos.core.keys import COUNT, ENTRY, STATE_KEY, WORD, entry_position
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
+
+NOWHERE = Path("simulated/0")
+"""Of a store that is in no folder; nothing is ever there."""
 
 
 class Disk:
@@ -23,6 +27,8 @@ class Disk:
         self.failing = False
         self.unread_chance = 0.0
         """How often a read fails for want of a file descriptor."""
+        self.fetched: dict[Path, dict[bytes, bytes]] = {}
+        """Checkpoints that were fetched and not opened yet, by folder."""
         self.flush_chance = 0.1
         """How often a write happens to be followed by a flush of the store's own."""
 
@@ -37,6 +43,7 @@ class SimStore(MemoryStore):
         self._wrote = wrote
         self._error: str | None = None
         self.damaged = False
+        self.path = NOWHERE
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         self._check_sound()
@@ -87,6 +94,7 @@ class SimStore(MemoryStore):
         survivor = SimStore(self._world, self._disk, self._wrote)
         survivor._restore(self._flushed)
         survivor.damaged = self.damaged
+        survivor.path = self.path
         self._closed = True
         return survivor
 
@@ -94,6 +102,21 @@ class SimStore(MemoryStore):
         if not self._disk.full and not self._disk.failing and not self._error:
             super().close()
         self._closed = True
+
+    def replace(self, path: Path) -> None:
+        """What was fetched there takes the place of everything."""
+        if self._disk.full or self._disk.failing:
+            raise NoSpace("no space left on device")
+        self._error, self.damaged = None, False
+        self._restore(self._disk.fetched.pop(path))
+        if self.state is not None:
+            self._wrote(self)
+
+    def rows(self) -> dict[bytes, bytes]:
+        """What a checkpoint made now would hold; the store is flushed with it."""
+        self._check_sound()
+        self.flush()
+        return self._flushed
 
     def _restore(self, rows: dict[bytes, bytes]) -> None:
         self._rows = dict(rows)
@@ -106,6 +129,12 @@ class SimStore(MemoryStore):
     def state(self) -> State | None:
         data = self._rows.get(STATE_KEY)
         return None if data is None else unpack_state(data)
+
+    @property
+    def kept(self) -> State:
+        """What a crash would leave."""
+        data = self._flushed.get(STATE_KEY)
+        return FRESH if data is None else unpack_state(data)
 
     def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
         """The rows that mean something: all that is pending and the state; what is settled may be cleaned up."""
