@@ -247,6 +247,9 @@ class Replica:
         self.shard = self._load()
         if self._take_beginning(self.state):
             self.shard = self._load()
+            if self.state.applied:
+                # It may have taken long, and the logs may begin behind it by now: look again.
+                return now_ms
         self._check_positions(self.state)
         self._follower = Follower(
             self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
