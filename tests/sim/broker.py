@@ -80,8 +80,8 @@ class Brokers:
         """When each topic went for the first time: it may have come back between two looks that missed it."""
         self.paused: list[int] = [0] * BROKERS
         """Until when each broker answers nobody."""
-        self.trimming: Callable[[Partition], None] = lambda partition: None
-        """Called with every partition that was just trimmed."""
+        self.trimming: Callable[[Partition, str], None] = lambda partition, by: None
+        """Called with every partition that was just trimmed, and the name of the machine that did it."""
         self.epochs: dict[int, int] = {}
         self.open: dict[int, Transaction] = {}
         """The last transaction of each shard that is not fully marked."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from chronos.core.codec import Identity, State, unpack_state
 from chronos.core.keys import STATE_KEY
-from chronos.core.roles import Member
+from chronos.core.roles import Member, Roles
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from chronos.node.beginning import Beginning
 from chronos.ports import Checkpoint, Store
@@ -244,6 +244,8 @@ class Keeper:
         )
         self.flushed = {thread.shard: _position(thread.replica.state) for thread in process.threads}
         """Where each store stood at its last flush: what a crash would leave."""
+        self.heard: dict[int, Roles] = {}
+        """The roles by which it asked what others need, when it trimmed last."""
         self._flushed_ms = self.world.now_ms
         self._checkpointers = [self._checkpointer(thread) for thread in process.threads]
         self.world.after(self.world.random.randrange(1, KEEP_MS), self._step)
@@ -268,6 +270,7 @@ class Keeper:
             return [kept]
         now_ms = self.machine.clock.now_ms()
         outlook, away_ms = membership.outlook(), self.settings.away_ms
+        self.heard[shard] = outlook.roles or Roles()
         return needed_from(outlook, shard, node=self.machine.node, kept=kept, now_ms=now_ms, away_ms=away_ms)
 
     def begin(self, store: SimStore, replay: Replay) -> bool:

@@ -17,6 +17,10 @@ POISON = b"poison"
 """A payload that no target takes, for a reason nobody can look up before."""
 
 
+class Trimmed(LogMismatch):
+    """What was to be read next was trimmed meanwhile."""
+
+
 class SimReader:
     """See `ports.Reader`. What it fetches lags behind what is there."""
 
@@ -30,7 +34,7 @@ class SimReader:
         self._log.thread.touch("read")
         log, partition = self._log, self._partition
         if self.position < partition.start and not log.remembers:
-            raise LogMismatch(f"offset {self.position} of {partition.name} is not there any more")
+            raise Trimmed(f"offset {self.position} of {partition.name} is not there any more")
         if log.is_cut or log.brokers.is_paused(partition):
             return []
         stable = partition.stable
@@ -244,7 +248,7 @@ class SimLog:
         if offset > place.start:
             place.start = offset
             self.world.tell(f"{self.thread.name} trims {place.name} to {offset}")
-            self.brokers.trimming(place)
+            self.brokers.trimming(place, self.thread.machine.name)
         self.thread.touch("trimmed")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:

@@ -6,6 +6,7 @@ records came, report to the coordinator, control when it is this node's turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from chronos.core import planning
 from chronos.core.message import Rules
 from chronos.core.roles import ANSWERS, Member
 from chronos.core.roles import Replica as Said
-from chronos.errors import Deposed, LogMismatch, NodeIdTaken, Stop, StoreCorrupt
+from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
 from chronos.node.node import STOP_S
 from chronos.node.place import HAND_OVER_S
 from chronos.workers.checkpoint import AWAY_MS
@@ -27,7 +28,7 @@ from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import Depot, Keeper, Keeping
 from tests.sim.coordinator import Ensemble, SimCoordinator
-from tests.sim.log import SimLog
+from tests.sim.log import SimLog, Trimmed
 from tests.sim.store import Disk, SimStore
 from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 
@@ -115,6 +116,8 @@ class Machine:
         self.depot: Depot | None = None
         """Where checkpoints are kept; None: nowhere, and no log is trimmed."""
         self.keeping: Keeping | None = None
+        self.is_registered: Callable[[int], bool] = lambda shard: True
+        """Whether others count on it to hold the shard."""
         self.peers: list[Machine] = []
         """All machines, this one too: who may be asked for a copy of a store."""
         self.gone = False
@@ -465,8 +468,9 @@ class Thread:
                 raise
             machine.crash(5_000)
             return
-        except LogMismatch as error:
-            if machine.keeping is None or machine.keeping.away_ms >= AWAY_MS:
+        except Trimmed as error:
+            waited_for = machine.keeping is None or machine.keeping.away_ms >= AWAY_MS
+            if waited_for and machine.is_registered(self.shard):
                 raise broken("9", f"{self.name} stops: {error}") from error
             # Frozen for longer than it is waited for with trimming: the next process begins with a checkpoint.
             self.world.tell(f"{self.name} stops: {error}")

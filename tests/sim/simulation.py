@@ -6,9 +6,7 @@ and within a bounded time whatever is due must have come to its end, on every re
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -16,19 +14,15 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.message import Rules
-from chronos.core.roles import REBALANCE_AFTER_MS, Assignment, Request, Roles
+from chronos.core.roles import Assignment
 from chronos.core.shard import Shard
-from chronos.workers.checkpoint import AWAY_MS, CHECKPOINTS_MIN
 from chronos.workers.follow import Follower
-from chronos.workers.master import Limits
-from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
-from tests.sim.checker import Checker
-from tests.sim.checkpoints import Depot, Keeping
-from tests.sim.coordinator import Ensemble
+from tests.sim.broker import DELAY, PROGRESS
+from tests.sim.cluster import Cluster
 from tests.sim.log import SimLog
-from tests.sim.machine import Faults, Machine, Setting
+from tests.sim.machine import Faults, Machine
 from tests.sim.store import Disk, SimStore
-from tests.sim.workload import MAX_DELAY_MS, Producers
+from tests.sim.trouble import Trouble
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
 HEALED_MS_MAX = 120_000
@@ -52,24 +46,6 @@ LOOK_MS = 2_000
 EVENTS_MAX = 60_000
 """More than this is no progress but a loop without a pause."""
 
-PLACES = (
-    "control",
-    "send",
-    "sent",
-    "commit",
-    "flushed",
-    "verified",
-    "committed",
-    "writer",
-    "fenced",
-    "ends",
-    "end",
-    "read",
-    "look",
-)
-
-KEEPER_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
-
 
 class Result(Struct, frozen=True, kw_only=True):
     """What a seed did that found nothing."""
@@ -83,333 +59,35 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 class Simulation:
-    """The world of one seed."""
+    """The world of one seed, and what must come of it."""
 
     def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
         self.seed = seed
-        self._cuts = random.Random(-1 - seed)
-        self._strains = random.Random(f"strains {seed}")
-        self._jumps = random.Random(f"jumps {seed}")
-        self._holds = random.Random(f"holders {seed}")
-        self._leaves = random.Random(f"leaving {seed}")
-        self._doubles = random.Random(f"doubles {seed}")
-        self._trims = random.Random(f"trimming {seed}")
-        world = self.world = World(seed, lines=lines)
-        draw = world.random
-        self.checker = checker = Checker(world)
-        self.brokers = brokers = checker.brokers = Brokers(world, checker.committed)
-        self.shards = draw.choice([1, 1, 2, 3])
-        nodes = draw.choice([1, 2, 3, 3])
-        self.fault_ms = draw.randrange(5_000, 40_000)
-        self.setting = self._draw_setting()
-        checker.settled_too = self.setting.delivered_ms is None
-        self.ensemble: Ensemble | None = None
-        holds = self._holds
-        self.replication: int | None = None
-        """How many nodes hold a shard; None: all of them."""
-        if holds.random() < 0.15:
-            nodes, self.replication = holds.choice([3, 4]), holds.choice([1, 2, 2])
-        doubles = self._doubles
-        self.doubled = doubles.random() < 0.15
-        """Two machines have one node id, and a machine that lost its disk comes back as another."""
-        # Two nodes that know of no coordinator: whoever finds the other one silent for long takes over.
-        if (nodes > 1 and draw.random() < 0.95) or self.replication is not None or self.doubled:
-            self.ensemble = Ensemble(
-                world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
-            )
-        if self.ensemble is not None and self.replication is not None:
-            self.ensemble.rebalance_after_ms = holds.choice([2_000, REBALANCE_AFTER_MS])
-            self.ensemble.replace_after_ms = holds.choice([1_000, 5_000, 20_000])
-        for topic, partitions in ((DELAY, self.shards), (PROGRESS, self.shards), (REJECTED, 1), (DEAD_LETTER, 1)):
-            brokers.create(topic, partitions)
-        for topic in ("a", "b", "flaky"):
-            brokers.create(topic, draw.choice([1, 3]))
-        self.machines = [
-            Machine(f"n{number}", world, brokers, self.ensemble, checker, self.setting) for number in range(nodes)
-        ]
-        if self.doubled:
-            node = doubles.choice(self.machines).node
-            self.machines.append(
-                Machine("double", world, brokers, self.ensemble, checker, self.setting, node=node),
-            )
-            for machine in self.machines:
-                machine.doubled = True
-        self.depot: Depot | None = None
-        # Two nodes that know of no coordinator do not know either what the other one needs of the logs.
-        if self._trims.random() < 0.2 and (self.ensemble is not None or nodes == 1):
-            self._keep_checkpoints()
-        self.producers = Producers(world, brokers, checker, shards=self.shards)
-        self._draw_faults()
-
-    def _keep_checkpoints(self) -> None:
-        """From now on checkpoints are kept, and the logs trimmed behind them."""
-        draw = self._trims
-        self.depot = Depot(self.world)
-        keeping = Keeping(
-            every_ms=draw.choice([1_000, 3_000]),
-            keep=CHECKPOINTS_MIN + draw.choice([0, 1]),
-            keep_logs_ms=draw.choice([0, 2_000]),
-            flush_every_ms=draw.choice([500, 4_000]),
-            away_ms=draw.choice([1_000, AWAY_MS]),
-            copying_ms=draw.choice([2, 300, 2_000]),
-        )
-        for machine in self.machines:
-            machine.depot, machine.keeping, machine.peers = self.depot, keeping, self.machines
-        self.brokers.trimming = self._check_trimmed
-
-    def _check_trimmed(self, partition: Partition) -> None:
-        """Law 1: whoever is counted on still finds in the log what it would need after a crash."""
-        assert self.depot is not None
-        self.depot.check(partition, CHECKPOINTS_MIN)
-        roles = Roles() if self.ensemble is None else self.ensemble.roles
-        listed = roles.shards.get(partition.number, Assignment()).replicas
-        for machine in self._there():
-            store = machine.stores.get(partition.number)
-            counted = self.ensemble is None or (machine.node in listed and machine.node not in roles.away)
-            if store is None or not counted:
-                continue
-            needed = store.kept.pull_offset if partition.topic == DELAY else store.kept.applied
-            if store.kept.applied and needed < partition.start:
-                raise broken(
-                    "1", f"{partition.name} begins at {partition.start}; {machine.name} needs it from {needed}"
-                )
-
-    def _draw_setting(self) -> Setting:
-        draw = self.world.random
-        messages = draw.choice([1, 2, 5, 100])
-        return Setting(
-            shards=self.shards,
-            limits=Limits(
-                messages=messages,
-                bytes=draw.choice([1, 300, 1_000_000]),
-                wheel_messages=draw.choice([2, 5, 1_000]),
-                wheel_bytes=draw.choice([200, 1_000_000]),
-                wheel_horizon_ms=draw.choice([100, 3_000]),
-                pull=True,
-                push=True,
-            ),
-            attempts_max=draw.choice([1, 3]),
-            retry_base_ms=200,
-            delivered_ms=draw.choice([None, None, 3_000, 60_000]),
-            deduplication_ms=draw.choice([2_000, 3_600_000]),
-            max_delay_ms=MAX_DELAY_MS,
-            poll_ms=draw.choice([200, 1_000, 3_000]),
-        )
-
-    # --- phase one
-
-    def _draw_faults(self) -> None:
-        """Each kind of fault is absent from some seeds, so that none hides what another would show."""
-        world, draw = self.world, self.world.random
-        some = lambda *rates: draw.choice([0.0, 0.0, *rates])  # noqa: E731
-        rates = {
-            "aborts": some(0.02, 0.2),
-            "unclear": some(0.02, 0.2),
-            "fenced_by_nobody": some(0.02, 0.1),
-            "short_reads": some(0.1, 0.5),
-            "no_answer": some(0.01, 0.1),
-            "jitter": some(0.01, 0.1),
-        }
-        self.brokers.slow_markers = some(0.05, 0.4)
-        for machine in self.machines:
-            machine.faults = Faults(**rates)
-            machine.disk.flush_chance = draw.choice([0.0, 0.1, 0.5])
-            machine.clock.skew_ms = machine.clock.began_ms = draw.randint(-200, 200)
-            machine.clock.drift = draw.uniform(-1e-4, 1e-4)
-            world.after(draw.randrange(500), machine.start)
-        if draw.random() < 0.3:
-            self.producers.targets += ["flaky"]
-            self.checker.unreliable.add("flaky")
-        if draw.random() < 0.2:
-            self.producers.targets += ["gone"]
-            self.checker.unreliable.add("gone")
-        for _ in range(draw.randint(5, 40)):
-            world.after(draw.randrange(self.fault_ms), self.producers.send)
-        kinds: list[Callable[[], None]] = [
-            kind
-            for kind in (
-                self._kill, self._freeze, self._trap, self._trap, self._trap, self._pause_broker, self._set_clock, self._spoil_disk,
-                self._damage, self._cut, self._pause_ensemble, self._transfer, self._topic_goes, self._refuse_rejects,
-            )
-            if draw.random() < 0.5
-        ]  # fmt: skip
-        if kinds:
-            for _ in range(draw.choice([0, 3, 8, 20])):
-                world.after(draw.randrange(500, self.fault_ms), self._strike, draw.choice(kinds))
-        # By dice of its own, so that the seeds that know nothing of it stay what they are.
-        cuts = self._cuts
-        if cuts.random() < 0.3:
-            for _ in range(cuts.choice([1, 3, 8])):
-                world.after(cuts.randrange(500, self.fault_ms), self._strike, self._cut_log)
-        strains = self._strains
-        if strains.random() < 0.2:
-            for _ in range(strains.choice([1, 3])):
-                world.after(strains.randrange(500, self.fault_ms), self._strike, self._use_up_files)
-        jumps = self._jumps
-        if jumps.random() < 0.3:
-            for _ in range(jumps.choice([3, 12, 30])):
-                world.after(jumps.randrange(500, self.fault_ms), self._strike, self._set_clock)
-        holds = self._holds
-        if self.replication is not None:
-            for machine in holds.sample(self.machines, holds.choice([0, 1, 1, len(self.machines) - 1])):
-                world.after(holds.randrange(500, self.fault_ms), machine.die)
-        trims = self._trims
-        if self.depot is not None:
-            for _ in range(trims.choice([0, 3, 10])):
-                kind = trims.choice([self._lose_disk, self._damage_checkpoint, self._part_depot, self._trap_keeper])
-                world.after(trims.randrange(500, self.fault_ms), self._strike, kind)
-        leaves = self._leaves
-        self.leavers = 0
-        """How many nodes leave in peace, one after the other."""
-        if leaves.random() < 0.2:
-            self.leavers = leaves.choice([1, 1, len(self.machines)])
-            for _ in range(leaves.choice([1, 3, 8])):
-                world.after(leaves.randrange(500, self.fault_ms), self._strike, self._leave)
-
-    def _strike(self, kind: Callable[[], None]) -> None:
-        if self.world.faulty:
-            kind()
-
-    def _machine(self) -> Machine:
-        return self.world.random.choice(self.machines)
-
-    def _kill(self) -> None:
-        self._machine().crash(self.world.random.choice([100, 2_000, 8_000]))
-
-    def _leave(self) -> None:
-        self._leaves.choice(self.machines).leave(self._leaves.choice([100, 2_000, 8_000]))
-
-    def _freeze(self) -> None:
-        machine = self._machine()
-        wait_ms = self.world.random.choice([200, 3_000, 12_000])
-        self.world.tell(f"{machine.name} freezes for {wait_ms}")
-        machine.frozen_ms = max(machine.frozen_ms, self.world.now_ms + wait_ms)
-
-    def _trap(self) -> None:
-        draw = self.world.random
-        what = draw.choice(["kill", "freeze", "stall", "stall"])
-        self._machine().trap = (what, draw.choice(PLACES), draw.choice([5, 300, 2_000, 7_000, 12_000]))
-
-    def _pause_broker(self) -> None:
-        draw = self.world.random
-        broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
-        self.world.tell(f"broker {broker} pauses for {wait_ms}")
-        self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
-
-    def _set_clock(self) -> None:
-        draw = self.world.random
-        machine, skew_ms = self._machine(), draw.choice([450, 900, 10_000, 3_600_000])
-        skew_ms = draw.choice([skew_ms, -skew_ms])
-        self.world.tell(f"{machine.name} clock is {skew_ms} off")
-        machine.clock.skew_ms = skew_ms
-        self.checker.clocks_jump = True
-        self.world.after(draw.choice([300, 3_000, 10_000]), self._mend_clock, machine)
-
-    def _mend_clock(self, machine: Machine) -> None:
-        machine.clock.skew_ms = 0
-
-    def _spoil_disk(self) -> None:
-        draw = self.world.random
-        machine, what = self._machine(), draw.choice(["full", "low", "failing"])
-        self.world.tell(f"{machine.name} disk {what}")
-        setattr(machine.disk, what, True)
-        self.world.after(draw.choice([500, 4_000]), setattr, machine.disk, what, False)
-
-    def _use_up_files(self) -> None:
-        machine = self._strains.choice(self.machines)
-        self.world.tell(f"{machine.name} has no file descriptors left")
-        machine.disk.unread_chance = self._strains.choice([0.05, 0.3, 0.8])
-        self.world.after(self._strains.choice([500, 4_000]), setattr, machine.disk, "unread_chance", 0.0)
-
-    def _damage(self) -> None:
-        draw = self.world.random
-        machine = self._machine()
-        if draw.random() < 0.5 or not machine.stores:
-            machine.lose_stores()
-        else:
-            shard = draw.choice(sorted(machine.stores))
-            self.world.tell(f"{machine.name}/{shard} is damaged")
-            machine.stores[shard].damaged = True
-
-    def _lose_disk(self) -> None:
-        machine = self._trims.choice(self.machines)
-        self.world.tell(f"{machine.name} loses its disk")
-        machine.lose_stores()
-
-    def _damage_checkpoint(self) -> None:
-        assert self.depot is not None
-        self.depot.damage(self._trims.randrange(self.shards), self._trims.choice)
-
-    def _part_depot(self) -> None:
-        assert self.depot is not None
-        wait_ms = self._trims.choice([500, 5_000])
-        self.world.tell(f"the place of the checkpoints cannot be reached for {wait_ms}")
-        self.depot.away_ms = self.world.now_ms + wait_ms
-
-    def _trap_keeper(self) -> None:
-        draw = self._trims
-        what = draw.choice(["kill", "kill", "freeze"])
-        draw.choice(self.machines).trap = (what, draw.choice(KEEPER_PLACES), draw.choice([5, 2_000, 7_000]))
-
-    def _cut(self) -> None:
-        machine, wait_ms = self._machine(), self.world.random.choice([500, 3_000, 15_000])
-        if machine.process is not None and machine.process.coordinator is not None:
-            self.world.tell(f"{machine.name} is cut off for {wait_ms}")
-            machine.process.coordinator.cut_ms = self.world.now_ms + wait_ms
-
-    def _cut_log(self) -> None:
-        machine, wait_ms = self._cuts.choice(self.machines), self._cuts.choice([500, 2_000, 4_000, 12_000])
-        self.world.tell(f"{machine.name} reaches no broker for {wait_ms}")
-        machine.log_cut_ms = max(machine.log_cut_ms, self.world.now_ms + wait_ms)
-
-    def _pause_ensemble(self) -> None:
-        if self.ensemble is not None:
-            self.world.tell("coordination pauses")
-            self.ensemble.pause(self.world.random.choice([1_000, 10_000]))
-
-    def _transfer(self) -> None:
-        if self.ensemble is not None:
-            node, shard = self._machine().node, self.world.random.randrange(self.shards)
-            kind = self.world.random.choice(["transfer", "transfer", "drain", "undrain"])
-            self.world.tell(f"{kind} {node} {shard}")
-            self._ask(kind, node, shard)
-
-    def _ask(self, kind: str, node: str, shard: int = -1) -> None:
-        if self.ensemble is not None:
-            self.ensemble.requests.append(Request(kind=kind, node=node, shard=shard, at_ms=self.world.now_ms))
-
-    def _topic_goes(self) -> None:
-        if "flaky" in self.brokers.topics:
-            self.world.tell("topic flaky goes")
-            self.brokers.delete("flaky")
-            self.world.after(self.world.random.choice([500, 6_000]), self._topic_comes)
-
-    def _refuse_rejects(self) -> None:
-        wait_ms = self.world.random.choice([500, 4_000])
-        self.world.tell(f"topic {REJECTED} takes nothing for {wait_ms}")
-        self.brokers.refusing_ms[REJECTED] = self.world.now_ms + wait_ms
-
-    def _topic_comes(self) -> None:
-        if "flaky" not in self.brokers.topics:
-            self.brokers.create("flaky", 2)
-
-    # --- phase two
+        self.cluster = cluster = Cluster(seed, lines=lines)
+        self.world = cluster.world
+        self.brokers = cluster.brokers
+        self.checker = cluster.checker
+        self.ensemble = cluster.ensemble
+        self.machines = cluster.machines
+        self.producers = cluster.producers
+        self.shards = cluster.shards
+        Trouble(cluster)
 
     def run(self) -> Result:
         """Both phases; a Finding is raised."""
         world = self.world
-        world.pass_time(self.fault_ms)
+        world.pass_time(self.cluster.fault_ms)
         self.checker.unfinished(self.shards, 0)
         self._heal()
         self._settle()
-        there = self._there()
-        for machine in self._leaves.sample(there, min(self.leavers, len(there))):
+        there = self.cluster.there()
+        for machine in self.cluster.leaves.sample(there, min(self.cluster.leavers, len(there))):
             self._leave_in_peace(machine)
             self._settle()
-        if self.doubled:
+        if self.cluster.doubled:
             self._take_turns()
             self._settle()
-        if self.depot is not None:
+        if self.cluster.depot is not None:
             self._lose_every_disk()
             self._settle()
         self._replay()
@@ -422,6 +100,19 @@ class Simulation:
             commits=commits,
             deliveries=self.checker.deliveries,
         )
+
+    def _heal(self) -> None:
+        self.world.tell("all is well again")
+        self.world.faulty = False
+        self.brokers.heal()
+        self.cluster.bring_topic_back()
+        for machine in self.machines:
+            machine.heal()
+            self.cluster.ask("undrain", machine.node)
+        if self.ensemble is not None:
+            self.ensemble.down_ms = self.world.now_ms
+        if self.cluster.depot is not None:
+            self.cluster.depot.away_ms = 0
 
     def _settle(self) -> None:
         """Let time pass until whatever is due has come to its end, on all who are to know of it."""
@@ -439,6 +130,40 @@ class Simulation:
                 raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
             world.pass_time(LOOK_MS)
 
+    def _misplaced(self) -> list[str]:
+        """Ids whose place nobody has taken; shards that too few or too many nodes hold, or somebody has not let go."""
+        ids = {machine.node for machine in self.machines if not machine.gone}
+        vacant = sorted(ids - {machine.node for machine in self.cluster.there()})
+        if vacant:
+            return [f"nobody has the place of {node}" for node in vacant]
+        if self.ensemble is None or self.cluster.replication is None:
+            return []
+        there = self.cluster.there()
+        misplaced = []
+        for shard in range(self.shards):
+            holders = self.cluster.holders(shard)
+            given = self.ensemble.roles.shards.get(shard, Assignment())
+            if not len(holders) == len(given.replicas) == min(self.cluster.replication, len(there)):
+                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
+            misplaced += [
+                f"{machine.name} does not let go of shard {shard}"
+                for machine in there
+                if machine not in holders and machine.says(shard) != "none"
+            ]
+        return misplaced
+
+    def _behind(self) -> list[str]:
+        """Replicas that have not applied everything."""
+        behind = []
+        for shard in range(self.shards):
+            for machine in self.cluster.holders(shard):
+                store, partition = machine.stores.get(shard), self.brokers.topics[PROGRESS][shard]
+                state = None if store is None else store.state
+                last = self.checker.steps[shard][-1].offset if self.checker.steps[shard] else -1
+                if state is None or state.applied <= last or partition.held:
+                    behind.append(f"{machine.name}/{shard} has not applied everything")
+        return behind
+
     def _all_up(self) -> bool:
         """Whether every node that is not gone runs, and every replica is in its place where somebody gives them out."""
         if self.ensemble is None:
@@ -447,7 +172,7 @@ class Simulation:
         return all(machine.gone or machine.node in members for machine in self.machines) and all(
             machine.says(shard) == ("master" if given[shard].master == machine.node else "follower")
             for shard in range(self.shards)
-            for machine in self._holders(shard)
+            for machine in self.cluster.holders(shard)
         )
 
     def _wait_for_all(self) -> None:
@@ -458,6 +183,26 @@ class Simulation:
             if world.now_ms >= up_ms:
                 raise Finding(LIVENESS, f"a node is not in its place after {RESTARTED_MS_MAX} ms")
             world.pass_time(LOOK_MS)
+
+    def _leave_in_peace(self, machine: Machine) -> None:
+        """A node that leaves while all is well is master of nothing that another could have taken over."""
+        world = self.world
+        self._wait_for_all()
+        process = machine.process
+        assert process is not None
+        shared = [
+            shard for shard in range(self.shards) if self.ensemble is not None and len(self.cluster.holders(shard)) > 1
+        ]
+        for _ in range(self.cluster.leaves.choice([0, 3, 10])):
+            world.after(self.cluster.leaves.randrange(3_000), self.producers.send)
+        world.after(
+            self.cluster.leaves.randrange(1_000), machine.leave, self.cluster.leaves.choice([100, 3_000, 10_000])
+        )
+        while not process.dead:
+            world.pass_time(LOOK_MS)
+        kept = [shard for shard in process.kept if shard in shared]
+        if kept:
+            raise Finding(LIVENESS, f"{machine.name} leaves and is still master of shard {kept[0]}")
 
     def _take_turns(self) -> None:
         """Of two nodes with one id the first is left in its place while it is there; then the second takes it."""
@@ -476,88 +221,11 @@ class Simulation:
 
     def _lose_every_disk(self) -> None:
         """At one moment all stores are gone: whatever is pending is in the checkpoints, and in the logs behind them."""
-        for _ in range(self._trims.choice([0, 10])):
-            self.world.after(self._trims.randrange(10_000), self.producers.send)
+        for _ in range(self.cluster.trims.choice([0, 10])):
+            self.world.after(self.cluster.trims.randrange(10_000), self.producers.send)
         self.world.pass_time(AWAKE_MS)
-        for machine in self._there():
+        for machine in self.cluster.there():
             machine.lose_stores()
-
-    def _leave_in_peace(self, machine: Machine) -> None:
-        """A node that leaves while all is well is master of nothing that another could have taken over."""
-        world = self.world
-        self._wait_for_all()
-        process = machine.process
-        assert process is not None
-        shared = [shard for shard in range(self.shards) if self.ensemble is not None and len(self._holders(shard)) > 1]
-        for _ in range(self._leaves.choice([0, 3, 10])):
-            world.after(self._leaves.randrange(3_000), self.producers.send)
-        world.after(self._leaves.randrange(1_000), machine.leave, self._leaves.choice([100, 3_000, 10_000]))
-        while not process.dead:
-            world.pass_time(LOOK_MS)
-        kept = [shard for shard in process.kept if shard in shared]
-        if kept:
-            raise Finding(LIVENESS, f"{machine.name} leaves and is still master of shard {kept[0]}")
-
-    def _heal(self) -> None:
-        self.world.tell("all is well again")
-        self.world.faulty = False
-        self.brokers.heal()
-        self._topic_comes()
-        for machine in self.machines:
-            machine.heal()
-            self._ask("undrain", machine.node)
-        if self.ensemble is not None:
-            self.ensemble.down_ms = self.world.now_ms
-        if self.depot is not None:
-            self.depot.away_ms = 0
-
-    def _there(self) -> list[Machine]:
-        """Machines that have a place: all that are not gone, and of those with one id the one that has taken it."""
-        there = [machine for machine in self.machines if not machine.gone]
-        ids = Counter(machine.node for machine in there)
-        return [machine for machine in there if ids[machine.node] == 1 or machine.joined]
-
-    def _holders(self, shard: int) -> list[Machine]:
-        """Machines that are to hold the shard, of those that are there."""
-        there = self._there()
-        if self.ensemble is None or self.replication is None:
-            return there
-        given = self.ensemble.roles.shards.get(shard, Assignment())
-        return [machine for machine in there if machine.node in given.replicas]
-
-    def _misplaced(self) -> list[str]:
-        """Ids whose place nobody has taken; shards that too few or too many nodes hold, or somebody has not let go."""
-        ids = {machine.node for machine in self.machines if not machine.gone}
-        vacant = sorted(ids - {machine.node for machine in self._there()})
-        if vacant:
-            return [f"nobody has the place of {node}" for node in vacant]
-        if self.ensemble is None or self.replication is None:
-            return []
-        there = self._there()
-        misplaced = []
-        for shard in range(self.shards):
-            holders = self._holders(shard)
-            given = self.ensemble.roles.shards.get(shard, Assignment())
-            if not len(holders) == len(given.replicas) == min(self.replication, len(there)):
-                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
-            misplaced += [
-                f"{machine.name} does not let go of shard {shard}"
-                for machine in there
-                if machine not in holders and machine.says(shard) != "none"
-            ]
-        return misplaced
-
-    def _behind(self) -> list[str]:
-        """Replicas that have not applied everything."""
-        behind = []
-        for shard in range(self.shards):
-            for machine in self._holders(shard):
-                store, partition = machine.stores.get(shard), self.brokers.topics[PROGRESS][shard]
-                state = None if store is None else store.state
-                last = self.checker.steps[shard][-1].offset if self.checker.steps[shard] else -1
-                if state is None or state.applied <= last or partition.held:
-                    behind.append(f"{machine.name}/{shard} has not applied everything")
-        return behind
 
     def _replay(self) -> None:
         """Law 9: who reads both logs from the beginning comes to the same state, at every record and in the end."""

@@ -24,6 +24,7 @@ SCENARIOS = {
     "a step is not committed again when the store could not be read after its commit": 367,
     "a node that is back with an empty disk before anybody saw it gone gets a later role": 144,
     "a replica that was given a shard just now is counted when the log is trimmed": 84,
+    "logs that were trimmed while a checkpoint was fetched are no end of the process": 6558,
 }
 """Seeds that found a bug once."""
 
