@@ -139,6 +139,30 @@ def test_a_node_whose_disk_is_gone_is_rebuilt_and_can_lead_again(fleet: Fleet, f
     judge(flow, fleet, broker)
 
 
+@pytest.mark.timeout(180)
+def test_the_only_node_goes_on_when_its_disk_is_gone(
+    broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
+) -> None:
+    """Nobody saw it gone: the roles name it still, under an epoch that the log knows of another data directory."""
+    with Fleet(
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=zookeeper.hosts,
+        count=1,
+        shards=SHARDS,
+        settings=flow.settings(),
+    ) as alone:
+        alone.start()
+        flow.write(500, now_ms() - 500, now_ms() + 10_000)
+        flow.flush()
+        node = alone.nodes["n1"]
+        node.kill()
+        shutil.rmtree(node.data_dir)
+        node.start()
+        alone.wait_led()
+        judge(flow, alone, broker)
+
+
 @pytest.mark.timeout(240)
 def test_under_load_failover_loses_doubles_and_hurries_nothing(
     fleet: Fleet, flow: KafkaFlow, broker: Broker, zookeeper: Ensemble
