@@ -7,6 +7,7 @@ process when the group's coordinator moves. A consumer that is assigned to the p
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -22,6 +23,9 @@ ANSWER_S = ASK_TIMEOUT_S + 2.0
 LEADER_POLL_S = 0.02
 """How often to ask a partition that is without a leader, or whose leader does not know it yet."""
 
+IDLE_MAX = 64
+"""Consumers kept for the next questions: as many as ask at once, in all but a burst."""
+
 ASSIGNED_MAX = 500
 """Partitions one consumer is assigned to; beyond that it begins anew, with the one it is asked for."""
 
@@ -32,6 +36,9 @@ ASKER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined
     "enable.auto.commit": False,
     "auto.offset.reset": "error",
+    # Nobody polls one that is not asked: it must not have anything to say while all brokers are gone. With connections
+    # made only on demand it tries some twenty times a second, and keeps a line about each (measured).
+    "enable.sparse.connections": False,
     "fetch.wait.max.ms": 1,  # one fetch may be under way before the pause, and the next question waits behind it
 }
 
@@ -65,6 +72,7 @@ class KafkaOffsets:
         self._settings = settings
         # A consumer answers one thread after the other: behind a broker that hangs, each would wait for all others.
         self._idle: dict[str, list[_Asker]] = {COMMITTED: [], UNCOMMITTED: []}
+        self._closed = False
 
     def start(self, topic: str, partition: int) -> int:
         """The first offset."""
@@ -102,17 +110,16 @@ class KafkaOffsets:
         return int(found.offset) if found.offset >= 0 else None
 
     def close(self) -> None:
-        """End the consumers that nobody asks."""
+        """End the consumers that nobody asks; one that is asked at the moment ends with its answer."""
+        self._closed = True
         for idle in self._idle.values():
-            while idle:
-                idle.pop().close()
+            with suppress(IndexError):
+                while True:
+                    idle.pop().close()
 
     def _ask(self, topic: str, partition: int, timestamp_ms: int, level: str) -> int:
-        idle = self._idle[level]
-        try:
-            asker = idle.pop()
-        except IndexError:
-            asker = _Asker(self._settings({**ASKER, "isolation.level": level}))
+        doing = f"asking for the ends of {topic}/{partition}"
+        asker = self._asker(level, doing)
         deadline = time.monotonic() + ASK_TIMEOUT_S
         while True:
             try:
@@ -121,10 +128,27 @@ class KafkaOffsets:
             except KafkaException as error:
                 if error.args[0].code() not in LEADER_MOVED_CODES or time.monotonic() > deadline:
                     asker.close()
-                    raise translated(f"asking for the ends of {topic}/{partition}", error) from error
+                    raise translated(doing, error) from error
             time.sleep(LEADER_POLL_S)
-        idle.append(asker)
+        idle = self._idle[level]
+        if self._closed or len(idle) >= IDLE_MAX:
+            asker.close()
+        else:
+            idle.append(asker)
+        if offset < 0 and timestamp_ms < 0:
+            raise LogUnavailable(f"{doing}: no offset ({offset}); is the broker up, and the address right?")
         return offset
+
+    def _asker(self, level: str, doing: str) -> "_Asker":
+        try:
+            return self._idle[level].pop()
+        except IndexError:
+            pass
+        try:
+            return _Asker(self._settings({**ASKER, "isolation.level": level}))
+        except KafkaException as error:
+            # This machine has no thread, or no descriptor, left.
+            raise translated(doing, error) from error
 
     def _ask_group(
         self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
