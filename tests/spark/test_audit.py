@@ -390,7 +390,7 @@ def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
 def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as users run it."""
     command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.mark.slow
