@@ -8,11 +8,13 @@ process when the group's coordinator moves. A consumer that is assigned to the p
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from chronos.errors import LogUnavailable
+
+T = TypeVar("T")
 
 ASK_TIMEOUT_S = 5.0
 """How long a question to the brokers may take: offsets, topics, settings."""
@@ -120,16 +122,16 @@ class KafkaOffsets:
     def _ask(self, topic: str, partition: int, timestamp_ms: int, level: str) -> int:
         doing = f"asking for the ends of {topic}/{partition}"
         asker = self._asker(level, doing)
-        deadline = time.monotonic() + ASK_TIMEOUT_S
-        while True:
-            try:
-                offset = asker.ask(topic, partition, timestamp_ms, max(0.1, deadline - time.monotonic()))
-                break
-            except KafkaException as error:
-                if error.args[0].code() not in LEADER_MOVED_CODES or time.monotonic() > deadline:
-                    asker.close()
-                    raise translated(doing, error) from error
-            time.sleep(LEADER_POLL_S)
+        try:
+            offset = _patiently(
+                doing,
+                LEADER_MOVED_CODES,
+                ASK_TIMEOUT_S,
+                lambda left_s: asker.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
+            )
+        except LogUnavailable:
+            asker.close()
+            raise
         idle = self._idle[level]
         if self._closed or len(idle) >= IDLE_MAX:
             asker.close()
@@ -154,16 +156,11 @@ class KafkaOffsets:
         self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
     ) -> list[TopicPartition]:
         """Through a consumer that knows the group's coordinator and is no member of it."""
-        deadline = time.monotonic() + ANSWER_S
         consumer = Consumer(self._settings({"group.id": group, "enable.auto.commit": False}))
         try:
-            while True:
-                try:
-                    return ask(consumer)
-                except KafkaException as error:
-                    if error.args[0].code() not in COORDINATOR_MOVES_CODES or time.monotonic() > deadline:
-                        raise translated(f"{doing} the place of the group {group}", error) from error
-                time.sleep(LEADER_POLL_S)
+            return _patiently(
+                f"{doing} the place of the group {group}", COORDINATOR_MOVES_CODES, ANSWER_S, lambda _: ask(consumer)
+            )
         finally:
             consumer.close()
 
@@ -197,6 +194,18 @@ class _Asker:
     def close(self) -> None:
         """Give everything back."""
         self._consumer.close()
+
+
+def _patiently(doing: str, moving: frozenset[int], within_s: float, ask: Callable[[float], T]) -> T:
+    """Ask, with the seconds that are left, and again while who should answer begins or moves. Raises LogUnavailable."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return ask(deadline - time.monotonic())
+        except KafkaException as error:
+            if error.args[0].code() not in moving or time.monotonic() > deadline:
+                raise translated(doing, error) from error
+        time.sleep(LEADER_POLL_S)
 
 
 def translated(doing: str, error: KafkaException) -> LogUnavailable:
