@@ -23,7 +23,6 @@ AGAIN_MS = 60_000
 LOOK_MS = 600_000
 """How often to look whether the logs can be trimmed, and whether somebody else made a checkpoint."""
 
-
 AWAY_MS = 7 * 86_400_000
 """A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
 

@@ -171,3 +171,17 @@ class Cluster:
     def bring_topic_back(self) -> None:
         if "flaky" not in self.brokers.topics:
             self.brokers.create("flaky", 2)
+
+
+class Part:
+    """What has to do with everything in a cluster, under the names it has there."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.brokers = cluster.brokers
+        self.checker = cluster.checker
+        self.ensemble = cluster.ensemble
+        self.machines = cluster.machines
+        self.producers = cluster.producers
+        self.shards = cluster.shards

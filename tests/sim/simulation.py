@@ -18,7 +18,7 @@ from chronos.core.roles import Assignment
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from tests.sim.broker import DELAY, PROGRESS
-from tests.sim.cluster import Cluster
+from tests.sim.cluster import Cluster, Part
 from tests.sim.log import SimLog
 from tests.sim.machine import Faults, Machine
 from tests.sim.store import Disk, SimStore
@@ -58,20 +58,13 @@ class Result(Struct, frozen=True, kw_only=True):
     deliveries: int
 
 
-class Simulation:
+class Simulation(Part):
     """The world of one seed, and what must come of it."""
 
     def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
+        super().__init__(Cluster(seed, lines=lines))
         self.seed = seed
-        self.cluster = cluster = Cluster(seed, lines=lines)
-        self.world = cluster.world
-        self.brokers = cluster.brokers
-        self.checker = cluster.checker
-        self.ensemble = cluster.ensemble
-        self.machines = cluster.machines
-        self.producers = cluster.producers
-        self.shards = cluster.shards
-        Trouble(cluster)
+        Trouble(self.cluster)
 
     def run(self) -> Result:
         """Both phases; a Finding is raised."""

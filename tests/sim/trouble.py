@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.sim.broker import BROKERS, REJECTED
-from tests.sim.cluster import Cluster
+from tests.sim.cluster import Cluster, Part
 from tests.sim.machine import Faults, Machine
 
 PLACES = (
@@ -27,18 +27,11 @@ PLACES = (
 KEEPER_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
 
 
-class Trouble:
+class Trouble(Part):
     """What goes wrong in one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.world = cluster.world
-        self.brokers = cluster.brokers
-        self.checker = cluster.checker
-        self.ensemble = cluster.ensemble
-        self.machines = cluster.machines
-        self.producers = cluster.producers
-        self.shards = cluster.shards
+        super().__init__(cluster)
         self.fault_ms = cluster.fault_ms
         self._draw_faults()
 
