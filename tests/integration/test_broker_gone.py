@@ -10,7 +10,8 @@ import pytest
 
 from chronos.adapters.kafka import KafkaLog
 from chronos.errors import LogUnavailable
-from tests.broker import Cluster
+from chronos.ports import TopicSpec
+from tests.broker import Cluster, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,18 +23,25 @@ ASKED_S = 5.0
 BACK_S = 30.0
 
 
+def log_on(kafka: Cluster) -> KafkaLog:
+    """As a node has it: the topics checked."""
+    log = KafkaLog(
+        bootstrap_servers=kafka.bootstrap,
+        properties={},
+        cluster="c",
+        progress_topic="topic",
+        transaction_timeout_s=10,
+    )
+    log.prepare([TopicSpec(name="topic", partitions=BROKERS, settings={})], create=True)
+    return log
+
+
 @pytest.mark.timeout(180)
 def test_while_a_broker_is_gone_nobody_spins_and_then_all_is_answered() -> None:
     """The client's own way to wait for one is to connect as fast as it can: a core for each node, when all need it."""
     with Cluster(BROKERS, {"broker.session.timeout.ms": 3_000}) as kafka:
-        kafka.create_topic("topic", partitions=BROKERS)
-        logs = [
-            KafkaLog(bootstrap_servers=kafka.bootstrap, properties={}, cluster="c", progress_topic="topic",
-                     transaction_timeout_s=10)
-            for _ in range(NODES)
-        ]  # fmt: skip
+        logs = [log_on(kafka) for _ in range(NODES)]
         for log in logs:
-            log.look(["topic"])
             assert [log.stable_end("topic", partition) for partition in range(BROKERS)] == [0, 0, 0]
         kafka.brokers[0].kill()
         ended = time.monotonic() + ASKED_S
@@ -63,4 +71,22 @@ def test_while_a_broker_is_gone_nobody_spins_and_then_all_is_answered() -> None:
                         break
                     except LogUnavailable:
                         assert time.monotonic() < deadline
+            log.close()
+
+
+@pytest.mark.timeout(180)
+def test_once_the_others_know_that_a_broker_is_gone_so_does_a_client_that_was_told_it_is_the_controller() -> None:
+    """A third of the clients were, and none of them asks for anything in the meantime."""
+    with Cluster(BROKERS, {"broker.session.timeout.ms": 3_000}) as kafka:
+        logs = [log_on(kafka) for _ in range(3 * NODES)]
+        admin = kafka.admin()
+        kafka.brokers[0].kill()
+        down = kafka.brokers[0].node_id
+        assert wait_until(
+            lambda: down not in admin.list_topics("topic", timeout=10).brokers, deadline=time.monotonic() + BACK_S
+        )
+        for log in logs:
+            info = log.look(["topic"])["topic"]
+            assert info is not None
+            assert info.partitions == BROKERS
             log.close()
