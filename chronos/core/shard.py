@@ -87,13 +87,35 @@ class View(Protocol):
         """Rows with `start <= key < stop` in order, at most so many and so large, at least one if there is one."""
 
 
+Row = tuple[bytes, bytes]
+"""Key and value, as the store takes them."""
+
+Placed = tuple[int, bytes]
+"""Due time and bytes of an entry that is to be put in the store."""
+
+
+class Parsed(Struct, kw_only=True):
+    """Delay records as far as they can be understood without knowing what came before them."""
+
+    records: list[Record] = []
+    asked: list[Asked] = []
+    places: list[Placed | None] = []
+    """Where each message goes, unless the placement rule or its id forbid it; None for all else."""
+    known: dict[bytes, Word] = {}
+    """The stored words of the ids that are named."""
+    spoken: set[bytes] = set()
+    """These ids, stored or not."""
+    acted_on: set[bytes] = set()
+    """Those that an action names: only they can be addresses."""
+
+
 class Staged(Struct, kw_only=True):
     """What a batch of delay records would change, and nothing of it done yet."""
 
     pull_offset: int
     watermark_ms: int
-    placed: dict[int, tuple[int, bytes]] = msgspec.field(default_factory=dict)
-    """Source offset -> (due_ms, packed entry) of what is to be put in the store."""
+    placed: dict[int, Placed] = msgspec.field(default_factory=dict)
+    """By source offset, what is to be put in the store."""
     removed: dict[int, int] = msgspec.field(default_factory=dict)
     """Source offset -> due_ms of stored entries that leave their place."""
     words: dict[bytes, Word] = msgspec.field(default_factory=dict)
@@ -114,18 +136,42 @@ class Selection(Struct, kw_only=True):
 
     items: list[Item]
     entries: list[Entry]
+    named: list[int]
+    """Which of the entries carry an id: the only ones that have a word, and that were tried before."""
     cursor: Position
     complete: bool
     """Everything due was selected; else there is more."""
 
 
+class Next(Struct, kw_only=True):
+    """The selection that follows one which is not committed yet, if nothing comes in between."""
+
+    selection: Selection
+    after: Position
+    edits: int
+    bounds: tuple[int, int]
+
+
+class Draft(Struct, kw_only=True):
+    """What a step writes, but for what depends on when it is committed."""
+
+    puts: list[Row]
+    deletes: list[bytes]
+    delta: dict[int, int]
+    """By how much the count of each minute changes."""
+    words: dict[bytes, Word]
+    """All new words; those of ids that are settled have no time yet."""
+    carried: dict[int, Placed]
+
+
 class Changes(Struct, kw_only=True):
     """One atomic write: first the deletes, then the puts."""
 
-    puts: list[tuple[bytes, bytes]]
+    puts: list[Row]
     deletes: list[bytes]
     state: State
     counts: dict[int, int]
+    words: dict[bytes, Word]
     forgotten: list[Position]
     arrived: list[Item]
 
@@ -139,10 +185,10 @@ class Shard:
         self.wheel = Wheel(state.cursor)
         self._view = view
         self._counts: dict[int, int] = {}
-        self._parsed: dict[int, Asked] = {}
-        """Source offset -> what was parsed ahead of its step."""
-        self._unpacked: tuple[list[Item], list[Entry]] = [], []
-        """What was unpacked ahead of its step."""
+        # What was done ahead of its step, or of its step's commit; used if it still holds, and else done again.
+        self._parsed = Parsed()
+        self._next: Next | None = None
+        self._drafted: tuple[Staged, Draft] | None = None
         # What was decided is not decided again: replay parses by rules that refuse nothing a setting could refuse.
         self._replay_rules = Rules(shard=rules.shard, shards=rules.shards, max_delay_ms=2 * MS_MAX)
 
@@ -150,41 +196,63 @@ class Shard:
 
     def stage(self, records: Sequence[Record]) -> Staged:
         """What the records change, refusing what must be refused: the master's side."""
-        rules, ahead = self.rules, self._parsed
-        self._parsed = {}
-        asked = [ahead[record.offset] if record.offset in ahead else parse(record, rules) for record in records]
-        return self._stage(records, asked, None)
+        ahead, self._parsed = self._parsed, Parsed()
+        count = min(len(ahead.records), len(records))
+        if count == 0 or ahead.records[:count] != records[:count]:
+            return self._stage(self._parse(records, self.rules), None)
+        parsed = self._parse(records[count:], self.rules)
+        parsed.records = [*ahead.records[:count], *parsed.records]
+        parsed.asked = ahead.asked[:count] + parsed.asked
+        parsed.places = ahead.places[:count] + parsed.places
+        parsed.known.update(ahead.known)
+        parsed.acted_on |= ahead.acted_on
+        return self._stage(parsed, None)
 
     def stage_as_told(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
         """What the records change when exactly those in `refused` are refused: the replica's side."""
-        return self._stage(records, [parse(record, self._replay_rules) for record in records], refused)
+        return self._stage(self._parse(records, self._replay_rules), refused)
 
     def parse_ahead(self, records: Sequence[Record]) -> None:
         """Do now what the next `stage` of these records would begin with."""
-        rules = self.rules
-        self._parsed = {record.offset: parse(record, rules) for record in records}
+        self._parsed = self._parse(records, self.rules)
 
-    def _stage(self, records: Sequence[Record], asked: Sequence[Asked], told: Mapping[int, int] | None) -> Staged:
-        state = self.state
+    def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
+        asked = [parse(record, rules) for record in records]
+        places = [(ask.due_ms, pack_entry(ask)) if type(ask) is Entry else None for ask in asked]
+        spoken = {ask.id for ask in asked if not isinstance(ask, Refusal) and ask.id is not None}
+        acted_on = {ask.id for ask in asked if type(ask) is Action}
+        parsed = Parsed(records=list(records), asked=asked, places=places, spoken=spoken, acted_on=acted_on)
+        if spoken:
+            ids = list(spoken)
+            found = self._view.get([WORD + message_id for message_id in ids])
+            parsed.known = {
+                message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None
+            }
+        return parsed
+
+    def _stage(self, parsed: Parsed, told: Mapping[int, int] | None) -> Staged:
+        state, records = self.state, parsed.records
         staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
-        known = self._known(asked)
+        known = parsed.known
+        if parsed.acted_on:
+            self._ask_addresses(parsed.acted_on, known)
         floor_ms = state.cursor_due_ms + 1
         placed, words = staged.placed, staged.words
-        for record, ask in zip(records, asked, strict=True):
+        for record, ask, place in zip(records, parsed.asked, parsed.places, strict=True):
             offset = record.offset
             if record.timestamp_ms > staged.watermark_ms:
                 staged.watermark_ms = record.timestamp_ms
             if told is not None and offset in told:
                 _count_refusal(staged, offset, told[offset])
                 continue
-            if type(ask) is Entry:
-                message_id, due_ms = ask.id, ask.due_ms
+            if place is not None:
+                message_id, due_ms = ask.id, place[0]  # type: ignore[union-attr]
                 # Without an id, or with a new one, as most are: nothing to judge, nothing to replace.
                 if message_id is None or (message_id not in words and message_id not in known):
                     if due_ms < floor_ms or due_ms < record.timestamp_ms:
-                        due_ms = self._place(staged, ask, offset, record.timestamp_ms)
+                        due_ms = self._place(staged, ask, offset, record.timestamp_ms)  # type: ignore[arg-type]
                     else:
-                        placed[offset] = (due_ms, pack_entry(ask))
+                        placed[offset] = place
                     if message_id is not None:
                         words[message_id] = Word(PENDING, due_ms, offset)
                     staged.accepted += 1
@@ -204,17 +272,9 @@ class Shard:
             staged.pull_offset = records[-1].offset + 1
         return staged
 
-    def _known(self, asked: Sequence[Asked]) -> dict[bytes, Word]:
-        """The stored words of all ids named in the batch, read at once; an address may speak through its entry."""
-        spoken = {ask.id for ask in asked if not isinstance(ask, Refusal)}
-        spoken.discard(None)
-        if not spoken:
-            return {}
-        ids: list[bytes] = list(spoken)  # type: ignore[arg-type]
-        named = {ask.id for ask in asked if type(ask) is Action}
-        found = self._view.get([WORD + message_id for message_id in ids])
-        known = {message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None}
-        # A key is never an address: only an action can name one, and then the entry that stands there speaks.
+    def _ask_addresses(self, named: set[bytes], known: dict[bytes, Word]) -> None:
+        """Where an action names an address without a word, the entry that stands there speaks."""
+        # A key is never an address: only an action can name one.
         unspoken = [
             (message_id, parsed)
             for message_id in named - known.keys()
@@ -226,7 +286,6 @@ class Shard:
             if data is not None and unpack_entry(data).id is None:
                 settled = (due_ms, offset) <= self.state.cursor
                 known[message_id] = Word(DELIVERED if settled else PENDING, due_ms, offset)
-        return known
 
     def _act(
         self, staged: Staged, known: Mapping[bytes, Word], record: Record, ask: Asked, *, deciding: bool
@@ -343,6 +402,9 @@ class Shard:
     def select(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
         """What is due at or before `until_ms`, in order, at most so much, at least one if there is one."""
         wheel, until = self.wheel, (until_ms, OFFSET_MAX)
+        ahead, self._next = self._next, None
+        if ahead is not None and self._holds(ahead, staged, until_ms, (messages_max, bytes_max)):
+            return ahead.selection
         while wheel.through < until and wheel.messages < messages_max and wheel.bytes <= bytes_max:
             self._read_ahead(until_ms)
         stored = wheel.peek(until_ms, messages_max)
@@ -352,22 +414,39 @@ class Shard:
         fitting = _fitting(items, messages_max, bytes_max)
         if fitting < len(items):
             del items[fitting:]
-            cursor, complete = items[-1][:2], False
-        else:
-            cursor, complete = max(known, self.state.cursor), known == until
-        (ahead, entries), self._unpacked = self._unpacked, ([], [])
-        if items != ahead:
-            entries = [unpack_entry(data) for _, _, data in items]
-        return Selection(items=items, entries=entries, cursor=cursor, complete=complete)
+            return _unpacked(items, items[-1][:2], complete=False)
+        return _unpacked(items, max(known, self.state.cursor), complete=known == until)
+
+    def select_ahead(self, selection: Selection, until_ms: int, messages_max: int, bytes_max: int) -> Selection | None:
+        """The selection that will follow this one once it is committed, if nothing comes in between and it is full."""
+        after = selection.cursor
+        items = self.wheel.peek(until_ms, messages_max, after)
+        fitting = _fitting(items, messages_max, bytes_max)
+        if fitting == len(items) < messages_max:
+            return None
+        del items[fitting:]
+        following = _unpacked(items, items[-1][:2], complete=False)
+        self._next = Next(selection=following, after=after, edits=self.wheel.edits, bounds=(messages_max, bytes_max))
+        return following
+
+    def _holds(self, ahead: Next, staged: Staged, until_ms: int, bounds: tuple[int, int]) -> bool:
+        """Whether what was selected ahead is what would be selected now."""
+        cursor = ahead.selection.cursor
+        return (
+            ahead.after == self.state.cursor
+            and ahead.edits == self.wheel.edits
+            and ahead.bounds == bounds
+            and cursor[0] <= until_ms
+            and not staged.removed
+            and not any(due_ms <= cursor[0] for due_ms, _ in staged.placed.values())
+        )
 
     def select_through(self, staged: Staged, cursor: Position) -> Selection:
         """What a master selected when it moved the cursor there."""
         while self.wheel.through < cursor:
             self._read_ahead(cursor[0])
         stored = [item for item in self.wheel.peek(cursor[0], self.wheel.messages) if item[:2] <= cursor]
-        items = self._merge(staged, stored, cursor)
-        entries = [unpack_entry(data) for _, _, data in items]
-        return Selection(items=items, entries=entries, cursor=cursor, complete=True)
+        return _unpacked(self._merge(staged, stored, cursor), cursor, complete=True)
 
     def _merge(self, staged: Staged, stored: list[Item], through: Position) -> list[Item]:
         """Stored and staged entries up to a position, in order."""
@@ -382,13 +461,6 @@ class Shard:
         if not due:
             return stored
         return sorted(stored + due)
-
-    def unpack_ahead(self, selection: Selection, until_ms: int, messages_max: int, bytes_max: int) -> None:
-        """Do now what the next `select` would end with, if nothing else comes in between."""
-        settled = len(selection.items)
-        items = self.wheel.peek(until_ms, settled + messages_max)[settled:]
-        del items[_fitting(items, messages_max, bytes_max) :]
-        self._unpacked = items, [unpack_entry(data) for _, _, data in items]
 
     def read_ahead(self, until_ms: int, messages_max: int) -> bool:
         """Fill the wheel a step's worth further; False when it holds so many, or is complete up to `until_ms`."""
@@ -410,6 +482,32 @@ class Shard:
 
     # --- apply
 
+    def draft(self, staged: Staged, selection: Selection, progress: Progress) -> None:
+        """Do now what `apply` would begin with: all that does not depend on when the record is committed."""
+        self._drafted = (staged, self._draft(staged, selection, progress))
+
+    def _draft(self, staged: Staged, selection: Selection, progress: Progress) -> Draft:
+        cursor = (progress.cursor_due_ms, progress.cursor_offset)
+        placed = staged.placed
+        delta: defaultdict[int, int] = defaultdict(int)
+        for due_ms in staged.removed.values():
+            delta[due_ms // MINUTE_MS] -= 1
+        for due_ms, _ in placed.values():
+            delta[due_ms // MINUTE_MS] += 1
+        _count_settled(selection.items, delta)
+        decisions = {decision.offset: decision for decision in progress.decisions}
+        words = dict(staged.words)
+        carried = self._settle(selection, decisions, cursor, words)
+        for due_ms, _ in carried.values():
+            delta[due_ms // MINUTE_MS] += 1
+        deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
+        if carried:
+            deletes += [entry_key(decisions[source].due_ms, source) for source in carried if source not in placed]
+            placed = placed | carried
+        puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
+        puts += [(WORD + message_id, pack_word(word)) for message_id, word in words.items() if word.state == PENDING]
+        return Draft(puts=puts, deletes=deletes, delta=delta, words=words, carried=carried)
+
     def apply(
         self, staged: Staged, selection: Selection, progress: Progress, *, offset: int, timestamp_ms: int
     ) -> Changes:
@@ -418,31 +516,19 @@ class Shard:
         cursor = (progress.cursor_due_ms, progress.cursor_offset)
         assert cursor >= state.cursor, "the cursor only moves forward"
         self._compare(staged, selection, progress, offset)
-        delta: defaultdict[int, int] = defaultdict(int)
-        words = {
-            message_id: word if word.state == PENDING else replace(word, settled_ms=timestamp_ms)
-            for message_id, word in staged.words.items()
-        }
-        deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
-        for due_ms in staged.removed.values():
-            delta[due_ms // MINUTE_MS] -= 1
-        for due_ms, _ in staged.placed.values():
-            delta[due_ms // MINUTE_MS] += 1
-        _count_settled(selection.items, delta)
-        decisions = {decision.offset: decision for decision in progress.decisions}
-        carried = self._settle(selection, decisions, cursor, words, timestamp_ms)
-        placed = staged.placed
-        for due_ms, _ in carried.values():
-            delta[due_ms // MINUTE_MS] += 1
-        if carried:
-            deletes += [entry_key(decisions[source].due_ms, source) for source in carried if source not in placed]
-            placed = placed | carried
-        puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None and drafted[0] is staged:
+            draft = drafted[1]
+        else:
+            draft = self._draft(staged, selection, progress)
+        puts, deletes, words = draft.puts, draft.deletes, draft.words
         for message_id, word in words.items():
-            puts.append((WORD + message_id, pack_word(word)))
             if word.state != PENDING:
-                puts.append((expiry_key(word.settled_ms, message_id), b""))
-        counts = self._counted(delta, puts, deletes)
+                settled = Word(word.state, word.due_ms, word.offset, timestamp_ms)
+                words[message_id] = settled
+                puts.append((WORD + message_id, pack_word(settled)))
+                puts.append((expiry_key(timestamp_ms, message_id), b""))
+        counts = self._counted(draft.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
         if minute > state.trail_minute:
             puts.append((trail_key(minute), entry_key(*state.cursor)))
@@ -452,14 +538,14 @@ class Shard:
             cursor_due_ms=cursor[0],
             cursor_offset=cursor[1],
             watermark_ms=staged.watermark_ms,
-            pending=state.pending + sum(delta.values()),
+            pending=state.pending + sum(draft.delta.values()),
             role_epoch=progress.role_epoch,
             log_epoch=progress.log_epoch,
             instance=progress.instance,
             node=progress.node,
             progress_ms=timestamp_ms,
             trail_minute=max(minute, state.trail_minute),
-            totals=_added(state.totals, staged, selection, decisions),
+            totals=_added(state.totals, staged, selection, progress.decisions),
         )
         assert applied.pending >= 0, "more was settled than was pending"
         puts.append((STATE_KEY, pack_state(applied)))
@@ -468,9 +554,20 @@ class Shard:
             deletes=deletes,
             state=applied,
             counts=counts,
+            words=words,
             forgotten=[(due_ms, source) for source, due_ms in staged.removed.items()],
-            arrived=[(due_ms, source, data) for source, (due_ms, data) in placed.items() if (due_ms, source) > cursor],
+            arrived=self._arrived(staged.placed, cursor) + self._arrived(draft.carried, cursor),
         )
+
+    def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
+        """What of it belongs into the wheel."""
+        through = self.wheel.through
+        through_ms = through[0]
+        return [
+            (due_ms, source, data)
+            for source, (due_ms, data) in placed.items()
+            if due_ms <= through_ms and cursor < (due_ms, source) <= through
+        ]
 
     def _compare(self, staged: Staged, selection: Selection, progress: Progress, offset: int) -> None:
         """What was found here must be what the master found; LogMismatch before anything is written otherwise."""
@@ -491,20 +588,21 @@ class Shard:
                 )
 
     def _settle(
-        self,
-        selection: Selection,
-        decisions: Mapping[int, Decision],
-        cursor: Position,
-        words: dict[bytes, Word],
-        timestamp_ms: int,
-    ) -> dict[int, tuple[int, bytes]]:
-        """Write the new words of what was selected; give what goes on as source offset -> (due_ms, packed entry)."""
-        carried: dict[int, tuple[int, bytes]] = {}
-        for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
-            decision = decisions.get(offset) if decisions else None
+        self, selection: Selection, decisions: Mapping[int, Decision], cursor: Position, words: dict[bytes, Word]
+    ) -> dict[int, Placed]:
+        """Note the new words of what was selected, without their time; give what goes on by source offset."""
+        items, entries = selection.items, selection.entries
+        carried: dict[int, Placed] = {}
+        if not decisions:
+            for at in selection.named:
+                due_ms, offset, _ = items[at]
+                words[entries[at].id] = Word(DELIVERED, due_ms, offset)  # type: ignore[index]
+            return carried
+        for (due_ms, offset, _), entry in zip(items, entries, strict=True):
+            decision = decisions.get(offset)
             if decision is None:
                 if entry.id is not None:
-                    words[entry.id] = Word(DELIVERED, due_ms, offset, timestamp_ms)
+                    words[entry.id] = Word(DELIVERED, due_ms, offset)
                 continue
             message_id = entry_id(entry, self.rules.shard, offset)
             if decision.outcome in CARRIED_ON:
@@ -522,7 +620,7 @@ class Shard:
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is no decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
-                words[message_id] = Word(ended, due_ms, offset, timestamp_ms)
+                words[message_id] = Word(ended, due_ms, offset)
         return carried
 
     def _counted(
@@ -554,10 +652,11 @@ class Shard:
         for due_ms, offset in changes.forgotten:
             wheel.forget(due_ms, offset)
         wheel.advance(changes.state.cursor)
-        through = wheel.through
-        for due_ms, offset, data in changes.arrived:
-            if (due_ms, offset) <= through:
-                wheel.add(due_ms, offset, data)
+        for item in changes.arrived:
+            wheel.add(*item)
+        # Words that were read ahead of this write speak as they do after it.
+        for message_id in self._parsed.spoken & changes.words.keys():
+            self._parsed.known[message_id] = changes.words[message_id]
 
     def next_due_ms(self) -> int | None:
         """When to look again: the next message held is due, or nothing is known beyond; None with nothing pending."""
@@ -573,6 +672,17 @@ def _count_refusal(staged: Staged, offset: int, reason: int) -> None:
     staged.refused.append((offset, reason))
     if reason == Reason.IGNORED:
         staged.ignored += 1
+
+
+def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
+    """The selection of a step that delivers nothing."""
+    return Selection(items=[], entries=[], named=[], cursor=cursor, complete=complete)
+
+
+def _unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selection:
+    entries = [unpack_entry(data) for _, _, data in items]
+    named = [at for at, entry in enumerate(entries) if entry.id is not None]
+    return Selection(items=items, entries=entries, named=named, cursor=cursor, complete=complete)
 
 
 def _fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:
@@ -595,8 +705,8 @@ def _count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
         at = end
 
 
-def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Mapping[int, Decision]) -> Totals:
-    outcomes = [decision.outcome for decision in decisions.values()]
+def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
+    outcomes = [decision.outcome for decision in decisions]
     carried = sum(outcome in CARRIED_ON for outcome in outcomes)
     # An occurrence of a series that comes again was delivered all the same.
     again = outcomes.count(Outcome.AGAIN)

@@ -5,7 +5,8 @@ pending message at or before `through`, and nothing behind it. After Varghese an
 Timing Wheels" (1987), with the slots in a dict and their order in a sorted list: an empty millisecond costs nothing.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from itertools import islice
 
 from chronos.core.keys import OFFSET_MAX
 
@@ -19,17 +20,23 @@ class Wheel:
     """Packed entries by `(due_ms, offset)`, bounded in messages and bytes by whoever fills it."""
 
     def __init__(self, through: Position) -> None:
-        self._slots: dict[int, dict[int, bytes]] = {}
+        self._slots: dict[int, dict[int, Item]] = {}
+        self._sizes: dict[int, int] = {}
+        """Bytes held, by slot: a slot that is passed is dropped without a look at what is in it."""
         self._order: list[int] = []
+        self.edits = 0
+        """Grows with every change that may alter what `peek` tells of the messages held; reading on does not."""
         self.clear(through)
 
     def clear(self, through: Position) -> None:
         """Forget everything; from now on the wheel is complete up to `through` because nothing is pending there."""
         self._slots.clear()
+        self._sizes.clear()
         self._order.clear()
         self.through = through
         self.messages = 0
         self.bytes = 0
+        self.edits += 1
 
     def add(self, due_ms: int, offset: int, data: bytes) -> None:
         """Hold an entry that lies at or before `through`. It must not be there yet."""
@@ -37,34 +44,43 @@ class Wheel:
         slot = self._slots.get(due_ms)
         if slot is None:
             slot = self._slots[due_ms] = {}
+            self._sizes[due_ms] = 0
             if self._order and due_ms < self._order[-1]:
                 insort(self._order, due_ms)
             else:
                 self._order.append(due_ms)
         assert offset not in slot
-        slot[offset] = data
+        slot[offset] = (due_ms, offset, data)
+        self._sizes[due_ms] += len(data)
         self.messages += 1
         self.bytes += len(data)
+        self.edits += 1
 
     def extend(self, items: list[Item], through: Position) -> None:
         """Hold the entries that follow `self.through`, in order, and be complete up to `through`."""
         assert through >= self.through
         assert not items or (items[0][:2] > self.through and items[-1][:2] <= through)
-        slots, order = self._slots, self._order
-        slot_ms = -1
-        slot: dict[int, bytes] = {}
-        size = 0
-        for due_ms, offset, data in items:
+        slots, sizes, order = self._slots, self._sizes, self._order
+        slot_ms, size = -1, 0
+        slot: dict[int, Item] = {}
+        for item in items:
+            due_ms, offset, data = item
             if due_ms != slot_ms:
-                slot_ms = due_ms
+                if size:
+                    sizes[slot_ms] += size
+                    self.bytes += size
+                slot_ms, size = due_ms, 0
                 if due_ms not in slots:
                     slots[due_ms] = {}
+                    sizes[due_ms] = 0
                     order.append(due_ms)
                 slot = slots[due_ms]
-            slot[offset] = data
+            slot[offset] = item
             size += len(data)
+        if size:
+            sizes[slot_ms] += size
+            self.bytes += size
         self.messages += len(items)
-        self.bytes += size
         self.through = through
 
     def forget(self, due_ms: int, offset: int) -> None:
@@ -72,40 +88,40 @@ class Wheel:
         slot = self._slots.get(due_ms)
         if slot is None:
             return
-        data = slot.pop(offset, None)
-        if data is not None:
-            self.messages -= 1
-            self.bytes -= len(data)
+        item = slot.pop(offset, None)
+        if item is not None:
+            self._count_off(due_ms, 1, len(item[2]))
+            self.edits += 1
         # An empty slot stays until the cursor passes it: taking it out of the order would cost O(n).
 
-    def peek(self, until_ms: int, messages_max: int) -> list[Item]:
-        """The first entries due at or before `until_ms`, in order, at most `messages_max`."""
+    def peek(self, until_ms: int, messages_max: int, after: Position = (-1, 0)) -> list[Item]:
+        """The first entries behind `after` that are due at or before `until_ms`, in order, at most `messages_max`."""
         found: list[Item] = []
-        for due_ms in self._order:
+        after_ms, after_offset = after
+        for due_ms in islice(self._order, bisect_left(self._order, after_ms), None):
             if due_ms > until_ms or len(found) >= messages_max:
                 break
             slot = self._slots[due_ms]
-            found += [(due_ms, offset, slot[offset]) for offset in sorted(slot)[: messages_max - len(found)]]
+            offsets = sorted(slot)
+            start = bisect_right(offsets, after_offset) if due_ms == after_ms else 0
+            found += [slot[offset] for offset in offsets[start : start + messages_max - len(found)]]
         return found
 
     def advance(self, cursor: Position) -> None:
         """Drop everything at or before the cursor."""
         cursor_due_ms, cursor_offset = cursor
         passed = bisect_left(self._order, cursor_due_ms)
-        if passed == len(self._order):
-            self._slots.clear()
-            self._order.clear()
-            self.messages = self.bytes = 0
-        else:
-            for due_ms in self._order[:passed]:
-                self._drop(self._slots.pop(due_ms))
-            del self._order[:passed]
-            slot = self._slots.get(cursor_due_ms)
-            if slot is not None:
-                self._drop({offset: slot.pop(offset) for offset in [at for at in slot if at <= cursor_offset]})
-                if not slot:
-                    del self._slots[cursor_due_ms]
-                    del self._order[0]
+        for due_ms in self._order[:passed]:
+            self._drop(due_ms)
+        del self._order[:passed]
+        slot = self._slots.get(cursor_due_ms)
+        if slot is not None:
+            settled = [offset for offset in slot if offset <= cursor_offset]
+            size = sum(len(slot.pop(offset)[2]) for offset in settled)
+            self._count_off(cursor_due_ms, len(settled), size)
+            if not slot:
+                self._drop(cursor_due_ms)
+                del self._order[0]
         self.through = max(self.through, cursor)
 
     def shrink(self, messages_max: int) -> None:
@@ -113,6 +129,7 @@ class Wheel:
         assert messages_max > 0
         if self.messages <= messages_max:
             return
+        self.edits += 1
         kept = 0
         for at, due_ms in enumerate(self._order):  # noqa: B007 -- where the loop stopped is where to cut
             slot = self._slots[due_ms]
@@ -120,13 +137,15 @@ class Wheel:
                 break
             kept += len(slot)
         for later_ms in self._order[at + 1 :]:
-            self._drop(self._slots.pop(later_ms))
-        offsets = sorted(slot)[: messages_max - kept]
-        self.through = (due_ms, offsets[-1]) if offsets else (due_ms - 1, OFFSET_MAX)
-        self._drop({offset: slot.pop(offset) for offset in slot.keys() - set(offsets)})
-        if not offsets:
-            del self._slots[due_ms]
-        del self._order[at + bool(offsets) :]
+            self._drop(later_ms)
+        offsets = sorted(slot)
+        keep = messages_max - kept
+        self.through = (due_ms, offsets[keep - 1]) if keep else (due_ms - 1, OFFSET_MAX)
+        size = sum(len(slot.pop(offset)[2]) for offset in offsets[keep:])
+        self._count_off(due_ms, len(offsets) - keep, size)
+        if not keep:
+            self._drop(due_ms)
+        del self._order[at + bool(keep) :]
 
     def next_due_ms(self) -> int | None:
         """When the first entry held is due; None when none is held."""
@@ -135,6 +154,13 @@ class Wheel:
                 return due_ms
         return None
 
-    def _drop(self, slot: dict[int, bytes]) -> None:
-        self.messages -= len(slot)
-        self.bytes -= sum(map(len, slot.values()))
+    def _drop(self, due_ms: int) -> None:
+        """A whole slot."""
+        self.messages -= len(self._slots.pop(due_ms))
+        self.bytes -= self._sizes.pop(due_ms)
+
+    def _count_off(self, due_ms: int, messages: int, size: int) -> None:
+        """Entries that left their slot."""
+        self._sizes[due_ms] -= size
+        self.messages -= messages
+        self.bytes -= size

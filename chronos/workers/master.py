@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
-from chronos.core.shard import Selection, Shard, Staged
+from chronos.core.shard import Selection, Shard, Staged, nothing_selected
 from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
@@ -137,12 +137,11 @@ class Master:
             return self._idle(now_ms)
         if not selection.items and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
-        decisions = self._commit(staged, selection, len(records), now_ms, until_ms)
+        delivered_ms = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
-        settled = {decision.offset for decision in decisions}
         self.last = Stepped(
             pulled=len(records),
-            due_ms=[due_ms for due_ms, offset, _ in selection.items if offset not in settled],
+            due_ms=delivered_ms,
             committed_ms=self._committed_ms,
             refused=staged.refused,
         )
@@ -204,16 +203,16 @@ class Master:
     def _select(self, staged: Staged, until_ms: int) -> Selection:
         limits = self._limits
         if not limits.push or (self._suspicion.apart and staged.refusals):
-            return Selection(items=[], entries=[], cursor=self._shard.state.cursor, complete=not limits.push)
+            return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         selection = self._shard.select(staged, until_ms, self._suspicion.messages_max, limits.bytes)
         # One that was refused before stands alone, so that a second refusal costs the others nothing.
-        tried = next((at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None)
+        tried = next((at for at in selection.named if selection.entries[at].attempt > 1), None)
         if tried is None or len(selection.entries) == 1:
             return selection
         return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
 
-    def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[Decision]:
-        """Push, commit, apply; what was decided beside plain deliveries."""
+    def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
+        """Push, commit, apply; when each message that was delivered was due."""
         suspicion = self._suspicion
         self._pusher.convicted = suspicion.convicted
         plan = self._pusher.plan(selection, staged.refusals, now_ms)
@@ -221,7 +220,7 @@ class Master:
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
-            appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))
+            appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
             self._suspect_of(error, staged, selection)
             raise
@@ -229,20 +228,25 @@ class Master:
             suspicion.offset, suspicion.convicted, suspicion.apart = None, None, False
             suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
         self._apply(staged, selection, progress, appended)
-        return plan.decisions
+        return plan.due_ms
 
-    def _ahead(self, selection: Selection, pulled: int, until_ms: int) -> Callable[[], None] | None:
-        """Where there is a backlog: what of the next step may be done before this one is committed."""
+    def _ahead(
+        self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
+    ) -> Callable[[], None] | None:
+        """Where there is a backlog: what of this step and the next may be done before this one is committed."""
         limits, shard = self._limits, self._shard
         if selection.complete and pulled < limits.messages:
             return None
 
         def ahead() -> None:
+            shard.draft(staged, selection, progress)
             # What fails here fails in the next step again, where it is known what to do about it.
             with suppress(Retry):
                 if not selection.complete:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
-                    shard.unpack_ahead(selection, until_ms, limits.messages, limits.bytes)
+                    following = shard.select_ahead(selection, until_ms, limits.messages, limits.bytes)
+                    if following is not None:
+                        self._pusher.plan_ahead(following)
                 if pulled >= limits.messages:
                     shard.parse_ahead(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
@@ -296,7 +300,7 @@ class Master:
         """A progress record alone: an epoch's first word, a heartbeat, or a test whether the clocks agree."""
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
-        nobody = Selection(items=[], entries=[], cursor=state.cursor, complete=True)
+        nobody = nothing_selected(state.cursor, complete=True)
         progress = self._progress(nothing, nobody, [])
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))

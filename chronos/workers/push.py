@@ -4,11 +4,12 @@ Looks before it produces, so that a missing topic or a message too large for its
 (law 8); and finds a culprit that nobody could foresee by halving the selection until it stands alone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 from msgspec import Struct
 
+from chronos.core.codec import unpack_entry
 from chronos.core.keys import murmur2, parse_address, partition_of
 from chronos.core.message import (
     ATTEMPT,
@@ -74,6 +75,18 @@ class Plan(Struct, kw_only=True):
 
     messages: list[Outgoing]
     decisions: list[Decision]
+    due_ms: list[int]
+    """When each message that is delivered was due, in order."""
+
+
+class Ready(Struct, kw_only=True):
+    """What a selection becomes, if its targets are then as they were when this was made."""
+
+    selection: Selection
+    fine: dict[str, int]
+    """The targets and what they took, as `_fine` tells."""
+    convicted: int | None
+    plan: Plan
 
 
 class Targets:
@@ -98,6 +111,10 @@ class Targets:
                     info = self._created(topic)
                 self._note(topic, info, now_ms)
         return {topic: self._looks[topic] for topic in wanted}
+
+    def known(self, topics: Iterable[str]) -> dict[str, Look]:
+        """What was seen of those that were looked at before, however long ago."""
+        return {topic: self._looks[topic] for topic in topics if topic in self._looks}
 
     def _created(self, topic: str) -> TopicInfo | None:
         """The topic, made now; None: it is refused for what it is. LogUnavailable when no broker answers."""
@@ -173,25 +190,51 @@ class Pusher:
         self._retry_cap_ms = retry_cap_ms
         self.convicted: int | None = None
         """Source offset of the message that failed a transaction on its own; the next plan retries or buries it."""
+        self._ready: Ready | None = None
 
     def plan(self, selection: Selection, refusals: Iterable[tuple[Record, Refusal]], now_ms: int) -> Plan:
         """What to write for the selected messages and the refused records."""
-        plan = Plan(messages=[self._rejection(record, refusal, now_ms) for record, refusal in refusals], decisions=[])
-        entries = selection.entries
-        if not entries:
+        plan = Plan(
+            messages=[self._rejection(record, refusal, now_ms) for record, refusal in refusals], decisions=[], due_ms=[]
+        )
+        ready, self._ready = self._ready, None
+        if not selection.items:
             return plan
-        looks = self.targets.look({entry.target for entry in entries}, now_ms)
-        # A target that is plainly fine takes any message below its limit; every doubt goes to `_weigh`.
-        fine = {
-            topic: look.info.bytes_max - RECEIPT_BYTES
-            for topic, look in looks.items()
-            if look.info is not None and _is_plain(look.info) and self._rules.allows(topic)
-        }
+        if ready is not None and ready.selection is not selection:
+            ready = None
+        topics = ready.fine.keys() if ready is not None else {entry.target for entry in selection.entries}
+        looks = self.targets.look(topics, now_ms)
+        fine = self._fine(looks)
+        if ready is not None:
+            if ready.fine == fine and ready.convicted == self.convicted:
+                plan.messages += ready.plan.messages
+                plan.due_ms = ready.plan.due_ms
+                return plan
+            _unpack_again(selection, len(selection.items))
+        self._write(
+            plan, selection, fine,
+            lambda due_ms, offset, entry: self._weigh(plan, due_ms, offset, entry, looks[entry.target], now_ms),
+        )  # fmt: skip
+        return plan
+
+    def plan_ahead(self, selection: Selection) -> None:
+        """Do now what the `plan` of this selection would do, if nothing about it is in doubt."""
+        fine = self._fine(self.targets.known({entry.target for entry in selection.entries}))
+        plan = Plan(messages=[], decisions=[], due_ms=[])
+        if self._write(plan, selection, fine, None):
+            self._ready = Ready(selection=selection, fine=fine, convicted=self.convicted, plan=plan)
+        else:
+            _unpack_again(selection, len(plan.messages))
+
+    def _write(
+        self, plan: Plan, selection: Selection, fine: Mapping[str, int], weigh: Callable[[int, int, Entry], None] | None
+    ) -> bool:
+        """The messages that go out as they are; every other one is weighed, or where nobody does it ends with False."""
         shard, prefix = self._rules.shard, self._source_prefix
-        append = plan.messages.append
+        append, note = plan.messages.append, plan.due_ms.append
         convicted = self.convicted
         last_ms, due, stem = -1, b"", b""
-        for (due_ms, offset, data), entry in zip(selection.items, entries, strict=True):
+        for (due_ms, offset, data), entry in zip(selection.items, selection.entries, strict=True):
             headers = entry.headers
             doubtful = (
                 len(data) > fine.get(entry.target, -1)
@@ -202,7 +245,9 @@ class Pusher:
                 or type(headers) is not dict
             )
             if doubtful:
-                self._weigh(plan, due_ms, offset, entry, looks[entry.target], now_ms)
+                if weigh is None:
+                    return False
+                weigh(due_ms, offset, entry)
                 continue
             # `message.receipt` written out, into the headers themselves: they were unpacked for this step alone.
             if entry.due_ms != last_ms:
@@ -214,7 +259,16 @@ class Pusher:
             headers[DUE_AT] = due  # type: ignore[call-overload]
             headers[SOURCE] = prefix + at  # type: ignore[call-overload]
             append((entry.target, entry.key, entry.value, headers, -1))
-        return plan
+            note(due_ms)
+        return True
+
+    def _fine(self, looks: Mapping[str, Look]) -> dict[str, int]:
+        """The targets that are plainly fine, and the size below which they take any message; every doubt is weighed."""
+        return {
+            topic: look.info.bytes_max - RECEIPT_BYTES
+            for topic, look in looks.items()
+            if look.info is not None and _is_plain(look.info) and self._rules.allows(topic)
+        }
 
     def _weigh(self, plan: Plan, due_ms: int, offset: int, entry: Entry, look: Look, now_ms: int) -> None:
         """Deliver, or decide what else becomes of the message."""
@@ -252,6 +306,7 @@ class Pusher:
                        f"{size} bytes; {entry.target} takes {look.info.bytes_max}")  # fmt: skip
             return
         plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
+        plan.due_ms.append(due_ms)
 
     def _defer(self, plan: Plan, due_ms: int, offset: int, entry: Entry, reason: Reason, next_ms: int) -> None:
         plan.decisions.append(
@@ -324,6 +379,11 @@ class Pusher:
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, -1
         return topic, key, value, headers + why, -1
+
+
+def _unpack_again(selection: Selection, count: int) -> None:
+    """The first so many entries: their headers hold receipts, which only a message that goes out as it is may have."""
+    selection.entries[:count] = [unpack_entry(data) for _, _, data in selection.items[:count]]
 
 
 def _is_plain(info: TopicInfo) -> bool:

@@ -14,7 +14,7 @@ from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Record, Rules
 from chronos.core.progress import Progress, count_outcomes
-from chronos.core.shard import Selection, Shard, Staged
+from chronos.core.shard import Selection, Shard, Staged, nothing_selected
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
 from chronos.workers.push import Pusher
@@ -83,7 +83,7 @@ def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:
     for batch in range(BATCHES):
         records = _records(batch, keyed=keyed)
         staged = watch.time(f"{way}: parse and stage", lambda records=records: shard.stage(records))  # type: ignore[misc]
-        nothing = Selection(items=[], entries=[], cursor=shard.state.cursor, complete=True)
+        nothing = nothing_selected(shard.state.cursor, complete=True)
         _step(watch, shard, store, staged, nothing, way)
     if not keyed:
         _drain(watch, shard, store, rules)

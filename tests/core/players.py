@@ -100,13 +100,15 @@ class Master:
     def step(self, step: Step) -> Selection:
         shard, model = self.shard, self.model
         first = sum(ask.offset < model.pull_offset for ask in self.producers.asks)
-        asks, records = self.producers.asks[first:], self.producers.records[first:]
+        last = first + step.records_max
+        asks, records = self.producers.asks[first:last], self.producers.records[first:last]
         staged = shard.stage(records)
-        until_ms = min(self.now_ms, staged.watermark_ms) if step.behind else self.now_ms
+        behind = step.behind or last < len(self.producers.records)
+        until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = shard.select(staged, until_ms, step.messages_max, step.bytes_max)
         # What is prepared before anybody knows how the step ends must make no difference to the next one.
-        shard.unpack_ahead(selection, until_ms, step.messages_max, step.bytes_max)
-        shard.parse_ahead(records[::2])
+        shard.select_ahead(selection, until_ms, step.messages_max, step.bytes_max)
+        shard.parse_ahead(self.producers.records[last : last + 2])
         if step.aborted:
             return selection
 
@@ -118,6 +120,7 @@ class Master:
         self._check_selection(staged, selection, until_ms, step)
         fates = self._decide(selection, step)
         progress = self._progress(staged, selection, fates)
+        shard.draft(staged, selection, progress)
         offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         # A write that failed is tried again: computing it twice gives the same.

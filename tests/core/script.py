@@ -54,6 +54,7 @@ class Step:
     disturbances: tuple[tuple[str, int], ...]
     behind: bool
     aborted: bool
+    records_max: int = 1_000
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
@@ -103,6 +104,7 @@ steps = st.builds(
     disturbances=st.lists(disturbances, max_size=2).map(tuple),
     behind=st.booleans(),
     aborted=st.sampled_from([False, False, False, True]),
+    records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
 )
 
 scripts = st.lists(steps, min_size=1, max_size=12)

@@ -87,6 +87,32 @@ def test_what_arrives_for_a_millisecond_that_is_half_settled_comes_behind_it(sto
     assert story.places(story.run(T + 2)) == [(T + 2, new)]
 
 
+@pytest.fixture
+def backlog(story: Story) -> tuple[Story, list[int]]:
+    """Two of eight messages are delivered, and the next two were selected before that was committed."""
+    offsets = [story.send("schedule", b"%d" % at, T + 10 * at) for at in range(1, 9)]
+    story.run(T + 1)
+    assert [item[1] for item in story.run(T + 100, messages_max=2).items] == offsets[:2]
+    return story, offsets
+
+
+def test_what_was_selected_ahead_is_not_delivered_once_it_is_cancelled(backlog: tuple[Story, list[int]]) -> None:
+    story, offsets = backlog
+    story.send("cancel", b"3", at=T + 50)
+    assert [item[1] for item in story.run(T + 100, messages_max=2).items] == [offsets[3]]
+
+
+def test_what_arrives_late_goes_before_what_was_selected_ahead(backlog: tuple[Story, list[int]]) -> None:
+    story, offsets = backlog
+    new = story.send("schedule", None, T + 35, at=T + 22)
+    assert [item[1] for item in story.run(T + 100, messages_max=2).items] == [offsets[2], new]
+
+
+def test_what_was_selected_ahead_waits_when_the_clock_steps_back(backlog: tuple[Story, list[int]]) -> None:
+    story, offsets = backlog
+    assert [item[1] for item in story.run(T + 35, messages_max=2).items] == [offsets[2]]
+
+
 def test_a_step_takes_one_message_even_when_that_is_more_than_it_may(story: Story) -> None:
     for _ in range(2):
         story.send("schedule", None, T + 1, value=b"x" * 500)

@@ -35,11 +35,11 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
             "appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)\n"
             "self._apply(staged, selection, progress, appended)\n"
             "self._finish(produced_ms)\n"
-            "return plan.decisions",
+            "return plan.due_ms",
         ),
     ],
     "a new master replays nothing": [
@@ -93,7 +93,14 @@ FAULTS: dict[str, list[Change]] = {
         (Shard, "adopt", "wheel.forget(due_ms, offset)", "pass"),
     ],
     "the cursor passes what did not fit": [
-        (Shard, "select", "cursor, complete = items[-1][:2], False", "cursor, complete = max(known, self.state.cursor), False"),
+        (Shard, "select", "items[-1][:2], complete=False", "max(known, self.state.cursor), complete=False"),
+    ],
+    "what was selected ahead is believed": [
+        (Shard, "_holds", "and not staged.removed", ""),
+        (Shard, "_holds", "and ahead.edits == self.wheel.edits", ""),
+    ],
+    "a word read ahead is old": [
+        (Shard, "adopt", "self._parsed.known[message_id] = changes.words[message_id]", "pass"),
     ],
     "two masters in one epoch": [
         (Replica, "_crown", "log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)"),
@@ -102,7 +109,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -113,7 +120,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(selection, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
