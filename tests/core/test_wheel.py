@@ -101,6 +101,8 @@ class Both:
         assert all(item[:2] <= wheel.through for item in expected.items)
         for until_ms, messages_max in itertools.product((0, 1, 2, 3), (0, 1, 2)):
             assert wheel.peek(until_ms, messages_max) == expected.peek(until_ms, messages_max)
+        for after in itertools.product((0, 1, 2, 3), (0, 4, OFFSET_MAX)):
+            assert wheel.peek(2, 2, after) == [item for item in expected.peek(2, 10**9) if item[:2] > after][:2]
 
 
 SMALL: dict[str, Callable[[Both], None]] = {
