@@ -6,9 +6,10 @@ A deterministic state machine in three moves, the same for a master and for a re
     select  what is due, stored or staged  -> messages in order            (by time, or up to the cursor it is told)
     apply   a committed progress record    -> one atomic write to the store
 
-Nothing is changed before `adopt`, so a step whose transaction was aborted leaves no trace. The laws it keeps are
-numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state depends on the logs only).
-It reads the store through `View` and never writes.
+Nothing is changed before `adopt`, so a step whose transaction was aborted leaves no trace. `parse_ahead`, `select_ahead`
+and `draft` do a part of these moves early, while an earlier step commits; what they made is used where it still holds.
+The laws it keeps are numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state depends on the
+logs only). It reads the store through `View` and never writes.
 """
 
 from bisect import bisect_left

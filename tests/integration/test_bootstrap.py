@@ -246,6 +246,7 @@ def test_a_checkpoint_is_given_to_members_only_and_a_digest_to_everybody(
     """Who asks must show what only the coordinator was told; nothing that is shown anywhere gives that away."""
     fleet.start()
     node = fleet.nodes["n1"]
+    node.wait_until(lambda: node.ask("GET", "/v1/shards/0/digest")[0] == 200, "hold something of the shard")
     token = told_to_the_coordinator(zookeeper, f"/chronos/{flow.prefix}/members/n2")["token"]
 
     def ask(**headers: str) -> int:
