@@ -336,10 +336,10 @@ class KafkaWriter:
             raise ProducerLost(f"the producer failed: {error}") from error
 
     def _produce(self, messages: Iterable[Outgoing], deadline: float) -> None:
+        # Called by position (no callbacks, no timestamp): naming the headers costs 0.2 us a message (measured).
         produce = self._producer.produce
         if not self._narrow_topics:
             for topic, key, value, headers, partition in messages:
-                # By position (no callbacks, no timestamp): naming the headers costs 0.2 us a message (measured).
                 produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
             return
         written: dict[str, int] = {}
@@ -351,7 +351,7 @@ class KafkaWriter:
                     self._flush(deadline)
                     written.clear()
                 written[topic] = written.get(topic, 0) + size
-            produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]
+            produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
 
     def _flush(self, deadline: float) -> None:
         if self._producer.flush(max(0.1, deadline - time.monotonic())) > 0:

@@ -202,7 +202,7 @@ class Shard:
         if count == 0 or ahead.records[:count] != records[:count]:
             return self._stage(self._parse(records, self.rules), None)
         parsed = self._parse(records[count:], self.rules)
-        parsed.records = [*ahead.records[:count], *parsed.records]
+        parsed.records = list(records)
         parsed.asked = ahead.asked[:count] + parsed.asked
         parsed.places = ahead.places[:count] + parsed.places
         parsed.known.update(ahead.known)
@@ -594,16 +594,14 @@ class Shard:
         """Note the new words of what was selected, without their time; give what goes on by source offset."""
         items, entries = selection.items, selection.entries
         carried: dict[int, Placed] = {}
+        for at in selection.named:
+            due_ms, offset, _ = items[at]
+            words[entries[at].id] = Word(DELIVERED, due_ms, offset)  # type: ignore[index]
         if not decisions:
-            for at in selection.named:
-                due_ms, offset, _ = items[at]
-                words[entries[at].id] = Word(DELIVERED, due_ms, offset)  # type: ignore[index]
             return carried
         for (due_ms, offset, _), entry in zip(items, entries, strict=True):
             decision = decisions.get(offset)
             if decision is None:
-                if entry.id is not None:
-                    words[entry.id] = Word(DELIVERED, due_ms, offset)
                 continue
             message_id = entry_id(entry, self.rules.shard, offset)
             if decision.outcome in CARRIED_ON:

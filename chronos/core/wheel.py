@@ -85,12 +85,8 @@ class Wheel:
 
     def forget(self, due_ms: int, offset: int) -> None:
         """Drop an entry, if it is held, in O(1)."""
-        slot = self._slots.get(due_ms)
-        if slot is None:
-            return
-        item = slot.pop(offset, None)
-        if item is not None:
-            self._count_off(due_ms, 1, len(item[2]))
+        if offset in self._slots.get(due_ms, ()):
+            self._take(due_ms, [offset])
             self.edits += 1
         # An empty slot stays until the cursor passes it: taking it out of the order would cost O(n).
 
@@ -116,9 +112,7 @@ class Wheel:
         del self._order[:passed]
         slot = self._slots.get(cursor_due_ms)
         if slot is not None:
-            settled = [offset for offset in slot if offset <= cursor_offset]
-            size = sum(len(slot.pop(offset)[2]) for offset in settled)
-            self._count_off(cursor_due_ms, len(settled), size)
+            self._take(cursor_due_ms, [offset for offset in slot if offset <= cursor_offset])
             if not slot:
                 self._drop(cursor_due_ms)
                 del self._order[0]
@@ -141,8 +135,7 @@ class Wheel:
         offsets = sorted(slot)
         keep = messages_max - kept
         self.through = (due_ms, offsets[keep - 1]) if keep else (due_ms - 1, OFFSET_MAX)
-        size = sum(len(slot.pop(offset)[2]) for offset in offsets[keep:])
-        self._count_off(due_ms, len(offsets) - keep, size)
+        self._take(due_ms, offsets[keep:])
         if not keep:
             self._drop(due_ms)
         del self._order[at + bool(keep) :]
@@ -159,8 +152,10 @@ class Wheel:
         self.messages -= len(self._slots.pop(due_ms))
         self.bytes -= self._sizes.pop(due_ms)
 
-    def _count_off(self, due_ms: int, messages: int, size: int) -> None:
-        """Entries that left their slot."""
+    def _take(self, due_ms: int, offsets: list[int]) -> None:
+        """Some entries out of their slot."""
+        slot = self._slots[due_ms]
+        size = sum(len(slot.pop(offset)[2]) for offset in offsets)
         self._sizes[due_ms] -= size
-        self.messages -= messages
+        self.messages -= len(offsets)
         self.bytes -= size
