@@ -5,8 +5,8 @@ FROM python:3.11-slim
 WORKDIR /app
 
 # What changes seldom comes first, so that a change of the code does not install everything again.
-COPY requirements.txt ./
-RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements.txt
+COPY locks/requirements.txt ./
+RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r locks/requirements.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY chronos ./chronos

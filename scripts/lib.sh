@@ -72,13 +72,13 @@ set_up_python() {
     fi
 
     locked=$(digest "$ROOT/$lock")
-    if ! is_current "$VENV/.installed-$lock" "$locked"; then
+    if ! is_current "$VENV/.installed-${lock##*/}" "$locked"; then
         say "installing $lock into .venv"
         "$python" -m pip install --quiet --disable-pip-version-check --no-input \
             --require-hashes --only-binary :all: -r "$ROOT/$lock" ||
             fail "could not install $lock; pip's reason is above." \
                 "Chronos is tried with Python 3.11, 3.12 and 3.13 (this is $("$python" --version))."
-        printf '%s' "$locked" >"$VENV/.installed-$lock"
+        printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
     fi
 
     project=$(digest "$ROOT/pyproject.toml")
@@ -121,16 +121,16 @@ set_up_zookeeper() { set_up_jars ZooKeeper zookeeper; }
 
 # set_up_spark: PySpark in .venv, and its Kafka connector in .cache/spark-<version>.
 set_up_spark() {
-    local lock=requirements-spark.txt locked
+    local lock=locks/requirements-spark.txt locked
     set_up_jars "Spark's Kafka connector" spark
     locked=$(digest "$ROOT/$lock")
-    if is_current "$VENV/.installed-$lock" "$locked"; then return; fi
+    if is_current "$VENV/.installed-${lock##*/}" "$locked"; then return; fi
     say "installing $lock into .venv (some 400 MB: it takes a while)"
     # PySpark is published as source only; what it is built with is in the lock of the tests.
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes \
         --only-binary :all: --no-binary pyspark --no-build-isolation -r "$ROOT/$lock" ||
         fail "could not install $lock; pip's reason is above."
-    printf '%s' "$locked" >"$VENV/.installed-$lock"
+    printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
 }
 
 # set_up_jars TITLE NAME: .cache/NAME-<version> with what scripts/NAME/pom.xml names.

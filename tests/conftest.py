@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
 
 # Deadlines are off: a machine with two cores and a broker on it is slow at times, and that proves nothing.
 _unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}

@@ -31,12 +31,8 @@ MAY_IMPORT = {
     "config": {"core", "errors"},
     "spark": {"core", "errors"},
     "client": {"core", "errors"},
-    # The loop that steps the workers of a shard: a half of node, and no more than that.
-    "driver": {"workers", "ports", "core", "errors"},
-    # The thread of the checkpoints: another half of node.
-    "checkpointing": {"driver", "adapters", "workers", "ports", "core", "config", "errors"},
-    "node": {"checkpointing", "driver", "adapters", "workers", "ports", "core", "config", "errors", "chronos"},
-    "admin": {"node", "checkpointing", "driver", "workers", "ports", "core", "config", "errors", "chronos"},
+    "node": {"adapters", "workers", "ports", "core", "config", "errors", "chronos"},
+    "admin": {"node", "workers", "ports", "core", "config", "errors", "chronos"},
     "cli": {"admin", "client", "logs", "node", "spark", "workers", "ports", "core", "config", "errors", "chronos"},
     "logs": {"config"},
     "__main__": {"cli"},
@@ -178,7 +174,7 @@ def test_imports_go_one_way_and_core_is_pure():
         ("errors.py", "from chronos.core import wheel", "errors must not import core"),
         ("ports.py", "from chronos.workers import pull", "ports must not import workers"),
         ("ports.py", "from chronos.config import Config", "ports must not import config"),
-        ("workers/pull.py", "from chronos.adapters.rocks import Rocks", "workers must not import adapters"),
+        ("workers/pull.py", "from chronos.adapters.rocksdb.store import Rocks", "workers must not import adapters"),
         ("workers/pull.py", "from chronos.config import Config", "workers must not import config"),
         ("workers/pull.py", "import confluent_kafka", "only adapters may"),
         ("adapters/rocks.py", "import chronos.workers.pull", "adapters must not import workers"),
@@ -290,7 +286,7 @@ def test_a_machine_path_or_registry_address_is_found(tmp_path, text):
     assert [each.split(":")[1] for each in foreign_complaints([file])] == ["2"]
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-test.txt"])
+@pytest.mark.parametrize("name", ["locks/requirements.txt", "locks/requirements-test.txt"])
 def test_locks_pin_everything_with_hashes_and_name_no_address(name):
     """Every line of a lock is a version, its hash or a comment."""
     text = (ROOT / name).read_text()

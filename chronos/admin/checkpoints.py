@@ -2,9 +2,9 @@
 
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError
-from chronos.admin.wire import CheckpointInfo, CheckpointsInfo, ShardCheckpoints
-from chronos.checkpointing import Keeping
-from chronos.core.moment import format_time
+from chronos.admin.schemas import CheckpointInfo, CheckpointsInfo, ShardCheckpoints
+from chronos.core.timefmt import format_time
+from chronos.node.checkpointing import Keeping
 
 
 class CheckpointHandlers:

@@ -8,11 +8,11 @@ from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
-from chronos.admin.wire import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
-from chronos.core.moment import format_time
+from chronos.admin.schemas import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
 from chronos.core.roles import SILENT, Assignment, Change, Member, Request, Roles
+from chronos.core.timefmt import format_time
 from chronos.node import IN_PLACE
-from chronos.workers.member import Membership
+from chronos.workers.membership import Membership
 
 TRANSFER_S = 10.0
 """How long a hand-over may take before the answer is that it was asked for."""

@@ -11,13 +11,13 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
-from chronos.admin.others import Others
+from chronos.admin.peer_client import Others
 from chronos.admin.scheduling import Planner
 from chronos.admin.waiting import Watch
 from chronos.core.message import Rules
-from chronos.driver import ShardDriver
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
+from chronos.node.driver import ShardDriver
 
 log = structlog.get_logger("chronos.http")
 

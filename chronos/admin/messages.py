@@ -11,16 +11,16 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
+from chronos.admin.encoding import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import Planned, decode_body, new_time, plan_action, time_ms
-from chronos.admin.text import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
-from chronos.admin.wire import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery, ShardsQuery
+from chronos.admin.schemas import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery, ShardsQuery
 from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, address, parse_address, partition_of
 from chronos.core.message import Entry, Reason
-from chronos.core.moment import MS_MAX, format_time
 from chronos.core.query import Found, Row, find, page
+from chronos.core.timefmt import MS_MAX, format_time
 from chronos.core.wheel import Position
-from chronos.driver import ShardDriver
+from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
 FIND_S = 1.0

@@ -21,8 +21,8 @@ from chronos import __version__
 from chronos.admin.context import Context
 from chronos.core.histogram import Histogram
 from chronos.core.query import next_place_ms
-from chronos.driver import ShardDriver
 from chronos.errors import ChronosError
+from chronos.node.driver import ShardDriver
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

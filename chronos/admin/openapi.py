@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from chronos import __version__
-from chronos.admin import wire
+from chronos.admin import schemas
 from chronos.admin.problems import PROBLEM_JSON
 from chronos.admin.routes import Route, table
 
@@ -19,11 +19,11 @@ def document() -> dict[str, Any]:
     """The OpenAPI 3.1 description."""
     found = table(None)
     types = [kind for route in found for kind in (route.body, route.answer) if kind is not None]
-    schemas, components = msgspec.json.schema_components([*types, wire.Problem], ref_template=_TEMPLATE)
+    type_schemas, components = msgspec.json.schema_components([*types, schemas.Problem], ref_template=_TEMPLATE)
     for name in ("Message", "Move"):
         # What no single field can say.
         components[name]["oneOf"] = [{"required": ["deliver_at"]}, {"required": ["delay"]}]
-    by_type = dict(zip(map(repr, types), schemas, strict=False))
+    by_type = dict(zip(map(repr, types), type_schemas, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in found:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)

@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, invalid, wrong_field
 from chronos.admin.scheduling import duration_ms, time_ms
-from chronos.admin.wire import (
+from chronos.admin.schemas import (
     Counters,
     Cursor,
     Epoch,
@@ -25,10 +25,10 @@ from chronos.admin.wire import (
 )
 from chronos.core.histogram import Histogram
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
-from chronos.core.moment import MS_MAX, format_time
 from chronos.core.query import check_timeline, next_place_ms, timeline
-from chronos.driver import ShardDriver
+from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
+from chronos.node.driver import ShardDriver
 
 TIMELINE_MS = 3_600_000
 """Length of a timeline whose end is not given."""

@@ -3,7 +3,7 @@
 import msgspec
 from aiohttp import web
 
-from chronos.admin.wire import Fault, Problem
+from chronos.admin.schemas import Fault, Problem
 from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
 
 PROBLEM_JSON = "application/problem+json"

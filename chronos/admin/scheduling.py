@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from chronos.admin.encoding import from_base64, headers_in, id_bytes, id_text, to_bytes
 from chronos.admin.problems import ProblemError, invalid
-from chronos.admin.text import from_base64, headers_in, id_bytes, id_text, to_bytes
-from chronos.admin.wire import BATCH_MAX, Fault, HeaderValues, Message, Move
+from chronos.admin.schemas import BATCH_MAX, Fault, HeaderValues, Message, Move
 from chronos.core.keys import parse_address, partition_of
 from chronos.core.message import (
     ACTION,
@@ -31,8 +31,8 @@ from chronos.core.message import (
     Rules,
     parse,
 )
-from chronos.core.moment import parse_duration_ms, parse_time_ms
 from chronos.core.size import batch_bytes
+from chronos.core.timefmt import parse_duration_ms, parse_time_ms
 from chronos.ports import Outgoing
 
 FIELDS = {

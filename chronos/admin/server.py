@@ -19,7 +19,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, invalid, plain
 from chronos.admin.routes import Route, table
-from chronos.admin.wire import Fault, NoQuery
+from chronos.admin.schemas import Fault, NoQuery
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
 

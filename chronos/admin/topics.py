@@ -6,12 +6,12 @@ from typing import Protocol, cast
 from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
+from chronos.admin.encoding import headers_out, text_or_base64
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.admin.scheduling import duration_ms
-from chronos.admin.text import headers_out, text_or_base64
-from chronos.admin.wire import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
+from chronos.admin.schemas import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
 from chronos.core.message import Record
-from chronos.core.moment import format_time
+from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch
 from chronos.ports import Reader, TopicInfo
 

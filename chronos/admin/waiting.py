@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import Executor
 
-from chronos.driver import ShardDriver
+from chronos.node.driver import ShardDriver
 
 LOOK_S = 0.1
 """Longest sleep of the thread that watches a shard, so that who gave up does not keep it busy."""

@@ -11,7 +11,7 @@ import typer
 from chronos.cli.output import Format, note, number, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
-from chronos.core.moment import parse_duration_ms
+from chronos.core.timefmt import parse_duration_ms
 from chronos.errors import ConfigurationError, Retry
 from chronos.logs import set_up
 
@@ -74,8 +74,8 @@ def run(
 
     need_spark()
     from chronos.node.opening import open_kafka
-    from chronos.spark.archive import Plan, archive
-    from chronos.spark.place import Place
+    from chronos.spark.archive.job import Plan, archive
+    from chronos.spark.storage import Place
 
     assert config.log.kafka.bootstrap_servers is not None
     plan = Plan(
@@ -143,8 +143,8 @@ def tidy(output: Format, *, location: str, file_bytes: str, master: str, conf: l
     from chronos.spark.session import need_spark, open_session
 
     need_spark()
-    from chronos.spark.compact import compact
-    from chronos.spark.place import Place
+    from chronos.spark.archive.compact import compact
+    from chronos.spark.storage import Place
 
     place = Place(location)
     # It reads no Kafka: without a word of ours Spark would fetch the connector.

@@ -8,13 +8,13 @@ import typer
 
 from chronos.cli.archive import pairs
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
-from chronos.core.moment import format_time, parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
 from chronos.errors import ArchiveFailed
 from chronos.logs import set_up
 
 if TYPE_CHECKING:
-    from chronos.spark.audit import Audit
-    from chronos.spark.figures import Row
+    from chronos.spark.audit.job import Audit
+    from chronos.spark.audit.summary import Row
 
 TARGETS_SHOWN = 20
 """Targets on the terminal; `-o json` has more."""
@@ -55,8 +55,8 @@ def run(
     from chronos.spark.session import need_spark, open_session
 
     need_spark()
-    from chronos.spark.audit import EmptyWindow, audit
-    from chronos.spark.place import Place
+    from chronos.spark.audit.job import EmptyWindow, audit
+    from chronos.spark.storage import Place
 
     place = Place(location)
     # It reads no Kafka: without a word of ours Spark would fetch the connector.
@@ -83,7 +83,7 @@ def _tell(found: "Audit", output: Format, report: str | None) -> None:
 
 
 def _write_report(found: "Audit", path: str) -> None:
-    from chronos.spark.report import html
+    from chronos.spark.audit.report import html
 
     try:
         with open(path, "w", encoding="utf-8") as file:
@@ -144,9 +144,9 @@ def _show(found: "Audit") -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from chronos.spark.fates import OUTCOMES, WRONG
-    from chronos.spark.plots import share
-    from chronos.spark.report import MEANINGS
+    from chronos.spark.audit.outcomes import OUTCOMES, WRONG
+    from chronos.spark.audit.plots import share
+    from chronos.spark.audit.report import MEANINGS
 
     counts, late = found.overall.counts, found.overall.lateness
     total = sum(counts.values())
@@ -199,7 +199,7 @@ def warnings(found: "Audit") -> list[str]:
 
 
 def _cells(row: "Row") -> list[str]:
-    from chronos.spark.fates import WRONG
+    from chronos.spark.audit.outcomes import WRONG
 
     late = row.lateness
     return [
@@ -210,12 +210,12 @@ def _cells(row: "Row") -> list[str]:
 
 
 def _ms(value: int | None) -> str:
-    from chronos.spark.plots import duration
+    from chronos.spark.audit.plots import duration
 
     return duration(value)
 
 
 def _wrong(counts: dict[str, int]) -> str:
-    from chronos.spark.fates import WRONG
+    from chronos.spark.audit.outcomes import WRONG
 
     return ", ".join(f"{number(counts[name])} {name}" for name in WRONG if counts.get(name))

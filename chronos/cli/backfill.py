@@ -10,11 +10,11 @@ import typer
 from chronos.cli.archive import java_properties, pairs, settings_of
 from chronos.cli.audit import parse_moment
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
-from chronos.core.moment import format_time, parse_duration_ms
+from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
-    from chronos.spark.backfill import Backfill
+    from chronos.spark.backfill.job import Backfill
     from chronos.spark.ledger import Report, Request, Run
 
 TARGETS_SHOWN = 20
@@ -37,7 +37,7 @@ def request_of(
     expired: bool,
 ) -> "Request":
     """What is asked for; typer.BadParameter when that does not fit together."""
-    from chronos.admin.text import id_bytes
+    from chronos.admin.encoding import id_bytes
     from chronos.spark.ledger import Request
 
     now_ms = time.time_ns() // 1_000_000
@@ -111,8 +111,8 @@ def run(
     need_spark()
     request = request_of(**asked)
     from chronos.node.opening import open_bulk, open_kafka
-    from chronos.spark.backfill import Backfill
-    from chronos.spark.place import Place
+    from chronos.spark.backfill.job import Backfill
+    from chronos.spark.storage import Place
 
     kafka = config.log.kafka
     assert kafka.bootstrap_servers is not None
@@ -176,7 +176,7 @@ def _end(
 
 
 def _replay(job: "Backfill", request: "Request", output: Format, *, yes: bool, dry_run: bool) -> None:
-    from chronos.spark.audit import EmptyWindow
+    from chronos.spark.audit.job import EmptyWindow
 
     try:
         planned = job.plan(request)
@@ -222,7 +222,7 @@ def _how(request: "Request") -> str:
 
 def as_json(report: "Report") -> dict[str, Any]:
     """As `-o json` gives it: times as RFC 3339, ids as text."""
-    from chronos.admin.text import id_text
+    from chronos.admin.encoding import id_text
 
     request = report.request
     return {
@@ -249,7 +249,7 @@ def _show_plan(report: "Report") -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from chronos.admin.text import id_text
+    from chronos.admin.encoding import id_text
 
     request = report.request
     assert request.from_ms is not None

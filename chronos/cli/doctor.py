@@ -201,8 +201,8 @@ def due_targets(store: "Store") -> set[str]:
     """The targets of what is due next in a store."""
     from chronos.core.codec import FRESH, unpack_state
     from chronos.core.keys import STATE_KEY
-    from chronos.core.moment import MS_MAX
     from chronos.core.query import page
+    from chronos.core.timefmt import MS_MAX
 
     (data,) = store.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)

@@ -12,7 +12,7 @@ from chronos.cli.output import local, number, span
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.core.roles import Member
-    from chronos.node.place import Survey
+    from chronos.node.cluster import Survey
 
 CLOCK_TOLERANCE_MS = 500
 """How far two nodes' clocks may differ before one of them pauses (law 2)."""
@@ -26,7 +26,7 @@ NOWHERE = ("0.0.0.0", "::")
 
 def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance`: of the data directory, if there."""
-    from chronos.node.place import look_at_coordinator
+    from chronos.node.cluster import look_at_coordinator
 
     found = yield from guarded("zookeeper", lambda: look_at_coordinator(config, instance))
     if found is None:
@@ -105,7 +105,7 @@ def _reach(member: "Member") -> Iterator[Finding]:
             exit_code=3,
         )
         return
-    from chronos.core.moment import parse_time_ms
+    from chronos.core.timefmt import parse_time_ms
 
     told_ms = parse_time_ms(shown["now"])
     apart_ms = max(before_ms - told_ms, told_ms - after_ms, 0)
@@ -126,7 +126,7 @@ def _reach(member: "Member") -> Iterator[Finding]:
 
 
 def _roles(found: "Survey") -> Iterator[Finding]:
-    from chronos.core.moment import format_time
+    from chronos.core.timefmt import format_time
 
     roles = found.roles
     if roles is None:

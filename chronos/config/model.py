@@ -24,7 +24,7 @@ from chronos.config.values import (
     duration_ms,
     size_bytes,
 )
-from chronos.core.moment import UNIT_MS
+from chronos.core.timefmt import UNIT_MS
 
 
 def key(default: object, meaning: str, *, least: object = None, most: object = None) -> Any:

@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from chronos.config import wording
+from chronos.config import messages
 from chronos.config.catalogue import MASK, PROPERTIES, Key, is_secret, keys, split
+from chronos.config.constraints import conflicts
+from chronos.config.messages import ENVIRONMENT_PREFIX
 from chronos.config.model import Config
-from chronos.config.relations import conflicts
-from chronos.config.wording import ENVIRONMENT_PREFIX
 from chronos.errors import ConfigurationError
 
 # These two are read by the command line before there is a configuration.
@@ -119,7 +119,7 @@ def _read_variables(reading: _Reading, environ: Mapping[str, str]) -> None:
             path = path.replace("_", ".")  # No property has a '_', and few shells take a '.' in a name.
         origin = _Origin(rank=_VARIABLE, label=name)
         if not _read_text(reading, path, environ[name], origin):
-            reading.complain(origin, "", wording.unknown_variable(path, environ[name]))
+            reading.complain(origin, "", messages.unknown_variable(path, environ[name]))
 
 
 def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
         if not equals:
             reading.complain(origin, path, "has no value; write path=value, for example shards=4")
         elif not _read_text(reading, path, text, origin):
-            reading.complain(origin, path, wording.unknown_key(path))
+            reading.complain(origin, path, messages.unknown_key(path))
 
 
 def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool:
@@ -163,13 +163,13 @@ def _compose(reading: _Reading, text: str, origin: _Origin, path: str) -> yaml.N
         if origin.rank == _FILE and error.problem_mark is not None:
             line = error.problem_mark.line + 1
             origin = _Origin(rank=_FILE, line=line, label=f"{origin.label}:{line}")
-        reading.complain(origin, path, wording.not_yaml(error.context or "", error.problem or ""))
+        reading.complain(origin, path, messages.not_yaml(error.context or "", error.problem or ""))
         return None
     except yaml.YAMLError as error:
-        reading.complain(origin, path, wording.not_yaml("", str(error)))
+        reading.complain(origin, path, messages.not_yaml("", str(error)))
         return None
     except RecursionError:
-        reading.complain(origin, path, wording.not_yaml("", "it is nested too deep"))
+        reading.complain(origin, path, messages.not_yaml("", "it is nested too deep"))
         return None
     return node
 
@@ -191,7 +191,7 @@ class _Tree:
             # A name with a dot is no path here: `log.kind:` would be a second way to say the same.
             found = keys().get(path) if "." not in name else None
             if found is None:
-                self.reading.complain(origin, path, wording.unknown_key(path, dotted="." in name))
+                self.reading.complain(origin, path, messages.unknown_key(path, dotted="." in name))
             else:
                 self.key(found, value, origin)
 
@@ -224,7 +224,7 @@ class _Tree:
         if node.tag == _NULL_TAG:
             return None  # A heading whose keys are all commented out.
         if not isinstance(node, yaml.MappingNode):
-            what = wording.contents(found.path) if found.model else "write it as {name: value}"
+            what = messages.contents(found.path) if found.model else "write it as {name: value}"
             return self.reading.complain(origin, found.path, f"is a section, not {_shape(node)}; {what}")
         if found.model:
             return self.section(found.path, node)
@@ -293,7 +293,7 @@ def _judge(reading: _Reading, details: ErrorDetails) -> _Path:
     # The longest prefix that is a key: a place inside a list belongs to the list.
     path = next(steps[:end] for end in range(len(steps), 0, -1) if ".".join(steps[:end]) in keys())
     found = keys()[".".join(path)]
-    reading.complain(reading.origins.get(path, _NOWHERE), found.path, wording.wrong_value(found, details))
+    reading.complain(reading.origins.get(path, _NOWHERE), found.path, messages.wrong_value(found, details))
     return path
 
 

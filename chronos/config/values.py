@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
-from chronos.core.moment import UNIT_MS, parse_duration_ms
+from chronos.core.timefmt import UNIT_MS, parse_duration_ms
 
 _BYTES_BY_UNIT: Final = {
     "TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,

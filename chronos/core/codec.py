@@ -1,7 +1,7 @@
 """How values become the bytes of the store: a version byte, then msgpack.
 
 Changing a format: a field is only ever appended, with a default that means what its absence meant; anything
-else takes the next version number, a decoder for both, and a golden-bytes test for each (tests/core/test_codec.py).
+else takes the next version number, a decoder for both, and a golden-bytes test for each (tests/unit/test_codec.py).
 Bytes of an unknown version are a named error, never a guess.
 """
 

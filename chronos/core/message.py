@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 
 from chronos.core.keys import ID_BYTES_MAX, address, parse_address, partition_of
-from chronos.core.moment import parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import parse_duration_ms, parse_time_ms
 
 Headers = Sequence[tuple[str, bytes | None]]
 """Headers as a Kafka client gives them: in order, names may repeat, values may be null."""

@@ -18,8 +18,8 @@ from chronos.core.keys import (
     word_key,
 )
 from chronos.core.message import Entry, entry_id
-from chronos.core.moment import MS_MAX
 from chronos.core.shard import View
+from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
 PAGE_SCAN_MAX = 5_000

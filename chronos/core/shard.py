@@ -63,8 +63,8 @@ from chronos.core.message import (
     entry_id,
     parse,
 )
-from chronos.core.moment import MS_MAX
 from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress, count_outcomes
+from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Item, Position, Wheel
 from chronos.errors import LogMismatch
 

@@ -12,26 +12,26 @@ from pathlib import Path
 import structlog
 
 from chronos import __version__
-from chronos.adapters.checkpoint_files import Copier
+from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded import EmbeddedLog
-from chronos.adapters.rocks import RocksStore, shared_cache
-from chronos.checkpointing import Keeping
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, State, unpack_state
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import ANSWERS, Member
-from chronos.driver import ShardDriver, surely
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.beginning import Beginning
+from chronos.node.bootstrap import Beginning
+from chronos.node.checkpointing import Keeping
+from chronos.node.cluster import SILENT_SHARE, Place, open_coordinator
 from chronos.node.directory import DataDirectory
+from chronos.node.driver import ShardDriver, surely
 from chronos.node.opening import check_identity, identity, open_log, open_store, own_topics
-from chronos.node.place import SILENT_SHARE, Place, open_coordinator
 from chronos.node.shards import described, make_shard
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import Position, needed_from
 from chronos.workers.delete import words_kept_ms
-from chronos.workers.member import Membership
+from chronos.workers.membership import Membership
 from chronos.workers.replica import STANDALONE, Replay
 from chronos.workers.watch import LOOK_EVERY_MS, Watch
 

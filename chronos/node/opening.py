@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chronos.adapters.embedded import EmbeddedLog
-from chronos.adapters.rocks import BlockCache, RocksStore
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.rocksdb.store import BlockCache, RocksStore
 from chronos.config import Config
 from chronos.core.codec import Identity, pack_identity, unpack_identity
 from chronos.core.keys import IDENTITY_KEY
@@ -14,8 +14,8 @@ from chronos.node.directory import DataDirectory
 from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 
 if TYPE_CHECKING:
-    from chronos.adapters.kafka import KafkaLog
-    from chronos.adapters.kafka_bulk import BulkOpener
+    from chronos.adapters.kafka.bulk import BulkOpener
+    from chronos.adapters.kafka.log import KafkaLog
 
 HEADROOM_BYTES = 256 * 1024
 """What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
@@ -44,7 +44,7 @@ def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
 def open_kafka(config: Config) -> "KafkaLog":
     """The Kafka cluster of `log.kafka`."""
     # Imported here: a node on the embedded log runs without the Kafka client.
-    from chronos.adapters.kafka import KafkaLog
+    from chronos.adapters.kafka.log import KafkaLog
 
     assert config.log.kafka.bootstrap_servers is not None
     return KafkaLog(
@@ -58,7 +58,7 @@ def open_kafka(config: Config) -> "KafkaLog":
 
 def open_bulk(config: Config) -> "BulkOpener":
     """What opens producers to the same cluster from the tasks of a Spark job."""
-    from chronos.adapters.kafka_bulk import BulkOpener
+    from chronos.adapters.kafka.bulk import BulkOpener
 
     assert config.log.kafka.bootstrap_servers is not None
     return BulkOpener(

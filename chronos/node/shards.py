@@ -5,8 +5,8 @@ from collections.abc import Callable
 from chronos.config import Config
 from chronos.core.message import Rules
 from chronos.core.roles import Replica as Described
-from chronos.driver import ShardDriver
 from chronos.errors import ChronosError
+from chronos.node.driver import ShardDriver
 from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import Position
 from chronos.workers.master import Limits

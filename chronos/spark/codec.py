@@ -13,8 +13,8 @@ from pyspark.sql import functions as f
 
 from chronos.core.keys import address
 from chronos.core.message import Action, Entry, Keyed, OnConflict, Reason, Record, Refusal, Rules, parse
-from chronos.core.moment import MS_MAX
 from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.timefmt import MS_MAX
 
 Batches = Iterator[pa.RecordBatch]
 

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
-from chronos.spark.place import Place
+from chronos.spark.storage import Place
 
 SENT = "sent"
 

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from chronos.core.message import ATTEMPT, DETAIL, DUE_AT, ID, OCCURRENCE, REASON, SOURCE
-from chronos.core.moment import MS_MAX
+from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
 from chronos.spark.codec import (
     header,

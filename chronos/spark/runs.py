@@ -19,7 +19,7 @@ from msgspec import convert as from_builtins
 
 from chronos.errors import ArchiveUnusable, LogUnavailable
 from chronos.spark import schema
-from chronos.spark.place import Place
+from chronos.spark.storage import Place
 
 log = structlog.get_logger("chronos.archive")
 

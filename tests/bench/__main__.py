@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.figures import FIGURES, Bench, machine
-from tests.broker import Broker, kafka_version
+from tests.harness.broker import Broker, kafka_version
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

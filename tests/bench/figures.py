@@ -13,8 +13,8 @@ from typing import Any
 
 from chronos.core.progress import Progress, unpack_progress
 from tests.bench import load, stages
-from tests.broker import Broker
-from tests.service import Service
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 
 SELDOM_S = 1.0
 """How often the service is asked how far it is while its throughput is measured: each answer costs it some."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
-from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.progress import Progress, pack_progress
 from tests.bench import load
 from tests.bench.figures import Bench
@@ -16,7 +16,7 @@ from tests.bench.figures import Bench
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.archive import Plan
+    from chronos.spark.archive.job import Plan
 
 RECORDS = 2_000_000
 """Messages, and as many deliveries."""
@@ -70,7 +70,7 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
 
 def _fill(bench: Bench, records: int) -> Plan:
     """Topics with so many messages and as many deliveries; the progress topic holds one record."""
-    from chronos.spark.archive import Plan
+    from chronos.spark.archive.job import Plan
 
     cluster = bench.name("archived")
     own = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
@@ -104,8 +104,8 @@ def _fill(bench: Bench, records: int) -> Plan:
 
 def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> tuple[float, float]:
     """Records a second of a whole run, and bytes of Parquet a record."""
-    from chronos.spark.archive import archive
-    from chronos.spark.place import Place
+    from chronos.spark.archive.job import archive
+    from chronos.spark.storage import Place
 
     brokers = KafkaLog(
         bootstrap_servers=plan.bootstrap_servers, properties={}, cluster=plan.cluster, progress_topic=plan.progress,

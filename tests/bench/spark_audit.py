@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.moment import format_time
+from chronos.core.timefmt import format_time
 from tests.bench.figures import Bench
 
 if TYPE_CHECKING:

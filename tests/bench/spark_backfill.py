@@ -6,11 +6,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from chronos.adapters.kafka import KafkaLog
-from chronos.adapters.kafka_bulk import BulkOpener
+from chronos.adapters.kafka.bulk import BulkOpener
+from chronos.adapters.kafka.log import KafkaLog
 from tests.bench.figures import Bench
+from tests.harness.service import Service
 from tests.integration.flow import read_committed
-from tests.service import Service
 from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
 
 def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
     """Seconds from the question what is missing to the ledger's last row."""
-    from chronos.spark.backfill import Backfill
+    from chronos.spark.backfill.job import Backfill
     from chronos.spark.ledger import Request
-    from chronos.spark.place import Place
+    from chronos.spark.storage import Place
 
     bench.broker.create_topic(f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
     bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)

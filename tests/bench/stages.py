@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Record, Rules

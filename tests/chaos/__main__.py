@@ -14,7 +14,7 @@ from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
 from tests.chaos.report import Report
 from tests.chaos.world import Scene, World, bring_up
-from tests.service import ServiceError
+from tests.harness.service import ServiceError
 
 LEG_S = 600.0
 """How long one fleet is kept: what it has delivered grows with time, and with it what a lost disk has to read again."""

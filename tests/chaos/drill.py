@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from tests.broker import Clients
+from tests.harness.broker import Clients
 
 LOWEST_MS, HIGHEST_MS = 3_000, 6_000
 """How far ahead messages of the load are due."""

@@ -12,11 +12,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from chronos.core.moment import parse_time_ms
-from tests.broker import Clients, Cluster
+from chronos.core.timefmt import parse_time_ms
 from tests.chaos.fleet import SESSION_S, Fleet
 from tests.chaos.world import LINKED, PLAIN, QUORUMS, Scene, World
-from tests.proxy import Link
+from tests.harness.broker import Clients, Cluster
+from tests.harness.proxy import Link
 
 CLOCK_WRONG_S = 4.0
 """How long a clock that was stepped stays wrong once the node says so."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.chaos.stepped import ENVIRONMENT
-from tests.service import Service, ServiceError
+from tests.harness.service import Service, ServiceError
 
 SESSION_S = 4
 SETTLED_S = 60.0

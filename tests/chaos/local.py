@@ -6,9 +6,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.broker import Broker
 from tests.chaos.fleet import Fleet
-from tests.zookeeper import Ensemble
+from tests.harness.broker import Broker
+from tests.harness.zookeeper import Ensemble
 
 AWAY_S = 20
 """When a node that was killed is started again: late enough to see the others take over."""

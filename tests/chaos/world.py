@@ -9,11 +9,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.broker import Broker, Cluster, free_port
 from tests.chaos.drill import WARM_S
 from tests.chaos.fleet import Fleet
-from tests.proxy import Link, Network
-from tests.zookeeper import Ensemble
+from tests.harness.broker import Broker, Cluster, free_port
+from tests.harness.proxy import Link, Network
+from tests.harness.zookeeper import Ensemble
 
 BROKER_SESSION = {"broker.session.timeout.ms": 3_000, "broker.heartbeat.interval.ms": 500}
 """How soon the others take over the partitions of a broker that died."""

@@ -19,18 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.adapters.checkpoint_files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy, pack
-from chronos.adapters.checkpoints import CheckpointFolder
+from chronos.adapters.checkpoints.files import MANIFEST, Copier, decode_manifest, encode_manifest, open_copy, pack
+from chronos.adapters.checkpoints.folder import CheckpointFolder
 from chronos.adapters.memory import MemoryStore
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import Identity, State, pack_identity, pack_state
 from chronos.core.digest import digest
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY, entry_key
 from chronos.core.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
-from tests.core.players import MASTER_RULES, Master, Replica, opened
-from tests.core.script import Step, scripts
+from tests.unit.drivers import MASTER_RULES, Master, Replica, opened
+from tests.unit.histories import Step, scripts
 
 NOW_MS = 1_800_000_000_000
 SHARD = 3

@@ -11,8 +11,8 @@ import pytest
 from rocksdict import Options, Rdict
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded import EmbeddedLog
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.message import Record
 from chronos.errors import StoreCorrupt
 from chronos.ports import TopicSpec

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.clock import ShiftedClock
-from chronos.adapters.embedded import COMPACT_BYTES, EmbeddedLog
-from chronos.adapters.embedded_rows import (
+from chronos.adapters.embedded.log import COMPACT_BYTES, EmbeddedLog
+from chronos.adapters.embedded.rows import (
     TopicRow,
     pack_body,
     pack_offset,

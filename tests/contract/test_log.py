@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded import EmbeddedLog
-from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.keys import partition_of
 from chronos.core.message import Record
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Log, Outgoing, Reader, TopicSpec, Writer
-from tests.broker import Broker
+from tests.harness.broker import Broker
 
 PARTITIONS = 4
 TIMEOUT_S = 30.0

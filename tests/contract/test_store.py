@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from rocksdict import Options, Rdict, ReadOptions
 
 from chronos.adapters.memory import MemoryStore
-from chronos.adapters.rocks import RocksStore, shared_cache
+from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
-from tests.files import no_more_files
+from tests.harness.files import no_more_files
 
 BLOB_BYTES_MIN = 1_000
 NO_LIMIT = 10**9
@@ -268,7 +268,7 @@ def test_memory_keeps_over_a_crash_what_was_flushed_and_nothing_else():
 WRITE_AND_DIE = """
 import os, sys
 from pathlib import Path
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.rocksdb.store import RocksStore
 store = RocksStore(Path(sys.argv[1]), memtable_bytes=256 << 10)
 for step in range(int(sys.argv[2])):
     rows = [(b"e%08d" % (step * 100 + n), os.urandom(100)) for n in range(100)]

@@ -24,11 +24,11 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.keys import partition_of
 from chronos.ports import Outgoing
-from tests.broker import Clients
-from tests.service import Service
+from tests.harness.broker import Clients
+from tests.harness.service import Service
 
 SHARDS = 4
 TARGET_PARTITIONS = 3

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from chronos.core.progress import Progress, unpack_progress
-from tests.broker import Clients
+from tests.harness.broker import Clients
 
 READ_TIMEOUT_S = 60.0
 """How long anything awaited may take; it bounds a test that fails, not one that passes."""

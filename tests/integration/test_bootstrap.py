@@ -24,11 +24,11 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
-from tests.broker import Broker, free_port
 from tests.chaos.fleet import Fleet
+from tests.harness.broker import Broker, free_port
+from tests.harness.service import Service
+from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
-from tests.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
 
 TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""

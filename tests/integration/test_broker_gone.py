@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
 from chronos.ports import TopicSpec
-from tests.broker import Cluster, wait_until
+from tests.harness.broker import Cluster, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker
 from tests.chaos.drill import Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, lose_quorum
 from tests.chaos.fleet import SESSION_S, Fleet
 from tests.chaos.world import EVERYTHING, World, bring_up
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
-from tests.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

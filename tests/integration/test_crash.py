@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, HttpFlow, KafkaFlow, LogFlow, now_ms
-from tests.service import Service
 
 HOUR_MS = 3_600_000
 KILLS = 100

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, HttpFlow, KafkaFlow, now_ms
-from tests.service import Service
 
 DISK_MB = 192
 RESERVE_MB = 48

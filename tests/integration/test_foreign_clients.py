@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from chronos.core.keys import partition_of
-from tests.broker import Broker, ConsoleRecord
+from tests.harness.broker import Broker, ConsoleRecord
+from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
-from tests.service import Service
 
 EARLY_MS = 0
 """A delivery may be this much before its due time by the broker's clock, which is this machine's."""

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from chronos.adapters.kafka import KafkaLog
-from tests.broker import Broker
+from chronos.adapters.kafka.log import KafkaLog
+from tests.harness.broker import Broker
 
 ASK = """
 import sys
-from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka.log import KafkaLog
 log = KafkaLog(bootstrap_servers=sys.argv[1], properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10)
 for number in range(5):
     assert log.committed(f"group-{sys.argv[2]}-{number}", "topic", 0) is None

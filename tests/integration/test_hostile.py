@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.message import Action, Entry, Keyed, Reason, Record, Rules, Verb, parse
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.foreign import Got, RawProducer, Sent, Tail, Topics, produce, progress_of, schedule
-from tests.service import Service
 
 RECORDS = 10_000
 RECORDS_AT_ONCE = 20

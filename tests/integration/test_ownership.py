@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
 
 SILENCE_S = 90.0
 """A node takes over from another directory's after so long without a word of it."""

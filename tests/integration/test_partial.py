@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.broker import Broker
 from tests.chaos.fleet import Fleet
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
-from tests.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

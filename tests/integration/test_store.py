@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from chronos.errors import StoreCorrupt
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
-from tests.service import Service
 
 AHEAD_MS = 6_000
 """Messages are due from now to so much later: some are delivered before the store is changed, some after."""

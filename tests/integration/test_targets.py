@@ -19,7 +19,8 @@ from confluent_kafka.admin import (
 
 from chronos.core.keys import partition_of
 from chronos.core.size import batch_bytes
-from tests.broker import Broker, Clients, cluster, wait_until
+from tests.harness.broker import Broker, Clients, cluster, wait_until
+from tests.harness.service import Service
 from tests.integration.foreign import (
     Got,
     Sent,
@@ -31,7 +32,6 @@ from tests.integration.foreign import (
     schedule,
     topic_names_of,
 )
-from tests.service import Service
 
 OTHERS_MS = 15_000
 """How long the others may be held up by a topic that fails in the middle of a step: a transaction's time-out, and the

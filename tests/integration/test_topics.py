@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from tests.broker import Broker
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.foreign import (
     Sent,
     Tail,
@@ -28,7 +29,6 @@ from tests.integration.foreign import (
     read_all,
     schedule,
 )
-from tests.service import Service
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 

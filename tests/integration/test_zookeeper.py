@@ -16,13 +16,13 @@ import pytest
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from chronos.adapters.zookeeper import ZooKeeperCoordinator
-from chronos.core.planning import plan
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.core.assignment import plan
 from chronos.core.roles import Member, Replica, Request, Roles, View
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
-from tests.broker import free_port
-from tests.proxy import Network
-from tests.zookeeper import SESSION_S, Ensemble, Process, Server
+from tests.harness.broker import free_port
+from tests.harness.proxy import Network
+from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from chronos.cli.reference import reference
-from tests.broker import free_port
-from tests.service import Service
+from tests.harness.broker import free_port
+from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
 START_UP_MAX_S = 0.35

@@ -16,8 +16,8 @@ import pytest
 import chronos
 from chronos.client import NotFound, Refused, ServiceFailed, Unreachable, message
 from chronos.core.message import Action, Entry, Keyed, Record, Rules, Verb, parse
-from tests.broker import free_port
-from tests.service import Service
+from tests.harness.broker import free_port
+from tests.harness.service import Service
 
 
 @pytest.fixture(scope="module")

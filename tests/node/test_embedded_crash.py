@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded import EmbeddedLog
-from chronos.adapters.rocks import RocksStore
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.rocksdb.store import RocksStore
 from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
-from tests.files import no_more_files
+from tests.harness.files import no_more_files
 
 KILLS = int(os.environ.get("CHRONOS_TEST_KILLS", "30"))
 ACKED_MIN = 20

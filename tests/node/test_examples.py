@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.service import Service
+from tests.harness.service import Service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

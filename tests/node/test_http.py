@@ -24,7 +24,7 @@ from chronos.client import AsyncClient, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
 from chronos.node import Node
-from tests.service import Service
+from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
 

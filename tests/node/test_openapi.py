@@ -13,8 +13,8 @@ from schemathesis.config import SchemathesisConfig
 
 from chronos.admin.openapi import document
 from chronos.admin.routes import table
-from chronos.admin.wire import NoQuery
-from tests.service import Service
+from chronos.admin.schemas import NoQuery
+from tests.harness.service import Service
 
 # What no single field can say (a due time beyond limits.max_delay, a topic that is Chronos's own, an id longer in
 # bytes than in letters) is refused with 422 although the description allows it; 501 and 421 are answers, not faults.

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.codec import pack_entry, unpack_entry
 from chronos.core.message import Entry, Rules
 from chronos.core.shard import Selection
 from chronos.ports import TopicSpec
 from chronos.workers.push import Plan, Pusher
-from tests.clock import HandClock
+from tests.harness.clock import HandClock
 
 NOW_MS = 1_800_000_000_000
 EXPIRED_MS = NOW_MS - 5

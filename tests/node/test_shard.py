@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from chronos.adapters.embedded import EmbeddedLog
+from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.config import Config, load
 from chronos.core.keys import WORD
@@ -13,7 +13,7 @@ from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.ports import Clock, Log, Store
 from chronos.workers.replica import STANDALONE, Replay, Replica
-from tests.clock import HandClock
+from tests.harness.clock import HandClock
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 

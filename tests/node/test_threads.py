@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.zookeeper import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.config import load
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node import Node
-from chronos.node.place import Place
-from tests.files import no_more_files
+from chronos.node.cluster import Place
+from tests.harness.files import no_more_files
 
 
 def coordinator() -> ZooKeeperCoordinator:

@@ -18,17 +18,17 @@ from chronos.core.codec import Identity, State, unpack_state
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import Member, Roles
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.beginning import Beginning
+from chronos.node.bootstrap import Beginning
 from chronos.ports import Checkpoint, Store
 from chronos.workers.checkpoint import Checkpointer, Position, needed_from
-from chronos.workers.member import Membership
+from chronos.workers.membership import Membership
 from chronos.workers.replica import Replay
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
 
 if TYPE_CHECKING:
-    from tests.sim.machine import Machine, Process, Thread
+    from tests.sim.node import Machine, Process, Thread
 
 SOUND_MIN = 3
 """Fewer undamaged ones than this are not damaged: what nobody has any more, nobody can promise."""
@@ -228,7 +228,7 @@ class Turn:
 
 
 class Keeper:
-    """What `chronos/checkpointing.py` and the keeper of `chronos/node/node.py` do with threads of their own."""
+    """What `chronos/node/checkpointing.py` and the keeper of `chronos/node/node.py` do with threads of their own."""
 
     def __init__(self, process: Process) -> None:
         machine = process.machine

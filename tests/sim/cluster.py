@@ -16,7 +16,7 @@ from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Pa
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import Depot, Keeping
 from tests.sim.coordinator import Ensemble
-from tests.sim.machine import Machine, Setting
+from tests.sim.node import Machine, Setting
 from tests.sim.workload import MAX_DELAY_MS, Producers
 from tests.sim.world import World, broken
 

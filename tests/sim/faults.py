@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from chronos.core.planning import _Table
+from chronos.core.assignment import _Table
 from chronos.core.shard import Shard
-from chronos.node.beginning import Beginning
+from chronos.node.bootstrap import Beginning
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
-from chronos.workers.member import Membership
+from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
 

@@ -11,7 +11,7 @@ from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
 from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
 
 if TYPE_CHECKING:
-    from tests.sim.machine import Thread
+    from tests.sim.node import Thread
 
 POISON = b"poison"
 """A payload that no target takes, for a reason nobody can look up before."""

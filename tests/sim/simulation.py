@@ -19,10 +19,10 @@ from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from tests.sim.broker import DELAY, PROGRESS
 from tests.sim.cluster import Cluster, Part
+from tests.sim.expectations import Trouble
 from tests.sim.log import SimLog
-from tests.sim.machine import Faults, Machine
+from tests.sim.node import Faults, Machine
 from tests.sim.store import Disk, SimStore
-from tests.sim.trouble import Trouble
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
 HEALED_MS_MAX = 120_000

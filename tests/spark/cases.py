@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
-from chronos.spark.audit import Tables
-from chronos.spark.fates import Span
+from chronos.spark.audit.job import Tables
+from chronos.spark.audit.outcomes import Span
 from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
 
 T = 1_893_456_000_000

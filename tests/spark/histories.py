@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.audit import Tables
+from chronos.spark.audit.job import Tables
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
 from chronos.spark.rows import in_hours
-from tests.core.model import MINUTE_MS, Message
-from tests.core.players import Master
-from tests.core.script import SHARD, SHARDS, START_MS, Sent, Step
+from tests.unit.drivers import Master
+from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
+from tests.unit.model import MINUTE_MS, Message
 
 DELAY = "chronos.delay"
 TARGET = "orders"

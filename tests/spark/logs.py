@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from confluent_kafka import Producer
 
-from chronos.adapters.kafka import KafkaLog
-from chronos.spark.archive import Plan
-from tests.broker import Broker
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.spark.archive.job import Plan
+from tests.harness.broker import Broker
 
 SHARDS = 2
 Headers = Sequence[tuple[str, bytes | None]]

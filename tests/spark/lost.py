@@ -10,7 +10,7 @@ from chronos.core.keys import OFFSET_MAX
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from chronos.spark.place import Place
+    from chronos.spark.storage import Place
 
 START_MS = 1_790_000_000_000
 """When the first one was due."""

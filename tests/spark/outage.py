@@ -10,17 +10,17 @@ from typing import Any, Self
 from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from chronos.adapters.kafka import KafkaLog
-from chronos.adapters.kafka_bulk import BulkOpener
-from chronos.spark.archive import Plan, archive
-from chronos.spark.audit import Audit, audit
-from chronos.spark.backfill import Backfill
-from chronos.spark.coverage import CLOCK_TOLERANCE_MS
+from chronos.adapters.kafka.bulk import BulkOpener
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.spark.archive.job import Plan, archive
+from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS
+from chronos.spark.audit.job import Audit, audit
+from chronos.spark.backfill.job import Backfill
 from chronos.spark.ledger import Report, Request
-from chronos.spark.place import Place
-from tests.broker import Broker
+from chronos.spark.storage import Place
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Ends, Found, KafkaFlow, Sent, now_ms, read_committed
-from tests.service import Service
 from tests.spark.logs import nothing
 
 

@@ -18,16 +18,16 @@ from confluent_kafka import TopicPartition
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from chronos.adapters.kafka import KafkaLog
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
 from chronos.ports import TopicInfo
 from chronos.spark import schema
-from chronos.spark.archive import ARCHIVE_GROUP, Done, archive
-from chronos.spark.compact import compact, finish
-from chronos.spark.place import Place
+from chronos.spark.archive.compact import compact, finish
+from chronos.spark.archive.job import ARCHIVE_GROUP, Done, archive
 from chronos.spark.runs import begin_run, check_format
-from tests.broker import Broker
+from chronos.spark.storage import Place
+from tests.harness.broker import Broker
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs, nothing, places, table
 

@@ -22,12 +22,11 @@ import typer
 from chronos.cli.audit import _show, _tell, as_json, parse_moment, warnings
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
-from chronos.spark import figures
-from chronos.spark.audit import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, open_tables
-from chronos.spark.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
-from chronos.spark.fates import OUTCOMES, Span
-from chronos.spark.place import Place
-from chronos.spark.report import html
+from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
+from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, open_tables, summary
+from chronos.spark.audit.outcomes import OUTCOMES, Span
+from chronos.spark.audit.report import html
+from chronos.spark.storage import Place
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
@@ -63,7 +62,7 @@ def fates_rows() -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def cells(spark: SparkSession, fates_rows: list[tuple[Any, ...]]) -> Iterator[DataFrame]:
-    made = figures.cube(spark.createDataFrame(fates_rows, FATES), Span(from_ms=T, to_ms=T + 3 * HOUR_MS)).cache()
+    made = summary.cube(spark.createDataFrame(fates_rows, FATES), Span(from_ms=T, to_ms=T + 3 * HOUR_MS)).cache()
     yield made
     made.unpersist()
 
@@ -77,7 +76,7 @@ def test_counts_and_percentiles_are_those_of_the_rows(cells: DataFrame, fates_ro
         counts[hour][outcome] += 1
         if late_ms is not None:
             late[hour].append(late_ms)
-    rows = figures.by_hour(cells)
+    rows = summary.by_hour(cells)
     assert [(row.target, row.at_ms) for row in rows] == sorted(counts)
     for row in rows:
         hour = row.target or "", row.at_ms or 0
@@ -89,16 +88,16 @@ def test_counts_and_percentiles_are_those_of_the_rows(cells: DataFrame, fates_ro
             at = share * (len(late[hour]) - 1)
             low, high = sorted(late[hour])[math.floor(at)], sorted(late[hour])[math.ceil(at)]
             assert low * 0.989 - 1 <= found <= high * 1.001 + 1
-    whole = figures.overall(cells)
+    whole = summary.overall(cells)
     assert sum(whole.counts.values()) == len(fates_rows)
-    assert [row.target for row in figures.by_target(cells)] == ["big", "small"]
+    assert [row.target for row in summary.by_target(cells)] == ["big", "small"]
 
 
 def test_samples_are_units_that_went_wrong(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
     """Bounded, and each one is there."""
     missing = {(row[5], row[6]) for row in fates_rows if row[2] == "missing"}
-    found = figures.samples(cells)
-    assert len(found) == figures.SAMPLES < len(missing)
+    found = summary.samples(cells)
+    assert len(found) == summary.SAMPLES < len(missing)
     assert {(each.shard, each.source_offset) for each in found} <= missing
     assert {each.outcome for each in found} == {"missing"}
 
@@ -107,10 +106,10 @@ def test_the_worst_minutes_come_first(cells: DataFrame, fates_rows: list[tuple[A
     """Those with most broken promises, then the latest."""
     span = Span(from_ms=T, to_ms=T + 3 * HOUR_MS)
     broken = Counter(row[1] - row[1] % 60_000 for row in fates_rows if row[2] == "missing")
-    found = figures.worst(cells, span)
-    assert len(found) == figures.WORST
-    assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[: figures.WORST]
-    assert figures.first_pending_ms(cells) == min(row[1] for row in fates_rows if row[2] == "pending")
+    found = summary.worst(cells, span)
+    assert len(found) == summary.WORST
+    assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[: summary.WORST]
+    assert summary.first_pending_ms(cells) == min(row[1] for row in fates_rows if row[2] == "pending")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,8 @@ def test_the_worst_minutes_come_first(cells: DataFrame, fates_rows: list[tuple[A
     [(1, 60_000), (DAY_MS, 60_000), (DAY_MS + 60_000 * 60 + 1, 120_000), (30 * DAY_MS, 1_800_000)],
 )
 def test_a_curve_has_few_points_whatever_the_window(length_ms: int, width_ms: int) -> None:
-    assert figures.width_ms(Span(from_ms=T, to_ms=T + length_ms)) == width_ms
-    assert length_ms <= width_ms * figures.POINTS_MAX
+    assert summary.width_ms(Span(from_ms=T, to_ms=T + length_ms)) == width_ms
+    assert length_ms <= width_ms * summary.POINTS_MAX
 
 
 # --- coverage and frontiers
@@ -217,7 +216,7 @@ def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
     assert not audited.clean
     assert audited.judged_ms == SETTLED_MS + 9
     assert audited.archived_ms == READ_MS
-    assert audited.overall.lateness == figures.Lateness(
+    assert audited.overall.lateness == summary.Lateness(
         count=4, p50_ms=2_001, p99_ms=87_420, p999_ms=89_742, max_ms=90_000
     )
     assert {(outcome, why) for outcome, why, _ in audited.reasons} == {
@@ -249,7 +248,7 @@ def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
 
 def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
     """Partition pruning: Spark's plan of the deliveries names the hours, and reads no payload."""
-    from chronos.spark.fates import received, scheduled
+    from chronos.spark.audit.outcomes import received, scheduled
 
     tables, _, delay = open_tables(spark, Place(str(archived)))
     for rows in (received(tables.deliveries, delay, WINDOW), scheduled(tables.messages, WINDOW).select("id")):

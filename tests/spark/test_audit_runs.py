@@ -14,13 +14,13 @@ import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import Producer
 
-from chronos.adapters.kafka import KafkaLog
-from chronos.spark.archive import Plan, archive
-from chronos.spark.audit import Audit, audit
-from chronos.spark.place import Place
-from tests.broker import Broker
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.spark.archive.job import Plan, archive
+from chronos.spark.audit.job import Audit, audit
+from chronos.spark.storage import Place
+from tests.harness.broker import Broker
+from tests.harness.service import Service
 from tests.integration.flow import SHARDS, Found, KafkaFlow, Sent, now_ms, read_committed
-from tests.service import Service
 from tests.spark.logs import nothing
 
 if TYPE_CHECKING:

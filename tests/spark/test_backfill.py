@@ -25,20 +25,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from chronos.adapters.kafka import BATCH_BYTES
-from chronos.adapters.kafka_bulk import BulkOpener
+from chronos.adapters.kafka.bulk import BulkOpener
+from chronos.adapters.kafka.log import BATCH_BYTES
 from chronos.cli.backfill import _end, request_of
 from chronos.cli.output import Format
 from chronos.core.message import Entry, Keyed, Record, Rules, parse
 from chronos.core.size import batch_bytes
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
-from chronos.spark import backfill as module
-from chronos.spark import ledger, schema, selection
-from chronos.spark.backfill import Backfill
-from chronos.spark.fates import Span
+from chronos.spark import ledger, schema
+from chronos.spark.audit.outcomes import Span
+from chronos.spark.backfill.job import Backfill, selection
+from chronos.spark.backfill import job as module
+from chronos.spark.backfill.sending import PORTION_BYTES, PORTION_ROWS, Job, records_of, rows_together, send_parts
 from chronos.spark.ledger import Attempt, Request, Run
-from chronos.spark.place import Place
-from chronos.spark.sending import PORTION_BYTES, PORTION_ROWS, Job, records_of, rows_together, send_parts
+from chronos.spark.storage import Place
 from tests.integration.flow import read_committed
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs
@@ -47,7 +47,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, said, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.broker import Broker
+    from tests.harness.broker import Broker
 
 T = START_MS
 FATES = "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string, reason string"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import address
 from chronos.core.message import Action, Entry, Keyed, Record, Refusal, Rules, parse
-from chronos.core.moment import MS_MAX
 from chronos.core.progress import Decision, Outcome, Progress, pack_progress
+from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chronos.spark.audit import judge
+from chronos.spark.audit.job import judge
 from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
 

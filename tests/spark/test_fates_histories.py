@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark import coverage
-from chronos.spark.audit import judge
-from chronos.spark.fates import Span
-from tests.core.model import MINUTE_MS
-from tests.core.script import START_MS, Step
+from chronos.spark.audit import coverage
+from chronos.spark.audit.job import judge
+from chronos.spark.audit.outcomes import Span
 from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_script, tables
+from tests.unit.histories import START_MS, Step
+from tests.unit.model import MINUTE_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

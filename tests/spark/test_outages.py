@@ -17,7 +17,7 @@ from tests.spark.outage import Outage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.broker import Broker
+    from tests.harness.broker import Broker
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chronos.errors import ArchiveFailed, ArchiveUnusable
-from chronos.spark.place import Place
+from chronos.spark.storage import Place
 
 
 @pytest.mark.parametrize("name", ["with blanks", "Bücher", "a&b=c+d~e@f,g;h"])

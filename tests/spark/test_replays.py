@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chronos.spark.backfill.replays import with_replays
 from chronos.spark.ledger import LEDGER
-from chronos.spark.replays import with_replays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Action, Keyed, Record, Rules, parse
 from chronos.core.message import OnConflict as Policy
-from chronos.core.moment import MS_MAX
 from chronos.core.progress import Progress, unpack_progress
+from chronos.core.timefmt import MS_MAX
+from chronos.spark.audit.timeline import OFFSET_END, Event, Unit, follow
 from chronos.spark.codec import OUTCOMES
-from chronos.spark.timeline import OFFSET_END, Event, Unit, follow
-from tests.core.players import Master
-from tests.core.script import SHARD, SHARDS, START_MS, Step, scripts
+from tests.unit.drivers import Master
+from tests.unit.histories import SHARD, SHARDS, START_MS, Step, scripts
 
 RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
 

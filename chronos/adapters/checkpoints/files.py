@@ -1,0 +1,346 @@
+"""A checkpoint as files on this machine: made of a store, described, checked, packed into one stream and unpacked.
+
+Where it is kept is not known here (`checkpoints`). A copy counts only if every byte of it is the one that was
+described, and the store in it opens and has the digest it should have.
+"""
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import tarfile
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chronos.adapters.rocksdb.store import RocksStore
+from chronos.core.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
+from chronos.core.digest import digest
+from chronos.core.keys import IDENTITY_KEY, STATE_KEY
+from chronos.errors import ConfigurationError, NoSpace, StoreCorrupt
+from chronos.ports import Checkpoint, CheckpointFile, Store
+
+FORMAT = 1
+"""Of the manifest and of what is described by it."""
+
+MANIFEST = "manifest.json"
+
+MANIFEST_BYTES_MAX = 4_000_000
+"""Twenty thousand files; a store of ten million messages has some hundred."""
+
+CHUNK_BYTES = 1 << 20
+"""Read and written at a time."""
+
+CACHE_BYTES = 8 << 20
+"""Block cache of a copy that is read once."""
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+NOT_CONTENT = re.compile(r"LOG(\.old.*)?|LOCK")
+"""RocksDB's own notes and lock."""
+
+COPY_REMEDY = "It is a copy of this node's store, so that one is damaged too: remove it, it is rebuilt from a checkpoint and the logs."
+
+Opener = Callable[[Path], Store]
+"""Opens a copy to read it, and leaves its files as they are."""
+
+
+def open_copy(path: Path) -> Store:
+    """A store on the disk, only to read."""
+    return RocksStore(path, block_cache=CACHE_BYTES, remedy=COPY_REMEDY, read_only=True)
+
+
+def encode_manifest(checkpoint: Checkpoint) -> bytes:
+    """JSON, indented: it is read by people on a bad day."""
+    return msgspec.json.format(msgspec.json.encode(checkpoint), indent=2)
+
+
+def decode_manifest(data: bytes, where: str) -> Checkpoint:
+    """What a manifest says; StoreCorrupt when it is damaged, of a newer format, or names files that cannot be."""
+    try:
+        form = msgspec.json.decode(data, type=_Form).format
+        if form != FORMAT:
+            raise StoreCorrupt(
+                f"{where} has format {form}, which this version of Chronos does not know: use a newer one"
+            )
+        checkpoint = msgspec.json.decode(data, type=Checkpoint)
+    except UNDECODABLE as error:
+        raise StoreCorrupt(
+            f"{where} cannot be decoded ({error}): this checkpoint is damaged, use another one"
+        ) from error
+    names = [file.name for file in checkpoint.files]
+    if not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names) or len(set(names)) < len(names):
+        raise StoreCorrupt(f"{where} names files that no checkpoint has: it was not made by Chronos, use another one")
+    return checkpoint
+
+
+class _Form(msgspec.Struct):
+    format: int
+
+
+class Copier:
+    """Makes copies of this node's stores, and takes in those of others. Any thread may call."""
+
+    def __init__(
+        self, scratch: Path, *, node: str, version: str, remembered_ms: int = 0, open_store: Opener = open_copy
+    ) -> None:
+        """`scratch`: a folder of its own for what is being copied, on the disk of the stores, so that files are linked
+        and not copied; whatever is in it is removed. `remembered_ms`: for the digest, `workers.delete.words_kept_ms`."""
+        self.open_store = open_store
+        self.node = node
+        self._scratch = scratch
+        self._version = version
+        self._remembered_ms = remembered_ms
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextmanager
+    def made(self, shard: int, store: Store, now_ms: int) -> Iterator[tuple[Path, Checkpoint]]:
+        """A copy of the store, with its description, for as long as the context lasts.
+
+        Raises StoreCorrupt when the store is found to be damaged while it is read.
+        """
+        folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
+        try:
+            store.checkpoint(folder)
+            names = sorted(file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name))
+            files = tuple(describe_file(folder / name) for name in names)
+            yield folder, self._described(shard, folder, now_ms, files)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def digest(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
+        """What a checkpoint made now would say of itself, but for its files: its digest, and where it stands."""
+        folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
+        try:
+            store.checkpoint(folder)
+            return self._described(shard, folder, now_ms, ())
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _described(self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]) -> Checkpoint:
+        copy = self.open_store(folder)
+        try:
+            data, named = copy.get([STATE_KEY, IDENTITY_KEY])
+            state = FRESH if data is None else unpack_state(data)
+            assert named is not None, "a store has its identity before it has anything else"
+            return Checkpoint(
+                format=FORMAT,
+                shard=shard,
+                node=self.node,
+                version=self._version,
+                made_at_ms=now_ms,
+                identity=unpack_identity(named),
+                applied=state.applied,
+                pull_offset=state.pull_offset,
+                cursor_due_ms=state.cursor_due_ms,
+                cursor_offset=state.cursor_offset,
+                progress_ms=state.progress_ms,
+                pending=state.pending,
+                digest=digest(copy, remembered_ms=self._remembered_ms),
+                remembered_ms=self._remembered_ms,
+                files=files,
+            )
+        finally:
+            copy.close()
+
+    def check(self, folder: Path, checkpoint: Checkpoint, where: str) -> None:
+        """Open what was fetched: the store in it must be the one that was described. StoreCorrupt otherwise."""
+        copy = self.open_store(folder)
+        try:
+            data, named = copy.get([STATE_KEY, IDENTITY_KEY])
+            state = FRESH if data is None else unpack_state(data)
+            for what, told, found in (
+                ("identity", checkpoint.identity, named and unpack_identity(named)),
+                ("applied", checkpoint.applied, state.applied),
+                ("pull_offset", checkpoint.pull_offset, state.pull_offset),
+                ("digest", checkpoint.digest, digest(copy, remembered_ms=checkpoint.remembered_ms)),
+            ):
+                if told != found:
+                    raise StoreCorrupt(
+                        f"{where} is no copy of what it says: {what} is {found}, not {told}. Use another one"
+                    )
+        finally:
+            copy.close()
+
+    @contextmanager
+    def taking(self, into: Path) -> Iterator[Path]:
+        """A folder to fetch into, which becomes `into` when all went well, and else is gone."""
+        if into.exists():
+            raise ConfigurationError([f"{into} is there already: a checkpoint does not take the place of a store"])
+        part = into.with_name(f"{into.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            yield part
+            for file in part.iterdir():
+                _sync(file)
+            _sync(part)
+            part.rename(into)
+            _sync(into.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    # --- one stream, from one node to another
+
+    def stream(self, shard: int, store: Store, now_ms: int) -> Generator[bytes, None, None]:
+        """A checkpoint of the store as a tar: the manifest, then its files. Close it when it is not read to the end."""
+        with self.made(shard, store, now_ms) as (folder, checkpoint):
+            yield from pack(folder, checkpoint)
+
+    def receive(self, chunks: Iterable[bytes], into: Path, identity: Identity | None = None) -> Checkpoint:
+        """Make a folder of a stream: all of it, and checked, or nothing. StoreCorrupt when it is damaged or ends early,
+        or is of something else than `identity`."""
+        where = "the checkpoint of another node"
+        with self.taking(into) as part:
+            checkpoint = unpack(chunks, part)
+            if identity is not None and checkpoint.identity != identity:
+                raise StoreCorrupt(f"{where} is of {checkpoint.identity}, not of {identity}: it serves other topics")
+            self.check(part, checkpoint, where)
+        return checkpoint
+
+
+def pack(folder: Path, checkpoint: Checkpoint) -> Iterator[bytes]:
+    """A tar of the manifest and the files it names."""
+    manifest = encode_manifest(checkpoint)
+    yield _head(MANIFEST, len(manifest)) + _padded(manifest)
+    for file in checkpoint.files:
+        yield _head(file.name, file.bytes)
+        with (folder / file.name).open("rb") as source:
+            yield from chunks_of(source)
+        yield _padding(file.bytes)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
+    """Write the files of a stream, each checked against the manifest that comes first."""
+    where = "the stream of a checkpoint"
+    try:
+        with tarfile.open(fileobj=_Source(chunks), mode="r|", bufsize=CHUNK_BYTES) as tar:
+            first = tar.next()
+            if first is None or first.name != MANIFEST or not 0 < first.size <= MANIFEST_BYTES_MAX:
+                raise StoreCorrupt(f"{where} does not begin with a manifest: it was not sent by Chronos, or is damaged")
+            checkpoint = decode_manifest(_content(tar, first).read(), where)
+            missing = {file.name: file for file in checkpoint.files}
+            while (member := tar.next()) is not None:
+                file = missing.pop(member.name, None)
+                if file is None or not member.isreg() or member.size != file.bytes:
+                    raise StoreCorrupt(f"{where} holds {member.name}, which its manifest does not name: fetch it again")
+                take_file(chunks_of(_content(tar, member)), folder / file.name, file, where)
+    except (tarfile.TarError, EOFError) as error:
+        raise StoreCorrupt(f"{where} is damaged or ended early ({error}): fetch it again") from error
+    if missing:
+        raise StoreCorrupt(f"{where} ended early, without {', '.join(sorted(missing))}: fetch it again")
+    return checkpoint
+
+
+class _Source(io.RawIOBase):
+    """Chunks as a file that is read."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._left = b""
+
+    def read(self, size: int = -1) -> bytes:
+        parts, length = [], 0
+        while length < size:
+            if not self._left:
+                self._left = next(self._chunks, b"")
+                if not self._left:
+                    break
+            part, self._left = self._left[: size - length], self._left[size - length :]
+            parts.append(part)
+            length += len(part)
+        return b"".join(parts)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedIOBase:
+    found = tar.extractfile(member)
+    if found is None:
+        raise StoreCorrupt(f"the stream of a checkpoint holds {member.name}, which is no file: fetch it again")
+    return found  # type: ignore[return-value]
+
+
+def _head(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + _padding(len(data))
+
+
+# --- single files
+
+
+def chunks_of(source: Any) -> Iterator[bytes]:
+    """What an open file still holds, in portions."""
+    while chunk := source.read(CHUNK_BYTES):
+        yield chunk
+
+
+def describe_file(path: Path) -> CheckpointFile:
+    """Name, size and digest of a file."""
+    hashed, size = hashlib.blake2b(digest_size=32), 0
+    with path.open("rb") as file:
+        for chunk in chunks_of(file):
+            hashed.update(chunk)
+            size += len(chunk)
+    return CheckpointFile(name=path.name, bytes=size, blake2b=hashed.hexdigest())
+
+
+def check_bytes(chunks: Iterable[bytes], file: CheckpointFile, where: str) -> Iterator[bytes]:
+    """Passes the chunks on; StoreCorrupt at their end when they are not what was described."""
+    hashed, size = hashlib.blake2b(digest_size=32), 0
+    for chunk in chunks:
+        hashed.update(chunk)
+        size += len(chunk)
+        yield chunk
+    if (size, hashed.hexdigest()) != (file.bytes, file.blake2b):
+        raise StoreCorrupt(
+            f"{file.name} of {where} is damaged: {size} bytes where {file.bytes} were written, or other ones. Use another"
+            " checkpoint"
+        )
+
+
+def take_file(chunks: Iterable[bytes], path: Path, file: CheckpointFile, where: str) -> None:
+    """Write a file that must be what was described."""
+    with _writing(path):
+        taken = path.open("xb")
+    with taken:
+        # What the chunks raise is not about this disk.
+        for chunk in check_bytes(chunks, file, where):
+            with _writing(path):
+                taken.write(chunk)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NoSpace(f"{path} cannot be written ({error}). Make room on that disk; nothing is lost.") from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def damaged(checkpoints: Sequence[str]) -> StoreCorrupt:
+    """None of those there are can be used."""
+    return StoreCorrupt(
+        f"no checkpoint of this shard can be used, all are damaged: {', '.join(checkpoints)}. Fetch one from another node;"
+        " or, if the logs were never trimmed, take them away: the store is rebuilt from the logs"
+    )

@@ -1,0 +1,240 @@
+"""Checkpoints in a folder or in object storage, through fsspec: `<location>/<cluster>/<shard>/<applied>-<node>/`.
+
+A checkpoint counts once its manifest is there, which is written last, after every byte was read back. Nothing is ever
+changed in place. Those of other topics with the same names (a topic deleted and created again) are left alone.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import structlog
+from fsspec.implementations.local import LocalFileSystem
+
+from chronos.adapters.checkpoints.files import (
+    MANIFEST,
+    Copier,
+    check_bytes,
+    chunks_of,
+    damaged,
+    decode_manifest,
+    encode_manifest,
+    take_file,
+)
+from chronos.core.codec import Identity
+from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
+from chronos.ports import Checkpoint, CheckpointFile, Store
+
+log = structlog.get_logger("chronos.checkpoints")
+
+NAME = re.compile(r"(\d{20})-(.+)")
+
+
+class CheckpointFolder:
+    """See `ports.Checkpoints`. Any thread may call, one at a time for one shard."""
+
+    def __init__(self, location: str, cluster: str, copier: Copier, *, data_dir: Path) -> None:
+        """`location` is a folder or a URL that fsspec knows; a folder inside `data_dir` is refused."""
+        # A URL may hold a password, and texts end up in logs.
+        self._shown = re.sub(r"//[^/@]*@", "//********@", location)
+        self._copier = copier
+        try:
+            self._files, root = fsspec.core.url_to_fs(location)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError([f"checkpoints.location {self._shown} cannot be used: {error}"]) from error
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        if self._is_local:
+            root, within = os.path.realpath(root), os.path.realpath(data_dir)
+            if os.path.commonpath([root, within]) == within:
+                raise ConfigurationError(
+                    [f"checkpoints.location {self._shown} lies inside node.data_dir and would be lost with it"]
+                )
+        self._root = f"{root.rstrip('/')}/{cluster}"
+
+    # --- making
+
+    def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
+        """1. copy and describe, 2. write the files, 3. read them back, 4. write the manifest.
+
+        One that this node has made of the same state before is as good, and is not made again.
+        """
+        with self._copier.made(shard, store, now_ms) as (folder, checkpoint):
+            place = self._place(shard, checkpoint.name)
+            with self._reaching("writing"):
+                # One that was cut short while it was written makes none: it is made anew.
+                with suppress(StoreCorrupt):
+                    known = self._read_manifest(place)
+                    if known is not None and _same(known, checkpoint) and self.is_intact(known):
+                        return known
+                self._remove(place)
+                self._files.makedirs(place, exist_ok=True)
+                for file in checkpoint.files:
+                    with (folder / file.name).open("rb") as source:
+                        self._write(f"{place}/{file.name}", chunks_of(source))
+                try:
+                    self._check_files(checkpoint)
+                except StoreCorrupt as error:
+                    raise Retry(
+                        f"checkpoints.location {self._shown} does not give back what was written ({error}): look at that"
+                        " storage. The logs are not trimmed meanwhile"
+                    ) from error
+                self._write(f"{place}/{MANIFEST}", iter([encode_manifest(checkpoint)]))
+        return checkpoint
+
+    def _write(self, path: str, chunks: Iterator[bytes]) -> None:
+        with self._files.open(path, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            if self._is_local:
+                file.flush()
+                os.fsync(file.fileno())
+
+    # --- what there is
+
+    def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
+        """The whole ones of this shard of these topics, the furthest first."""
+        found = []
+        with self._reaching("reading"):
+            for name in self._names(shard):
+                try:
+                    checkpoint = self._read_manifest(self._place(shard, name))
+                except StoreCorrupt as error:
+                    log.warning("checkpoint ignored", name=name, why=str(error))
+                    continue
+                if checkpoint is not None and checkpoint.identity == identity and checkpoint.name == name:
+                    found.append(checkpoint)
+        return found
+
+    def newest(self, shard: int, identity: Identity) -> Checkpoint | None:
+        """The furthest one; None: there is none."""
+        return next(iter(self.kept(shard, identity)), None)
+
+    def is_intact(self, checkpoint: Checkpoint) -> bool:
+        """Whether all its files are there in their sizes."""
+        place = self._place(checkpoint.shard, checkpoint.name)
+        with self._reaching("reading"):
+            self._files.invalidate_cache()
+            try:
+                listed = {_last(each["name"]): each["size"] for each in self._files.ls(place, detail=True)}
+            except FileNotFoundError:
+                return False
+        return all(listed.get(file.name) == file.bytes for file in checkpoint.files)
+
+    def verify(self, checkpoint: Checkpoint) -> None:
+        """Read every byte of it. StoreCorrupt names what is damaged."""
+        with self._reaching("reading"):
+            self._check_files(checkpoint)
+
+    def _check_files(self, checkpoint: Checkpoint) -> None:
+        for file in checkpoint.files:
+            for _ in self._read(checkpoint, file):
+                pass
+
+    def _names(self, shard: int) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            listed = self._files.ls(f"{self._root}/{shard}", detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted((name for path in listed if NAME.fullmatch(name := _last(path))), reverse=True)
+
+    def _read_manifest(self, place: str) -> Checkpoint | None:
+        try:
+            with self._files.open(f"{place}/{MANIFEST}", "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        return decode_manifest(data, f"{place}/{MANIFEST}")
+
+    # --- getting back
+
+    def fetch(self, checkpoint: Checkpoint, into: Path) -> None:
+        """Make a store of it, in a folder that must not exist yet; all of it and checked, or nothing.
+
+        Raises StoreCorrupt when anything of it is not what it was.
+        """
+        place = self._place(checkpoint.shard, checkpoint.name)
+        with self._copier.taking(into) as part:
+            with self._reaching("reading"):
+                for file in checkpoint.files:
+                    take_file(self._read(checkpoint, file), part / file.name, file, place)
+            self._copier.check(part, checkpoint, place)
+
+    def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
+        """Fetch the furthest one that is not damaged; None: there are none. StoreCorrupt: there are, all damaged."""
+        tried = []
+        for checkpoint in self.kept(shard, identity):
+            try:
+                self.fetch(checkpoint, into)
+            except StoreCorrupt as error:
+                log.error("checkpoint damaged", shard=shard, name=checkpoint.name, why=str(error))
+                tried.append(checkpoint.name)
+            else:
+                return checkpoint
+        if tried:
+            raise damaged(tried)
+        return None
+
+    def _read(self, checkpoint: Checkpoint, file: CheckpointFile) -> Iterator[bytes]:
+        place = self._place(checkpoint.shard, checkpoint.name)
+        try:
+            source = self._files.open(f"{place}/{file.name}", "rb")
+        except FileNotFoundError as error:
+            raise StoreCorrupt(f"{place}/{file.name} is missing: use another checkpoint") from error
+        with source:
+            yield from check_bytes(chunks_of(source), file, place)
+
+    # --- giving space back
+
+    def prune(self, shard: int, identity: Identity, keep: int) -> list[str]:
+        """Remove all but the furthest `keep`, and half ones that lie behind them."""
+        assert keep > 0, "nothing would be left to start from"
+        kept = self.kept(shard, identity)
+        if len(kept) < keep:
+            return []
+        oldest = kept[keep - 1].name
+        removed = []
+        with self._reaching("removing"):
+            whole = {checkpoint.name for checkpoint in kept}
+            for name in self._names(shard):
+                place = self._place(shard, name)
+                if name < oldest and (name in whole or not self._files.exists(f"{place}/{MANIFEST}")):
+                    self._remove(place)
+                    removed.append(name)
+        return removed
+
+    def _remove(self, place: str) -> None:
+        """The manifest first, so that no half one counts."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(f"{place}/{MANIFEST}")
+        if self._files.exists(place):
+            self._files.rm(place, recursive=True)
+
+    def _place(self, shard: int, name: str) -> str:
+        return f"{self._root}/{shard}/{name}"
+
+    @contextmanager
+    def _reaching(self, doing: str) -> Iterator[None]:
+        """Whatever the storage raises means that it cannot be used now; each kind of it has errors of its own."""
+        try:
+            yield
+        except ChronosError:
+            raise
+        except Exception as error:
+            told = re.sub(r"//[^/@]*@", "//********@", f"{type(error).__name__}: {error}")
+            raise Retry(
+                f"{doing} at checkpoints.location {self._shown} failed ({told}): is it there, with room, and may this"
+                " process write there?"
+            ) from error
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (one.identity, one.digest, one.remembered_ms) == (other.identity, other.digest, other.remembered_ms)
+
+
+def _last(path: Any) -> str:
+    return str(path).rstrip("/").rpartition("/")[2]

@@ -1,0 +1,162 @@
+"""A RocksDB in which writes are synced in groups: what the embedded log rests on.
+
+Whoever writes does so under one lock, which takes microseconds; then one of those who wait syncs for all who
+have written so far, without the lock. After a write or a sync has failed RocksDB takes no more: the database
+is opened anew, and what it then holds is what counts. Whoever waited for a sync that failed is told that
+nobody knows.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from rocksdict import Cache, WriteBatch
+
+from chronos.adapters.rocksdb.database import Database, tuned
+from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
+
+BLOCK_CACHE_BYTES = 16 << 20
+"""Readers read what was just written: the memtable and a few blocks."""
+
+BLOB_BYTES_MIN = 16 << 10
+
+Ticket = tuple[int, int]
+"""Names a write: the life of the database it was made in, and its number."""
+
+
+class Journal:
+    """A database that syncs. `lock` is the owner's too; the callbacks are called with it held."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        lock: threading.RLock,
+        memtable_bytes: int,
+        disk_reserve_bytes: int,
+        on_synced: Callable[[int], None],
+        on_reopened: Callable[[], None],
+    ) -> None:
+        self._path = path
+        self._lock = lock
+        self._memtable_bytes = memtable_bytes
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._on_synced = on_synced
+        self._on_reopened = on_reopened
+        self._changed = threading.Condition(lock)
+        self._life = 0
+        self._written = 0
+        """Writes made."""
+        self._synced = 0
+        """How many of them a crash would keep."""
+        self._syncing = False
+        self._failed = False
+        self.closed = False
+        self.db = self._open()
+
+    def _open(self) -> Database:
+        remedy = (
+            f"It is the only copy of the log: bring {self._path} back from a backup, or move it and the"
+            " stores beside it away to start empty. `chronos doctor` tells what can still be read."
+        )
+        options = tuned(
+            cache=Cache(BLOCK_CACHE_BYTES), memtable_bytes=self._memtable_bytes, blob_bytes_min=BLOB_BYTES_MIN
+        )
+        return Database(self._path, options, wal=True, remedy=remedy)
+
+    def make_ready(self, *, gives_space: bool = False) -> None:
+        """Before anything is decided about a write: that one is possible. The lock may be let go in here."""
+        if self._failed:
+            self._changed.wait_for(lambda: not self._syncing)
+        if self.closed:
+            raise LogUnavailable("the embedded log is closed")
+        if self._failed:
+            self._reopen()
+        if not gives_space:
+            self._check_space(self._disk_reserve_bytes)
+
+    def _reopen(self) -> None:
+        # Opening writes what the WAL held as tables.
+        self._check_space(self._disk_reserve_bytes + self._memtable_bytes)
+        self._life += 1
+        with suppress(ChronosError):  # that it cannot flush was known
+            self.db.close()
+        self.db = self._open()
+        self._synced = self._written
+        self._on_reopened()
+        self._failed = False
+
+    def is_short_of_space(self) -> bool:
+        """Whether writes are refused, or would be with a memtable more on the disk."""
+        return self._free_bytes() < self._disk_reserve_bytes + self._memtable_bytes
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize
+
+    def _check_space(self, reserve_bytes: int) -> None:
+        free_bytes = self._free_bytes()
+        if free_bytes < reserve_bytes:
+            raise NoSpace(
+                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than {reserve_bytes >> 20} MiB"
+                " (limits.disk_reserve): make room"
+            )
+
+    def write(self, make: Callable[[], WriteBatch]) -> Ticket:
+        """Write under the lock, after `make_ready`. Whatever it raises, nothing was written."""
+        try:
+            self.db.write(make)
+        except Retry:
+            self._failed = True
+            raise
+        self._written += 1
+        return self._life, self._written
+
+    def last(self) -> Ticket:
+        """The ticket of the last write."""
+        with self._lock:
+            return self._life, self._written
+
+    def wait_synced(self, ticket: Ticket, timeout_s: float | None = None) -> None:
+        """Return once the write is synced, by this thread for everybody or by another."""
+        life, write = ticket
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                in_time = self._changed.wait_for(lambda: self._synced >= write or not self._syncing, left_s)
+                if life == self._life and self._synced >= write:
+                    return
+                if life != self._life or self._failed:
+                    raise LogUnavailable("the disk failed before a write was synced: it may be there or not")
+                if not in_time:
+                    raise LogUnavailable(f"the disk did not sync in {timeout_s:g} s: the write may be there or not")
+                self._syncing = True
+                written = self._written
+            self._sync(written)
+
+    def _sync(self, written: int) -> None:
+        failed = True
+        try:
+            with suppress(NoSpace):
+                self.db.sync()
+                failed = False
+        finally:
+            with self._lock:
+                self._syncing = False
+                if failed:
+                    self._failed = True
+                else:
+                    self._synced = written
+                    self._on_synced(written)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Flush and close."""
+        with self._lock:
+            self.closed = True
+            self._changed.wait_for(lambda: not self._syncing)
+            self.db.close()

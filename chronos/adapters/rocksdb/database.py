@@ -1,0 +1,397 @@
+"""RocksDB as Chronos uses it: one column family of raw bytes, and its errors in Chronos's words.
+
+What `rocks` (the store) and `embedded` (the log) have in common. Knows nothing of what the rows mean. Keeps
+two promises that the client, rocksdict, does not: a read never ends early in silence at a damaged block, and
+no call waits inside RocksDB with Python's lock held.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DbClosedError,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from chronos.adapters.rocksdb.records import check_records
+from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, StoreCorrupt, StoreInUse
+
+Row = tuple[bytes, bytes]
+
+KEYS_MAX = 1_000
+"""Keys of one multi-get, which holds Python's lock for 0.7 µs a key."""
+
+STALL_MAX_S = 30.0
+"""How long a write waits for RocksDB to flush or compact before it gives up, with nothing written."""
+
+STALL_POLL_S = 0.002
+"""Between two looks at whether RocksDB takes writes again; it has no way of telling."""
+
+VERIFY_ROWS, VERIFY_BYTES = 1_000, 4_000_000
+"""Read at a time while verifying, so that others get their turn in between."""
+
+OPEN_FILES_MAX = 256
+"""Per database. Each open table costs a descriptor and some memory; five million rows need about 30."""
+
+L0_FILES_MAX = 40
+"""Tables not compacted yet, each of which every read asks, at which writes wait. Compaction begins at 4."""
+
+FIRST_MANIFEST = "MANIFEST-000001"
+"""Written before the first CURRENT and gone soon after it: alone, it is what a kill left of making a new database."""
+
+NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
+NOT_OURS = ("Permission denied", "Read-only file system", "Not a directory", "Operation not permitted")
+MANY_FILES = "Too many open files"
+STALLED = "Write stall"
+
+
+def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
+    """Options under which memory is bounded by the cache and two memtables, however many rows there are."""
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(16 * 1024)
+    table.set_format_version(5)
+    table.set_bloom_filter(10, False)
+    # Otherwise indexes and filters stay in memory for every open table, outside any bound.
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_paranoid_checks(True)
+    options.set_max_open_files(OPEN_FILES_MAX)
+    # A torn record at the very end was never acknowledged; damage anywhere else must not pass as an end.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    _bound_memory(options, memtable_bytes)
+    _store_large_values_apart(options, blob_bytes_min)
+    _bound_info_log(options)
+    return options
+
+
+def _bound_memory(options: Options, memtable_bytes: int) -> None:
+    options.set_write_buffer_size(memtable_bytes)
+    options.set_max_write_buffer_number(2)
+    # A slowed write would sleep inside RocksDB with Python's lock held: it is taken at once, or refused.
+    options.set_level_zero_slowdown_writes_trigger(L0_FILES_MAX)
+    options.set_level_zero_stop_writes_trigger(L0_FILES_MAX)
+    options.set_soft_pending_compaction_bytes_limit(0)
+    options.set_hard_pending_compaction_bytes_limit(0)
+    options.set_max_background_jobs(2)
+    options.set_compaction_readahead_size(1 << 20)
+
+
+def _store_large_values_apart(options: Options, blob_bytes_min: int) -> None:
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(blob_bytes_min)
+    options.set_blob_compression_type(DBCompressionType.lz4())
+    options.set_blob_file_size(64 << 20)
+    options.set_enable_blob_gc(True)
+
+
+def _bound_info_log(options: Options) -> None:
+    options.set_max_log_file_size(1 << 20)
+    options.set_keep_log_file_num(3)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+
+
+class Database:
+    """An open RocksDB. Any thread may call; every call but `sync`, `flush` and `compact` is short.
+
+    One lock around the short ones costs nothing, because Python's own is held in them anyway, and means that
+    no iterator is alive when the database is closed: one that is would keep the directory locked.
+    """
+
+    def __init__(self, path: Path, options: Options, *, wal: bool, remedy: str, read_only: bool = False) -> None:
+        """`read_only` leaves every file as it is; only what is written to nobody may be opened so."""
+        self.path = path
+        self._access = AccessType.read_only() if read_only else AccessType.read_write()
+        self._remedy = remedy
+        self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._compact_lock = threading.Lock()
+        self._unlogged = _write_options(wal=False)
+        self._write_options = _write_options(wal=wal)
+        self._options = options
+        self.lives = 0
+        """How often it was opened: what an earlier life did not flush may be gone."""
+        self._open()
+
+    def _open(self) -> None:
+        self.lives += 1
+        try:
+            self._check_complete()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._db = Rdict(str(self.path), self._options, access_type=self._access)
+            self._check_blobs()
+        except ChronosError:
+            raise
+        except Exception as error:
+            raise self._translated(error, "opening") from error
+
+    def reopen(self) -> None:
+        """Close and open anew, as after a crash: without a WAL, what was not flushed is gone."""
+        with suppress(ChronosError):  # that it cannot flush was known
+            self.close()
+        self._open()
+
+    def replace(self, folder: Path) -> None:
+        """Be the database in `folder`, which takes the place of this one's; what was here is gone."""
+        old = self.path.with_name(f"{self.path.name}.old")
+        try:
+            shutil.rmtree(old, ignore_errors=True)
+            with suppress(ChronosError):
+                self.close()
+            self.path.rename(old)
+            folder.rename(self.path)
+        except OSError as error:
+            raise self._translated(error, "replacing") from error
+        self._open()
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _check_complete(self) -> None:
+        if not self.path.is_dir():
+            return
+        logs = [*self.path.glob("MANIFEST-*"), *self.path.glob("*.log")]
+        # Without CURRENT RocksDB takes the directory for a new one, and deletes what is in it.
+        if not (self.path / "CURRENT").exists():
+            if all(log.name == FIRST_MANIFEST for log in logs) and not any(self.path.glob("*.sst")):
+                return
+            raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
+        for log in logs:
+            check_records(log, self._remedy)
+
+    def _check_blobs(self) -> None:
+        # Tables are checked by RocksDB on opening; blob files only when something in them is read.
+        sizes = [blob.stat().st_size for blob in self.path.glob("*.blob")]
+        count = self._property("num-blob-files")
+        size = self._property("total-blob-file-size")
+        if len(sizes) < count or sum(sizes) < size:
+            self.close()
+            raise StoreCorrupt(
+                f"{self.path}: {count} blob files of {size} bytes should be there,"
+                f" {len(sizes)} of {sum(sizes)} are. {self._remedy}"
+            )
+
+    def _property(self, name: str) -> int:
+        return self._db.property_int_value(f"rocksdb.{name}") or 0
+
+    # --- reading
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of the keys, in their order."""
+        values: list[bytes | None] = []
+        for at in range(0, len(keys), KEYS_MAX):
+            try:
+                with self._lock:
+                    values += self._db.get(list(keys[at : at + KEYS_MAX]))  # type: ignore[arg-type]
+            except Exception as error:
+                raise self._translated(error, "reading") from error
+        return values
+
+    def scan(
+        self, start: bytes, stop: bytes | None, count_max: int, bytes_max: int, *, fill_cache: bool = True
+    ) -> list[Row]:
+        """Rows with `start <= key < stop` in order, at most so many and so large, one if there is one."""
+        bounds = ReadOptions()
+        bounds.fill_cache(fill_cache)  # type: ignore[call-arg]
+        if stop is not None:
+            bounds.set_iterate_upper_bound(stop)
+        try:
+            with self._lock:
+                return self._scan(start, bounds, count_max, bytes_max)
+        except Exception as error:
+            raise self._translated(error, "reading") from error
+
+    def _scan(self, start: bytes, bounds: ReadOptions, count_max: int, bytes_max: int) -> list[Row]:
+        rows: list[Row] = []
+        size = 0
+        while True:
+            # Twice as fast as the raw iterator, but it ends at a damaged block as it does at the last row.
+            for row in self._db.items(from_key=start, read_opt=bounds):
+                size += len(row[0]) + len(row[1])  # type: ignore[arg-type]
+                if len(rows) >= count_max or (size > bytes_max and rows):
+                    return rows
+                rows.append(row)  # type: ignore[arg-type]
+            if rows:
+                start = rows[-1][0] + b"\0"
+            last = self._db.iter(bounds)
+            last.seek(start)
+            if not last.valid():
+                last.status()
+                return rows
+            # Either a row was added this moment, or the error has gone: read on.
+            start = last.key()
+
+    def last_key(self, start: bytes, stop: bytes) -> bytes | None:
+        """The greatest key with `start <= key < stop`."""
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(stop)
+        try:
+            with self._lock:
+                iterator = self._db.iter(bounds)
+                iterator.seek_to_last()
+                if iterator.valid():
+                    key: bytes = iterator.key()
+                    return key if key >= start else None
+                iterator.status()
+                return None
+        except Exception as error:
+            raise self._translated(error, "reading") from error
+
+    def verify(self) -> int:
+        """Read every row and every checksum without filling the cache; how many rows."""
+        count, start = 0, b""
+        while rows := self.scan(start, None, VERIFY_ROWS, VERIFY_BYTES, fill_cache=False):
+            count += len(rows)
+            start = rows[-1][0] + b"\0"
+        return count
+
+    # --- writing
+
+    def write(self, make: Callable[[], WriteBatch]) -> None:
+        """Write all of a batch or nothing; it is durable after `sync` (with a WAL) or `flush`.
+
+        The client takes a batch away also when it does not write it, hence a maker.
+        """
+        while True:
+            batch = make()
+            try:
+                with self._lock:
+                    self._db.write(batch, self._write_options)
+                return
+            except Exception as error:
+                if STALLED not in str(error):
+                    raise self._translated(error, "writing") from error
+            self._wait_until_taken()
+
+    def _wait_until_taken(self) -> None:
+        deadline = time.monotonic() + STALL_MAX_S
+        while (refusal := self._refusal()) is not None and STALLED in refusal:
+            if time.monotonic() > deadline:
+                raise NoSpace(f"{self.path}: the disk does not keep up: no write in {STALL_MAX_S:g} s")
+            time.sleep(STALL_POLL_S)
+
+    def _refusal(self) -> str | None:
+        # An empty write changes nothing and is refused like any other; the counter of errors never falls again.
+        try:
+            with self._lock:
+                self._db.write(WriteBatch(raw_mode=True), self._unlogged)
+        except Exception as error:
+            return str(error)
+        return None
+
+    def sync(self) -> None:
+        """Make what was written durable through the WAL. Others may read and write meanwhile."""
+        self._slowly(self._sync_lock, "syncing", lambda: self._db.flush_wal(True))
+
+    def flush(self) -> None:
+        """Make what was written durable as tables."""
+        self._slowly(self._sync_lock, "flushing", lambda: self._db.flush())
+
+    def checkpoint(self, path: Path) -> None:
+        """A copy of what was written, in a folder that must not exist yet: links where it is the same disk."""
+        if path.exists():
+            raise ConfigurationError([f"{path} is there already: a checkpoint goes into a folder of its own"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Measured: making it holds Python's lock while it flushes. After this there is next to nothing to flush.
+        self.flush()
+        self._slowly(self._sync_lock, "copying", lambda: self._checkpoint(path))
+
+    def _checkpoint(self, path: Path) -> None:
+        if isinstance(self._db, _Closed):
+            raise DbClosedError
+        Checkpoint(self._db).create_checkpoint(str(path))
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Give back the space of what was deleted in a range."""
+        self._slowly(self._compact_lock, "compacting", lambda: self._db.compact_range(start, stop))
+
+    def _slowly(self, lock: threading.Lock, doing: str, do: Callable[[], None]) -> None:
+        try:
+            # Python's lock is free meanwhile, and the database must not be closed under its own feet.
+            with lock:
+                do()
+        except Exception as error:
+            raise self._translated(error, doing) from error
+
+    def background_error(self) -> str | None:
+        """Why RocksDB refuses all writes at this moment, if it does; it goes on once a full disk has room."""
+        refusal = self._refusal()
+        return None if refusal is not None and STALLED in refusal else refusal
+
+    def unflushed_bytes(self) -> int:
+        """About how much would be lost, or read from the WAL again, if the process ended now."""
+        return self._property("cur-size-all-mem-tables")
+
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        size = 0
+        for file in self.path.iterdir():
+            try:
+                size += file.stat().st_size
+            except FileNotFoundError:
+                continue  # compaction removed it just now
+        return size
+
+    def close(self) -> None:
+        """Flush and close; a second time it does nothing. It is closed also when this raises."""
+        with self._compact_lock, self._sync_lock, self._lock:
+            try:
+                self._db.close()
+            except DbClosedError:
+                return
+            except Exception as error:
+                raise self._translated(error, "closing") from error
+            finally:
+                # Dropping the last reference closes what `close` did not.
+                self._db = _Closed()  # type: ignore[assignment]
+
+    # --- errors
+
+    def _translated(self, error: Exception, doing: str) -> ChronosError:
+        """What an error of RocksDB asks of us. It has only texts to tell errors by."""
+        text = str(error)
+        where = f"{doing} {self.path}: {text}"
+        if isinstance(error, DbClosedError):
+            return Retry(f"{self.path} is closed")
+        if any(sign in text for sign in NO_SPACE):
+            return NoSpace(f"{where}. Make room on that disk; nothing is lost.")
+        if f"{self.path}/LOCK" in text or "lock hold by current process" in text:
+            return StoreInUse(f"{self.path} is in use by another process: stop it, or use another directory.")
+        if any(sign in text for sign in NOT_OURS) or isinstance(error, FileExistsError):
+            return ConfigurationError([f"{where}. This process must be able to write there."])
+        if MANY_FILES in text:
+            return Retry(f"{where}. Raise the limit of open files (ulimit -n) to 4096 or more.")
+        return StoreCorrupt(f"{where}. {self._remedy}")
+
+
+class _Closed:
+    """Stands where a database was."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise DbClosedError
+
+
+def _write_options(*, wal: bool) -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = not wal  # type: ignore[method-assign, assignment]
+    options.no_slowdown = True
+    return options

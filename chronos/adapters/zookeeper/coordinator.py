@@ -1,0 +1,254 @@
+"""Membership and the controller on ZooKeeper: what a node does with its sessions (`zookeeper_session`).
+
+    <path>/<cluster>/members/<node>     ephemeral; a Member as JSON. The oldest of them is the controller.
+    <path>/<cluster>/roles              Roles as JSON; written by the controller only, and only over the version it read
+    <path>/<cluster>/requests/request-  Request as JSON, in sequence; deleted in the transaction that answers it
+
+The controller is the member whose znode is the oldest: a queue for a lock, without znodes of its own. An older one
+can go but none can come, so who is the oldest stays it for as long as its znode is there; and publishing is one
+transaction that asks for that znode too. So a controller that was deposed, even one that does not know, writes nothing.
+
+Everything kazoo raises, or the system below it, becomes CoordinatorUnavailable here and nowhere else.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from chronos.adapters.zookeeper.session import ANSWER_S, KAZOO_LOG, REQUESTS, Session, decoded
+from chronos.core.roles import REBALANCE_AFTER_MS, Member, Request, Roles, View
+from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
+from chronos.ports import Outlook
+
+CLOSE_S = 2.0
+"""How long `leave` waits for the servers to end the session; after that they find out by themselves."""
+
+RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
+"""kazoo's own longest pause between two attempts is an hour. A session of 4 s must outlive some of them."""
+
+
+class ZooKeeperCoordinator:
+    """One node's place in a cluster. `look` and `request` may be called by any thread, the others by one."""
+
+    def __init__(
+        self,
+        *,
+        hosts: str,
+        cluster: str,
+        node: str,
+        instance: str,
+        shards: int,
+        replication: int | None = None,
+        session_timeout_s: float = 10.0,
+        path: str = "/chronos",
+        rebalance_after_ms: int = REBALANCE_AFTER_MS,
+        authentication: str = "none",
+        username: str | None = None,
+        password: str | None = None,
+        acl: str = "open",
+        tls: bool = False,
+        ca: str | None = None,
+        certfile: str | None = None,
+        keyfile: str | None = None,
+    ) -> None:
+        """`authentication` is `none`, `digest` or `sasl`; `acl` is `open`, or `creator`: only who authenticated alike.
+
+        Raises ConfigurationError for a file or a package that is missing. Connects to nobody: `join` does.
+        """
+        self._cluster = cluster
+        self._node = node
+        self._instance = instance
+        self._shards = shards
+        self._replication = replication
+        self._session_timeout_s = session_timeout_s
+        self._rebalance_after_ms = rebalance_after_ms
+        self._base = f"{path.rstrip('/')}/{cluster}"
+        self._settings: dict[str, Any] = {
+            "hosts": hosts,
+            "timeout": session_timeout_s,
+            "connection_retry": RECONNECT,
+            "logger": KAZOO_LOG,
+            "default_acl": CREATOR_ALL_ACL if acl == "creator" else OPEN_ACL_UNSAFE,
+        }
+        _check(authentication, ca=ca, certfile=certfile, keyfile=keyfile)
+        if authentication == "digest":
+            self._settings["auth_data"] = [("digest", f"{username}:{password}")]
+        elif authentication == "sasl":
+            sasl = {"mechanism": "DIGEST-MD5", "username": username, "password": password}
+            self._settings["sasl_options"] = sasl
+        if tls:
+            self._settings |= {"use_ssl": True, "ca": ca, "certfile": certfile, "keyfile": keyfile}
+            self._settings["check_hostname"] = True
+        self._woken = threading.Event()
+        self._session: Session | None = None
+
+    # The verbs
+
+    def join(self, member: Member) -> None:
+        """Begin a session and take this node's place in it. Raises NodeIdTaken, CoordinatorUnavailable."""
+        with _translated():
+            self._end_session()
+            session = self._session = Session(self._settings, self._base, self._woken)
+            try:
+                session.begin()
+                self._take_place(session, member)
+                session.refresh()
+            except BaseException:
+                self._end_session()
+                raise
+
+    def report(self, member: Member) -> None:
+        """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
+        session = self._connected()
+        try:
+            with _translated():
+                session.answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
+        except CoordinatorUnavailable as error:
+            if isinstance(error.__cause__, NoNodeError):
+                session.lose()  # Somebody removed it: as after the end of a session, the place must be taken again.
+            raise
+
+    def look(self) -> Outlook:
+        """What is known now, without asking anybody."""
+        session = self._session
+        if session is None or session.lost:
+            return Outlook(roles=None, members={}, sure=False)
+        return Outlook(roles=session.roles, members=session.members, sure=session.sure)
+
+    def request(self, request: Request) -> None:
+        """Leave a request to the controller. Raises CoordinatorUnavailable."""
+        session = self._connected()
+        with _translated():
+            path = f"{self._base}/{REQUESTS}/request-"
+            session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
+
+    def control(self, plan: Callable[[View], Roles]) -> bool:
+        """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is."""
+        session = self._session
+        if session is None or session.lost or not session.connected:
+            return False
+        with _translated():
+            session.refresh()
+            if not (session.sure and session.is_oldest(self._node)):
+                return False
+            requests = session.read_requests()
+            view = self._view(session, tuple(requests.values()))
+            roles = plan(view)
+            if requests or session.is_news(roles):
+                session.publish(roles, answered=list(requests), node=self._node)
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the outlook may have changed; False after the time."""
+        woken = self._woken.wait(timeout_s)
+        self._woken.clear()
+        session = self._session
+        if session is not None and session.connected and not session.lost:
+            # What cannot be read now stays marked, and is read by the next call.
+            with suppress(CoordinatorUnavailable), _translated():
+                session.refresh()
+        return woken
+
+    def leave(self) -> None:
+        """Give the place and the session back; others need not wait for it to expire."""
+        closing = self._end_session()
+        if closing is not None:
+            closing.join(CLOSE_S)
+
+    # Within
+
+    def _connected(self) -> Session:
+        session = self._session
+        if session is None or session.lost:
+            raise CoordinatorUnavailable("the session with ZooKeeper is over; this node has to join again")
+        if not session.connected:
+            raise CoordinatorUnavailable(f"no ZooKeeper server of {self._settings['hosts']} answers")
+        return session
+
+    def _end_session(self) -> threading.Thread | None:
+        session, self._session = self._session, None
+        return None if session is None else session.end()
+
+    def _take_place(self, session: Session, member: Member) -> None:
+        """Make this node's znode; in one transaction with the removal of the one its own last session left.
+
+        So that nobody ever sees this node gone, and its shards stay where they are.
+        """
+        path, data = session.member_path(self._node), msgspec.json.encode(member)
+        deadline = time.monotonic() + self._session_timeout_s + 1.0
+        while True:
+            gone = threading.Event()
+            try:
+                stored, stat = session.answer(session.client.get_async(path, watch=lambda _, gone=gone: gone.set()))
+            except NoNodeError:
+                with suppress(NodeExistsError):
+                    session.answer(session.client.create_async(path, data, ephemeral=True))
+                    return
+                continue
+            other = decoded(stored, Member)
+            if other is not None and other.instance == self._instance:
+                if session.replace_member(path, data, stat.version):
+                    return
+            elif (remaining_s := deadline - time.monotonic()) > 0:
+                gone.wait(remaining_s)
+            else:
+                where = "another process" if other is None else f"the node at {other.address}"
+                raise NodeIdTaken(
+                    f"node.id {self._node} is taken: {where} serves cluster {self._cluster} under it from another data "
+                    "directory; give this node an id of its own, or stop the other one"
+                )
+
+    def _view(self, session: Session, requests: tuple[Request, ...]) -> View:
+        roles = session.roles or Roles()
+        if (roles.controller, roles.controller_epoch) != (self._node, session.epoch):
+            session.epoch = roles.controller_epoch + 1
+        return View(
+            now_ms=session.now_ms(),
+            controller=self._node,
+            controller_epoch=session.epoch,
+            shards=self._shards,
+            replication=self._replication,
+            members=session.members,
+            since_ms=session.since_ms,
+            roles=roles,
+            requests=requests,
+            rebalance_after_ms=self._rebalance_after_ms,
+        )
+
+
+def _check(authentication: str, **files: str | None) -> None:
+    """What kazoo would find out only in a thread of its own, where nobody hears of it."""
+    problems = [
+        f"coordinator.zookeeper.{key}: {file} cannot be read"
+        for key, file in files.items()
+        if file is not None and not os.access(file, os.R_OK)
+    ]
+    if authentication == "sasl" and find_spec("puresasl") is None:
+        problems.append(
+            "coordinator.zookeeper.authentication: sasl needs the package pure-sasl, which is not installed"
+        )
+    if problems:
+        raise ConfigurationError(problems)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except KazooTimeoutError as error:
+        raise CoordinatorUnavailable(f"ZooKeeper did not answer within {ANSWER_S:g} s") from error
+    except KazooException as error:
+        reason = str(error) or type(error).__name__
+        raise CoordinatorUnavailable(f"ZooKeeper did not do what it was asked: {reason}") from error
+    except (OSError, RuntimeError) as error:
+        # This machine has no descriptor, or no thread, left.
+        raise CoordinatorUnavailable(f"ZooKeeper could not be asked: {error}") from error

@@ -1,0 +1,155 @@
+"""How much of a run was sent: what the log says, once nobody writes any more. See `ledger`."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from chronos.errors import LogUnavailable
+from chronos.spark import ledger
+from chronos.spark.audit.coverage import archived_through
+from chronos.spark.audit.job import Tables
+from chronos.spark.backfill.sending import Opener
+from chronos.spark.codec import header_text
+from chronos.spark.ledger import REPLAY_PLACE, Attempt, Run
+from chronos.spark.rows import raw
+from chronos.spark.schema import DELIVERIES, RAW, columns_of
+from chronos.spark.storage import Place
+
+STABLE_S = 120.0
+"""How long open transactions in the delay topic are waited for before it is read."""
+
+POLL_S = 0.2
+
+
+class Brokers(Protocol):
+    """What backfill asks of the brokers."""
+
+    def names(self) -> list[str]:
+        """All topics, those of Kafka itself left out."""
+
+    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
+        """`TopicInfo` by name; None for one that is not there."""
+
+    def ends(self, topic: str, partition: int) -> Any:
+        """`Ends` of a partition."""
+
+
+class Stock:
+    """Takes stock of one archive's runs."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        brokers: Brokers,
+        opener: Opener,
+        tables: Tables,
+        *,
+        cluster: str,
+        source: Mapping[str, str],
+        watch: Callable[[str], None],
+    ) -> None:
+        """`source`: options of Spark's Kafka source."""
+        self._spark = spark
+        self._place = place
+        self._brokers = brokers
+        self._opener = opener
+        self._tables = tables
+        self._cluster = cluster
+        self._source = source
+        self._watch = watch
+
+    def take(self, run: Run) -> list[int]:
+        """How much of each part was sent: 1. a new attempt, 2. nobody of the others writes any more, 3. what is in the log."""
+        before = list(run.attempts)
+        number = before[-1].number + 1 if before else 1
+        run.attempts.append(Attempt(number=number, began_ms=_now_ms()))
+        ledger.save_run(self._place, run)
+        if not before:
+            return [0] * len(run.rows)
+        self._watch("finding out how much was sent before")
+        if run.request.direct:
+            return ledger.noted(self._place, run)
+        for attempt in before:
+            if not attempt.is_fenced:
+                for part in ledger.begun(self._place, run.run, attempt.number):
+                    named = ledger.transactional_id(self._cluster, run.run, attempt.number, part)
+                    self._opener.open(named).close()
+                attempt.is_fenced = True
+        ledger.save_run(self._place, run)
+        return self._in_log(run)
+
+    def _in_log(self, run: Run) -> list[int]:
+        """How far each part is in the delay topic, and in the archive where that was trimmed."""
+        info = self._brokers.look([run.topic])[run.topic]
+        shards = [int(shard) for shard in run.begin]
+        is_same = info is not None and info.id == run.topic_id  # another one may have fewer partitions
+        ends = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
+        starts = {shard: seen.start for shard, seen in ends.items()}
+        offsets = self._tables.offsets.where("table = 'messages'")
+        archived: dict[int, int] = {}
+        if run.topic == run.source:
+            archived = {row["shard"]: row["through"] for row in archived_through(self._tables.offsets).collect()}
+        gaps = {
+            row["partition"] for row in offsets.where(f.col("gap") & (f.col("read_ms") >= run.planned_ms)).collect()
+        }
+        ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
+        begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
+        stable = {shard: ends[shard].stable for shard in shards}
+        found = _places(self._read({run.topic: begin}, {run.topic: stable}))
+        if any(begin[int(shard)] > first for shard, first in run.begin.items()):
+            first = f.create_map(*(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1])))
+            of_run = self._tables.messages.where(f.col("offset") >= first[f.col("shard")])
+            found = found.unionByName(_places(of_run))
+        return ledger.rows_below(found, run)
+
+    def records(self, partitions: Mapping[str, int]) -> DataFrame:
+        """Everything that is committed in some topics now, with the columns of `archive.raw`."""
+        ends = {
+            topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
+            for topic, count in partitions.items()
+        }
+        begin = {topic: {partition: seen.start for partition, seen in of.items()} for topic, of in ends.items()}
+        until = {topic: {partition: seen.stable for partition, seen in of.items()} for topic, of in ends.items()}
+        return self._read(begin, until)
+
+    def _read(self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]) -> DataFrame:
+        if not begin:
+            return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(*(name for name, *_ in RAW))
+        options = {
+            "kafka.isolation.level": "read_committed",
+            "assign": json.dumps({topic: list(of) for topic, of in begin.items()}),
+            "startingOffsets": json.dumps(begin),
+            "endingOffsets": json.dumps(until),
+            "includeHeaders": "true",
+            **self._source,
+        }
+        return raw(self._spark.read.format("kafka").options(**options).load())
+
+    def _stable_ends(self, topic: str, shard: int) -> Any:
+        """The ends of a partition once everything before its present end is decided."""
+        high: int | None = None
+        deadline = time.monotonic() + STABLE_S
+        while True:
+            ends = self._brokers.ends(topic, shard)
+            high = ends.high if high is None else high
+            if ends.stable >= high:
+                return ends
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(
+                    f"a transaction is open in {topic}/{shard} at offset {ends.stable} for more than {STABLE_S:.0f} s;"
+                    " end its producer, or wait for its timeout, and run the same command again"
+                )
+            time.sleep(POLL_S)
+
+
+def _places(records: DataFrame) -> DataFrame:
+    return records.select(header_text(REPLAY_PLACE).alias("place")).where(f.col("place").isNotNull())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

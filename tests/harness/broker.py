@@ -1,0 +1,702 @@
+"""A real Kafka for tests and benchmarks: start it, kill it, freeze it, bring it back.
+
+What this is: one JVM per broker (KRaft, broker and controller in one) on free ports of the loopback
+interface, in a directory of its own under the system's temporary one. And the two console programs that
+come with Kafka, because they are clients that know nothing of Chronos.
+
+What this is not: a fixture (those are in `conftest.py`; nothing here needs pytest), and never a reason to
+skip a test. Where Java or Kafka is missing, `start()` raises `BrokerError` and says what to install.
+
+    with Broker() as broker:
+        broker.create_topic("orders", partitions=4)
+        broker.console_producer("orders", [ConsoleRecord("hello", headers=[("a", "1")])])
+        broker.kill()
+        broker.start()  # the same port, the same data
+        assert broker.console_consumer("orders", max_messages=1)[0].value == "hello"
+
+    with cluster(3) as kafka:  # replicated topics; kafka[0].freeze(), kafka[1].kill() and so on
+        ...
+
+No broker outlives the process that started it, not even a process that is killed: a watchdog ends the
+broker and removes its directory when the pipe to that process closes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+START_TIMEOUT_S = 90.0
+"""From `start()` to a broker that answers. It takes 4 s; this bounds a crowded machine."""
+
+STOP_TIMEOUT_S = 15.0
+"""A controlled shutdown takes 1 s; one that takes this long is killed."""
+
+TOOL_TIMEOUT_S = 120.0
+"""A console program takes 2 s; this bounds one whose broker does not answer."""
+
+FETCH_TIMEOUT_S = 600.0
+"""Maven copies the 93 files in seconds; this bounds a first download over a slow line."""
+
+POLL_INTERVAL_S = 0.05
+"""Between two looks at something that is about to be so."""
+
+SHORT_SESSION = {"broker.session.timeout.ms": 4_000, "broker.heartbeat.interval.ms": 500}
+"""For a broker alone: after a `kill()` the controller refuses its registration until the session of the
+killed one has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster keeps Kafka's values,
+because there they are the time a failover takes, which is what is tested."""
+
+LOG_TAIL_LINES = 60
+"""What an error quotes of a broker's log."""
+
+PORTS = range(20_000, 32_000)
+"""Below the ports that systems hand out for outgoing connections (from 32768 on Linux, 49152 elsewhere). One
+of those could be taken between `kill()` and the next `start()`, even by a client that connects to itself."""
+
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
+TOOL_OPTIONS = (*JAVA_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dchronos.log.level=WARN")
+
+# No text of a test contains these, so that what the console consumer prints can be told apart.
+FIELD_END = "\x1f"
+RECORD_END = "\x1e"
+NULL = "\x1anull"
+
+
+class BrokerError(Exception):
+    """Kafka could not be fetched, started or reached, or a console program failed; the message says why."""
+
+
+@dataclass(frozen=True)
+class ConsoleRecord:
+    """A record as the console programs see it: text only. For bytes use a real client."""
+
+    value: str | None
+    key: str | None = None
+    headers: Sequence[tuple[str, str | None]] = ()
+    partition: int | None = None
+    """Where it was read; not used when writing, like the fields below."""
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    timestamp_type: str | None = None
+    """`CreateTime` or `LogAppendTime`."""
+
+
+# ------------------------------------------------------------------------------- Java and the Kafka files
+
+
+def kafka_version() -> str:
+    """The one pinned version, from `scripts/kafka/pom.xml`."""
+    found = re.search(r"<kafka\.version>(.+?)</kafka\.version>", (ROOT / "scripts/kafka/pom.xml").read_text())
+    if found is None:
+        raise BrokerError("scripts/kafka/pom.xml names no kafka.version")
+    return found[1]
+
+
+@cache
+def kafka_files() -> Path:
+    """The directory of Kafka's jars; fetched when it is not there yet."""
+    fetch = subprocess.run(
+        [str(ROOT / "scripts/kafka/fetch")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=FETCH_TIMEOUT_S,
+        check=False,
+    )
+    if fetch.returncode != 0:
+        raise BrokerError(f"no Kafka to test with\n{fetch.stderr.strip()}")
+    return ROOT / ".cache" / f"kafka-{kafka_version()}"
+
+
+def java_command(options: Iterable[str], main_class: str, *arguments: str) -> list[str]:
+    """The command line that runs a class of Kafka."""
+    home = os.environ.get("JAVA_HOME")
+    return [
+        str(Path(home, "bin", "java")) if home else "java",
+        *options,
+        f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}",
+        "-cp",
+        f"{kafka_files()}/*",
+        main_class,
+        *arguments,
+    ]
+
+
+_ports_given: set[int] = set()
+_ports_lock = threading.Lock()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on and that this process was not given before."""
+    with _ports_lock:
+        for port in random.sample(PORTS, len(PORTS)):
+            if port in _ports_given:
+                continue
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+            _ports_given.add(port)
+            return port
+    raise BrokerError(f"no free port between {PORTS.start} and {PORTS.stop}")
+
+
+def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
+    """Whether the condition came true before the deadline (of `time.monotonic()`)."""
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_INTERVAL_S)
+    return True
+
+
+# --------------------------------------------------------------------------------------- Clients of a Kafka
+
+
+class Clients:
+    """What a test does with one broker and with several alike. Needs `bootstrap` and `brokers_max`."""
+
+    bootstrap: str
+    """`host:port` of every broker, separated by commas."""
+
+    brokers_max: int
+    """How many brokers there are when all of them run."""
+
+    def admin(self, **settings: object) -> AdminClient:
+        """An admin client that does not print about brokers that are down on purpose.
+
+        Keep it in a variable until its futures have their results: they end with it, as `_DESTROY`.
+        """
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2, **settings})
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replication: int | None = None,
+        config: Mapping[str, object] | None = None,
+        timeout_s: float = 30.0,
+    ) -> str:
+        """Creates a topic, waits until every partition has a leader, and returns its name."""
+        deadline = time.monotonic() + timeout_s
+        admin = self.admin()
+        topic = NewTopic(
+            name,
+            partitions,
+            min(self.brokers_max, 3) if replication is None else replication,
+            config={key: _setting(value) for key, value in (config or {}).items()},
+        )
+        admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
+
+        def has_leaders() -> bool:
+            seen = admin.list_topics(name, timeout=max(0.1, deadline - time.monotonic())).topics[name]
+            return len(seen.partitions) == partitions and all(p.leader >= 0 for p in seen.partitions.values())
+
+        if not wait_until(has_leaders, deadline=deadline):
+            raise BrokerError(f"topic {name} has partitions without a leader after {timeout_s:.0f} s")
+        return name
+
+    def wait_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns once every partition has a leader and all its replicas are in sync with it.
+
+        A broker that is back is not at once in sync: before the next one is broken, wait here.
+        """
+        admin = self.admin()
+
+        def is_in_sync() -> bool:
+            try:
+                topics = admin.list_topics(timeout=5).topics.values()
+            except KafkaException:
+                return False
+            partitions = [partition for topic in topics for partition in topic.partitions.values()]
+            return all(p.leader >= 0 and len(p.isrs) == len(p.replicas) for p in partitions)
+
+        if not wait_until(is_in_sync, deadline=time.monotonic() + timeout_s):
+            raise BrokerError(f"not all replicas are in sync after {timeout_s:.0f} s")
+
+    def console_producer(
+        self,
+        topic: str,
+        records: Iterable[ConsoleRecord],
+        *,
+        properties: Mapping[str, object] | None = None,
+        timeout_s: float = TOOL_TIMEOUT_S,
+    ) -> None:
+        """Writes records with Kafka's own console producer; `properties` are those of a Java producer."""
+        command = java_command(
+            TOOL_OPTIONS,
+            "org.apache.kafka.tools.ConsoleProducer",
+            *("--bootstrap-server", self.bootstrap),
+            *("--topic", topic),
+            *_options("--property", {"parse.headers": True, "parse.key": True, "null.marker": NULL}),
+            *_options("--producer-property", properties or {}),
+        )
+        lines = "".join(_console_line(record) + "\n" for record in records)
+        _, complaints = _run_tool(command, stdin=lines, timeout_s=timeout_s)
+        # The program ends with 0 also when it could not send: it only says so.
+        if " ERROR " in complaints:
+            raise BrokerError(f"the console producer could not write to {topic}\n{complaints.strip()}")
+
+    def console_consumer(
+        self,
+        topic: str,
+        *,
+        max_messages: int | None = None,
+        timeout_ms: int = 10_000,
+        partition: int | None = None,
+        from_offset: int | None = None,
+        isolation: str = "read_committed",
+        properties: Mapping[str, object] | None = None,
+        timeout_s: float = TOOL_TIMEOUT_S,
+    ) -> list[ConsoleRecord]:
+        """Reads with Kafka's own console consumer: from the beginning, or from an offset of one partition.
+
+        Ends after `max_messages`, or when nothing came for `timeout_ms`; then it returns what had come.
+        """
+        start = ("--from-beginning",)
+        if partition is not None:
+            offset = "earliest" if from_offset is None else str(from_offset)
+            start = ("--partition", str(partition), "--offset", offset)
+        limit = () if max_messages is None else ("--max-messages", str(max_messages))
+        printed = ("timestamp", "partition", "offset", "headers", "key", "value")
+        command = java_command(
+            TOOL_OPTIONS,
+            "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            *("--bootstrap-server", self.bootstrap),
+            *("--topic", topic),
+            *start,
+            *limit,
+            *("--timeout-ms", str(timeout_ms)),
+            *("--isolation-level", isolation),
+            *_options("--property", {f"print.{name}": True for name in printed}),
+            *_options("--property", {"key.separator": FIELD_END, "line.separator": RECORD_END}),
+            *_options("--property", {"null.literal": NULL}),
+            *_options("--consumer-property", properties or {}),
+        )
+        output, complaints = _run_tool(command, stdin="", timeout_s=timeout_s)
+        if " ERROR " in complaints and "TimeoutException" not in complaints:
+            raise BrokerError(f"the console consumer could not read {topic}\n{complaints.strip()}")
+        return [_parse_record(text) for text in output.split(RECORD_END) if text]
+
+
+def _setting(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(name: str, properties: Mapping[str, object]) -> list[str]:
+    return [word for key, value in properties.items() for word in (name, f"{key}={_setting(value)}")]
+
+
+def _console_line(record: ConsoleRecord) -> str:
+    headers = ",".join(f"{name}:{NULL if value is None else value}" for name, value in record.headers)
+    fields = (headers or NULL, NULL if record.key is None else record.key)
+    line = "\t".join((*fields, NULL if record.value is None else record.value))
+    if "\n" in line or any("," in (value or "") for _, value in record.headers):
+        raise ValueError("the console producer takes no line breaks, and no commas in headers")
+    return line
+
+
+def _parse_record(text: str) -> ConsoleRecord:
+    timestamp, partition, offset, headers, key, value = text.split(FIELD_END, 5)
+    timestamp_type, _, timestamp_ms = timestamp.partition(":")
+    pairs = [] if headers == "NO_HEADERS" else [pair.partition(":") for pair in headers.split(",")]
+    return ConsoleRecord(
+        value=None if value == NULL else value,
+        key=None if key == NULL else key,
+        headers=tuple((name, None if text == NULL else text) for name, _, text in pairs),
+        partition=int(partition.removeprefix("Partition:")),
+        offset=int(offset.removeprefix("Offset:")),
+        timestamp_ms=int(timestamp_ms) if timestamp_ms else None,
+        timestamp_type=timestamp_type,
+    )
+
+
+def _run_tool(command: list[str], *, stdin: str, timeout_s: float) -> tuple[str, str]:
+    """What a console program printed, and what it complained about."""
+    try:
+        ran = subprocess.run(
+            command, input=stdin, capture_output=True, encoding="utf-8", timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise BrokerError(f"{_tool_name(command)} did not end within {timeout_s:.0f} s") from expired
+    if ran.returncode != 0:
+        raise BrokerError(f"{_tool_name(command)} failed with {ran.returncode}\n{ran.stderr.strip()}")
+    return ran.stdout, ran.stderr
+
+
+def _tool_name(command: list[str]) -> str:
+    return next(word for word in command if word.startswith(("org.apache.kafka.", "kafka.")))
+
+
+# ------------------------------------------------------------------------------------------------- Broker
+
+
+class Broker(Clients):
+    """One broker. `start()` after `stop()` or `kill()` brings it back with the same port and data.
+
+    `settings` override anything of its `server.properties`; topics are not created automatically unless they
+    say so. `quorum` names the controllers (node id to port) where there are several. `doors` are further listeners by
+    name, each with the port it listens on and the one its clients are told: what is in front of it.
+    """
+
+    brokers_max = 1
+
+    def __init__(
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        heap_mb: int = 512,
+        node_id: int = 1,
+        cluster_id: str | None = None,
+        quorum: Mapping[int, int] | None = None,
+        doors: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.port = free_port()
+        self.bootstrap = f"127.0.0.1:{self.port}"
+        self._heap_mb = heap_mb
+        self._cluster_id = cluster_id or new_cluster_id()
+        self._quorum = dict(quorum) if quorum else {node_id: free_port()}
+        self._settings = {**self._default_settings(doors or {}), **(settings or {})}
+        self._dir: Path | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self._formatted = False
+        self.frozen = False
+
+    def _default_settings(self, doors: Mapping[str, tuple[int, int]]) -> dict[str, object]:
+        replicas = min(len(self._quorum), 3)
+        in_sync = max(1, replicas - 1)
+        voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in self._quorum.items())
+        listens = {"PLAINTEXT": self.port, **{name: port for name, (port, _) in doors.items()}}
+        told = {"PLAINTEXT": self.port, **{name: port for name, (_, port) in doors.items()}}
+        return {
+            "process.roles": "broker,controller",
+            "node.id": self.node_id,
+            "listeners": _listeners({**listens, "CONTROLLER": self._quorum[self.node_id]}),
+            "advertised.listeners": _listeners(told),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*told, "CONTROLLER")),
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": voters,
+            # A typing error in a test must not look like an empty topic.
+            "auto.create.topics.enable": False,
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            # Small, because each partition is files to make and to load; four still spread over brokers.
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.num.partitions": 4,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "group.initial.rebalance.delay.ms": 0,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+            # The default buffer of 128 MB is a quarter of the heap.
+            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+            **(SHORT_SESSION if len(self._quorum) == 1 else {}),
+        }
+
+    # Life
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns once the broker answers; raises `BrokerError` with the end of its log if it does not."""
+        deadline = time.monotonic() + timeout_s
+        self.launch()
+        self.wait_ready(deadline=deadline)
+
+    def launch(self) -> None:
+        """Starts the process without waiting for it: several brokers need each other to get ready."""
+        if self._process is not None:
+            raise BrokerError(f"broker {self.node_id} already runs")
+        directory = self._directory()
+        config = directory / "server.properties"
+        settings = {**self._settings, "log.dirs": directory / "data"}
+        config.write_text("".join(f"{key}={_setting(value)}\n" for key, value in settings.items()))
+        if not self._formatted:
+            format_data = ("format", "--cluster-id", self._cluster_id, "--config", str(config))
+            _run_tool(
+                java_command(TOOL_OPTIONS, "kafka.tools.StorageTool", *format_data),
+                stdin="",
+                timeout_s=TOOL_TIMEOUT_S,
+            )
+            self._formatted = True
+        heap = (f"-Xms{min(256, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                java_command((*JAVA_OPTIONS, *heap), "kafka.Kafka", str(config)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C is for the tests, which end the broker in their order.
+                start_new_session=True,
+            )
+        self._tell_watchdog(str(self._process.pid))
+
+    def wait_ready(self, *, deadline: float) -> None:
+        """Returns once the cluster lists this broker; else kills it and raises `BrokerError`."""
+        admin = self.admin()
+
+        def is_listed() -> bool:
+            if self._process is None or self._process.poll() is not None:
+                return True
+            if not _accepts_connections(self.port):
+                return False
+            try:
+                seen = admin.describe_cluster(request_timeout=2).result(5)
+            except (KafkaException, TimeoutError):
+                return False
+            return seen.controller is not None and self.node_id in {node.id for node in seen.nodes}
+
+        in_time = wait_until(is_listed, deadline=deadline)
+        if in_time and self.running:
+            return
+        reason = "ended by itself" if in_time else "did not get ready in time"
+        tail = self.log_tail()
+        self.kill()
+        raise BrokerError(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
+
+    def stop(self) -> None:
+        """A controlled shutdown; the data stays. Does nothing when the broker does not run."""
+        if self._process is None:
+            return
+        self.thaw()
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._gone()
+
+    def kill(self) -> None:
+        """The process is gone at once, as after a power cut that spared the page cache; the data stays."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._gone()
+
+    def freeze(self) -> None:
+        """The process stands still with its connections open, as on a host that hangs."""
+        self._signal(signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """A frozen broker goes on where it stood. Does nothing when it is not frozen."""
+        if self.frozen:
+            self._signal(signal.SIGCONT)
+            self.frozen = False
+
+    def close(self) -> None:
+        """Ends the broker and removes its data and its log."""
+        self.kill()
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.stdin.close()
+            self._watchdog.wait(STOP_TIMEOUT_S)
+        self._watchdog = None
+        self._dir = None
+        self._formatted = False
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Looks
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """The file with everything the broker logged since it was made."""
+        return self._directory() / "broker.log"
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines that the broker logged since its last start."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    # Within
+
+    def _directory(self) -> Path:
+        if self._dir is None:
+            self._dir = Path(tempfile.mkdtemp(prefix="chronos-kafka-"))
+            # Is told the id of the running process, or that none runs, line by line. At the end of its input,
+            # which also a killed parent leaves behind, it ends that process and clears up.
+            script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
+            self._watchdog = subprocess.Popen(
+                ["sh", "-c", script, str(self._dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self._dir
+
+    def _tell_watchdog(self, pid: str) -> None:
+        assert self._watchdog is not None
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.write(f"{pid}\n".encode())
+        self._watchdog.stdin.flush()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None or not self.running:
+            raise BrokerError(f"broker {self.node_id} does not run")
+        self._process.send_signal(number)
+
+    def _gone(self) -> None:
+        assert self._process is not None
+        self._process.wait(STOP_TIMEOUT_S)
+        self._process = None
+        self.frozen = False
+        self._tell_watchdog("")
+
+
+def _listeners(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
+
+
+def _accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def new_cluster_id() -> str:
+    """A cluster id as Kafka writes them: 16 random bytes, base64 for URLs, without the padding."""
+    # A leading dash would look like an option to the program that formats the data.
+    return "c" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+
+
+# ------------------------------------------------------------------------------------------------ Cluster
+
+
+class Cluster(Clients):
+    """Several brokers as one Kafka; each is a controller too, so a majority of them must run."""
+
+    def __init__(
+        self,
+        count: int,
+        settings: Mapping[str, object] | None = None,
+        *,
+        heap_mb: int = 384,
+        doors: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+    ) -> None:
+        """`doors` are each broker's, by node id."""
+        quorum = {node_id: free_port() for node_id in range(1, count + 1)}
+        cluster_id = new_cluster_id()
+        self.brokers = [
+            Broker(
+                settings,
+                heap_mb=heap_mb,
+                node_id=node_id,
+                cluster_id=cluster_id,
+                quorum=quorum,
+                doors=(doors or {}).get(node_id),
+            )
+            for node_id in quorum
+        ]
+        self.brokers_max = count
+        self.bootstrap = ",".join(broker.bootstrap for broker in self.brokers)
+
+    def __getitem__(self, index: int) -> Broker:
+        return self.brokers[index]
+
+    def node(self, node_id: int) -> Broker:
+        """The broker with a node id, as metadata names leaders."""
+        return self.brokers[node_id - 1]
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Starts the brokers that do not run; returns once all know each other and are in sync."""
+        deadline = time.monotonic() + timeout_s
+        down = [broker for broker in self.brokers if not broker.running]
+        with ThreadPoolExecutor(self.brokers_max) as pool:
+            list(pool.map(Broker.launch, down))
+        for broker in down:
+            broker.wait_ready(deadline=deadline)
+
+        admins = [broker.admin() for broker in self.brokers]
+
+        def is_complete() -> bool:
+            try:
+                # `describe_cluster` of a broker that is just starting was seen to abort the process: an assertion of the client.
+                seen = [admin.list_topics(timeout=5) for admin in admins]
+            except KafkaException:
+                return False
+            return all(len(view.brokers) == self.brokers_max for view in seen)
+
+        if not wait_until(is_complete, deadline=deadline):
+            raise BrokerError(f"the {self.brokers_max} brokers did not find each other in {timeout_s:.0f} s")
+        self.wait_in_sync(timeout_s=max(1.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        """A controlled shutdown while there is a majority to agree to it; the rest is killed. Data stays."""
+        for left in range(self.brokers_max, 0, -1):
+            broker = self.brokers[left - 1]
+            if left > self.brokers_max // 2:
+                broker.stop()
+            else:
+                broker.kill()
+
+    def close(self) -> None:
+        """Ends the brokers and removes their data and logs."""
+        for broker in self.brokers:
+            broker.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def cluster(count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> Cluster:
+    """`count` brokers as one Kafka, to be used in a `with`, or with `start()` and `close()`."""
+    return Cluster(count, settings, heap_mb=heap_mb)

@@ -1,0 +1,225 @@
+"""A real `chronos serve` process: started, killed, frozen and asked, as an operator would.
+
+Knows nothing of pytest, so that `scripts/bench` uses it too.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.harness.broker import free_port
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+class ServiceError(Exception):
+    """The service did not do what was asked; the text ends with its log."""
+
+
+class Service:
+    """One node of Chronos in a process of its own. Its data stays in `data_dir` across restarts."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        settings: dict[str, object] | None = None,
+        bootstrap: str | None = None,
+        environ: dict[str, str] | None = None,
+        output: Path | None = None,
+        module: str = "chronos",
+    ) -> None:
+        """`module` is what Python runs: another one than `chronos` takes the same arguments."""
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = output or data_dir.with_name(data_dir.name + ".log")
+        self._environ = environ or {}
+        self._module = module
+        self.settings: dict[str, object] = {
+            "node.data_dir": data_dir,
+            "admin.port": self.port,
+            "logging.format": "json",
+            "limits.disk_reserve": "1MB",
+        }
+        if bootstrap is not None:
+            self.settings |= {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap}
+        self.settings |= settings or {}
+        self.arguments: list[str] = []
+        """Further options of `chronos serve`."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # --- life
+
+    def launch(self) -> None:
+        """Start the process and return at once."""
+        assert not self.running
+        command = [sys.executable, "-m", self._module, "serve", *self.arguments]
+        for path, value in self.settings.items():
+            command += ["--set", f"{path}={value}"]
+        with self.log_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **self._environ}
+            )
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Start the process and wait until it is ready."""
+        self.launch()
+        self.wait_ready(timeout_s=timeout_s)
+        return self
+
+    def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until `/readyz` says so."""
+        self.wait_until(self.is_ready, "be ready", timeout_s=timeout_s)
+
+    def is_ready(self) -> bool:
+        """Whether `/readyz` answers 200."""
+        try:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0, every_s: float = 0.02
+    ) -> None:
+        """Ask again and again until it is so; ServiceError with the log's tail when it never is."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self._process is not None and self._process.poll() is not None:
+                raise ServiceError(
+                    f"chronos ended with {self._process.returncode} before it could {what}\n{self.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServiceError(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
+            time.sleep(every_s)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def wait_exit(self, *, timeout_s: float = 30.0) -> int:
+        """Wait until the process ends by itself; the exit code."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ServiceError(f"chronos did not end within {timeout_s:g} s\n{self.tail()}") from None
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            return self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise ServiceError(
+                f"chronos did not end within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}"
+            ) from None
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process whatever state it is in."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- questions
+
+    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
+        """One HTTP request; `(status, decoded JSON or text)`."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return answer.status, _decoded(answer.read(), answer.headers.get_content_type())
+        except urllib.error.HTTPError as error:
+            return error.code, _decoded(error.read(), error.headers.get_content_type())
+
+    def get(self, path: str, **parameters: object) -> Any:
+        """A GET that must succeed."""
+        query = "?" + urllib.parse.urlencode(parameters) if parameters else ""
+        status, answer = self.ask("GET", path + query)
+        if status >= 300:
+            raise ServiceError(f"GET {path} answered {status}: {answer}\n{self.tail()}")
+        return answer
+
+    def post(self, path: str, body: object) -> Any:
+        """A POST that must succeed."""
+        status, answer = self.ask("POST", path, body)
+        if status >= 300:
+            raise ServiceError(f"POST {path} answered {status}: {answer}\n{self.tail()}")
+        return answer
+
+    def shards(self) -> list[dict[str, Any]]:
+        """`/v1/shards`."""
+        return list(self.get("/v1/shards")["shards"])
+
+    def pending(self) -> int:
+        """Messages pending in all shards."""
+        return sum(int(shard["pending"]) for shard in self.shards())
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise ServiceError("no VmRSS")
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return "(no output)"
+        said = self.log_path.read_text(errors="replace").splitlines()
+        # What Python says of a crash is long, and its beginning is what tells.
+        crash = next((at for at, line in enumerate(said) if line.startswith("Fatal Python error")), len(said))
+        return "\n".join(said[min(crash, max(0, len(said) - lines)) :])
+
+
+def _decoded(data: bytes, kind: str) -> Any:
+    return json.loads(data) if kind.endswith("json") and data else data.decode()

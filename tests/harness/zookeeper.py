@@ -1,0 +1,355 @@
+"""A real ZooKeeper for tests: one server or an ensemble; start it, kill it, freeze it, bring it back.
+
+What this is: one JVM per server on free ports of the loopback interface, in a directory of its own under the
+system's temporary one. And a node to be killed and frozen: `python -m tests.harness.zookeeper` is a process that joins,
+controls, and says on its output what happens to it.
+
+What this is not: a fixture, and never a reason to skip a test. Where Java or ZooKeeper is missing, `start()` raises
+`ZooKeeperError` and says what to install.
+
+    with Ensemble(3) as zookeeper:
+        zookeeper[0].freeze()
+        zookeeper.leader().kill()
+
+No server outlives the process that started it: a watchdog ends it and removes its directory when the pipe to that
+process closes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, free_port, wait_until
+
+START_TIMEOUT_S = 60.0
+"""From `start()` to a server that serves. It takes 1 s; this bounds a crowded machine."""
+
+STOP_TIMEOUT_S = 15.0
+"""A killed process is gone at once."""
+
+TICK_MS = 500
+"""ZooKeeper's unit: sessions last between 2 and 20 of them."""
+
+SESSION_S = 2.0
+"""The sessions of the tests: four ticks."""
+
+SERVER_OPTIONS = (
+    *JAVA_OPTIONS,
+    "-Xmx96m",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    # A test's data need not survive a power cut.
+    "-Dzookeeper.forceSync=no",
+)
+
+
+class ZooKeeperError(Exception):
+    """ZooKeeper could not be fetched or started; the message says why."""
+
+
+@cache
+def zookeeper_files() -> Path:
+    """The directory of ZooKeeper's jars; fetched when it is not there yet."""
+    fetch = subprocess.run(
+        [str(ROOT / "scripts/zookeeper/fetch")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=FETCH_TIMEOUT_S,
+        check=False,
+    )
+    if fetch.returncode != 0:
+        raise ZooKeeperError(f"no ZooKeeper to test with\n{fetch.stderr.strip()}")
+    pom = (ROOT / "scripts/zookeeper/pom.xml").read_text()
+    found = re.search(r"<zookeeper\.version>(.+?)</zookeeper\.version>", pom)
+    assert found is not None
+    return ROOT / ".cache" / f"zookeeper-{found[1]}"
+
+
+class Server:
+    """One server. `start()` after `kill()` brings it back with the same port and data.
+
+    `settings` go into its `zoo.cfg`, `options` to its JVM.
+    """
+
+    def __init__(
+        self,
+        number: int = 1,
+        peers: Sequence[str] = (),
+        port: int = 0,
+        *,
+        settings: Mapping[str, object] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.number = number
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._peers = tuple(peers)
+        self._settings = dict(settings or {})
+        self._options = tuple(options)
+        self._dir: Path | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.frozen = False
+
+    def start(self) -> None:
+        """Returns once the server serves."""
+        self.launch()
+        self.wait_ready(time.monotonic() + START_TIMEOUT_S)
+
+    def launch(self) -> None:
+        """Starts the process without waiting for it: servers of an ensemble need each other."""
+        directory = self._directory()
+        config = {
+            "tickTime": TICK_MS,
+            "dataDir": directory / "data",
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "srvr",
+            "maxClientCnxns": 0,
+            **self._settings,
+        }
+        if self._peers:
+            config |= {"initLimit": 20, "syncLimit": 6}
+        else:
+            config |= {"clientPort": self.port, "clientPortAddress": "127.0.0.1"}
+        lines = [f"{key}={value}" for key, value in config.items()]
+        lines += [f"server.{number}={peer}" for number, peer in enumerate(self._peers, 1)]
+        (directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
+        (directory / "data").mkdir(exist_ok=True)
+        (directory / "data/myid").write_text(f"{self.number}\n")
+        classes = ("-cp", f"{zookeeper_files()}/*", "org.apache.zookeeper.server.quorum.QuorumPeerMain")
+        with (directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["java", *SERVER_OPTIONS, *self._options, *classes, str(directory / "zoo.cfg")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C is for the tests, which end the server in their order.
+                start_new_session=True,
+            )
+        self._tell_watchdog(str(self._process.pid))
+
+    def wait_ready(self, deadline: float) -> None:
+        """Returns once the server serves clients; else kills it and raises `ZooKeeperError` with the end of its log."""
+        if wait_until(lambda: not self.running or self.mode() is not None, deadline=deadline) and self.running:
+            return
+        tail = "\n".join((self._directory() / "server.log").read_text(errors="replace").splitlines()[-40:])
+        self.kill()
+        raise ZooKeeperError(f"ZooKeeper server {self.number} did not start; the end of its log:\n{tail}")
+
+    def mode(self) -> str | None:
+        """`standalone`, `leader` or `follower`; None while it serves nobody."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as asking:
+                asking.sendall(b"srvr")
+                answer = b"".join(iter(lambda: asking.recv(4096), b"")).decode()
+        except OSError:
+            return None
+        found = re.search(r"^Mode: (\w+)$", answer, re.MULTILINE)
+        return found[1] if found else None
+
+    def kill(self) -> None:
+        """The process is gone at once; the data stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+            self.frozen = False
+            self._tell_watchdog("")
+
+    def freeze(self) -> None:
+        """The process stands still with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """A frozen server goes on where it stood."""
+        if self.frozen and self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self.frozen = False
+
+    def close(self) -> None:
+        """Ends the server and removes its data and its log."""
+        self.kill()
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.stdin.close()
+            self._watchdog.wait(STOP_TIMEOUT_S)
+        self._watchdog = self._dir = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def _directory(self) -> Path:
+        if self._dir is None:
+            self._dir = Path(tempfile.mkdtemp(prefix="chronos-zookeeper-"))
+            # As for the brokers: at the end of its input it ends the last process it was told of, and clears up.
+            script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
+            self._watchdog = subprocess.Popen(
+                ["sh", "-c", script, str(self._dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self._dir
+
+    def _tell_watchdog(self, pid: str) -> None:
+        assert self._watchdog is not None
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.write(f"{pid}\n".encode())
+        self._watchdog.stdin.flush()
+
+
+class Ensemble:
+    """One server alone, or several with a quorum; to be used in a `with`, or with `start()` and `close()`."""
+
+    def __init__(self, count: int = 1) -> None:
+        ports = [(free_port(), free_port(), free_port()) for _ in range(count)]
+        peers = [f"127.0.0.1:{quorum}:{election};127.0.0.1:{client}" for quorum, election, client in ports]
+        self.servers = [
+            Server(number, peers if count > 1 else (), port=client) for number, (_, _, client) in enumerate(ports, 1)
+        ]
+        self.hosts = ",".join(server.address for server in self.servers)
+
+    def __getitem__(self, index: int) -> Server:
+        return self.servers[index]
+
+    def leader(self) -> Server:
+        """The server that leads the quorum."""
+        return next(server for server in self.servers if server.mode() in ("leader", "standalone"))
+
+    def start(self) -> None:
+        """Starts the servers that do not run; returns once all serve."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        down = [server for server in self.servers if not server.running]
+        for server in down:
+            server.launch()
+        for server in down:
+            server.wait_ready(deadline)
+
+    def close(self) -> None:
+        """Ends the servers and removes their data and logs."""
+        for server in self.servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# ----------------------------------------------------------------------- A node in a process of its own
+
+
+class Process:
+    """`main` below in a process of its own, to be killed and frozen; what it says comes one line at a time."""
+
+    def __init__(self, hosts: str, cluster: str, node: str, *, instance: str = "") -> None:
+        arguments = [hosts, cluster, node, instance or f"i-{node}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.zookeeper", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def expect(self, what: str) -> dict[str, Any]:
+        """The next line of this kind, whatever came before it."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == what:
+                return said
+        raise AssertionError(f"the process ended without saying {what}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP, SIGCONT, SIGKILL."""
+        self._process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait(STOP_TIMEOUT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def main(hosts: str, cluster: str, node: str, instance: str) -> None:
+    """Join, and control while possible, for ever; each plan is another one, so that each is published."""
+    from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+    from chronos.core.assignment import plan
+    from chronos.core.roles import Member, Replica, Roles, View
+    from chronos.errors import CoordinatorUnavailable
+    from chronos.logs import set_up
+
+    set_up("error", "console")  # On stderr, as the service does.
+
+    def say(event: str, **more: object) -> None:
+        print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
+
+    def always_new(view: View) -> Roles:
+        planned = plan(view)
+        return Roles(
+            controller=planned.controller,
+            controller_epoch=planned.controller_epoch,
+            shards=planned.shards,
+            away={"at": view.now_ms},
+        )
+
+    coordinator = ZooKeeperCoordinator(
+        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=SESSION_S
+    )
+    address = f"http://127.0.0.1:{sum(node.encode())}"
+    replicas = {shard: Replica(applied=1) for shard in range(2)}
+    member = Member(node=node, instance=instance, address=address, version="1", started_ms=0, replicas=replicas)
+    while True:
+        try:
+            if coordinator.look().roles is None and not coordinator.look().sure:
+                coordinator.join(member)
+                say("joined")
+            if coordinator.control(always_new):
+                say("controls")
+        except CoordinatorUnavailable as error:
+            say("unavailable", why=str(error))
+        coordinator.wait(0.05)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

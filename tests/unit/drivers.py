@@ -1,0 +1,244 @@
+"""A master that plays a history and is compared with the model at every step; replicas that read its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chronos.core.codec import FRESH, STATE_WORDS, State, unpack_entry, unpack_state, unpack_word
+from chronos.core.keys import STATE_KEY, entry_key, entry_position, parse_address, word_key
+from chronos.core.message import Reason, Rules, entry_id
+from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
+from chronos.core.shard import Selection, Shard, Staged
+from tests.unit.histories import (
+    DEDUPLICATION_MS,
+    MAX_DELAY_MS,
+    SHARD,
+    SHARDS,
+    START_MS,
+    Producers,
+    Step,
+    check_wheel,
+    disturb,
+)
+from tests.unit.model import LAST, Fate, Message, Model, Rows
+
+FATES = {
+    "delivered": Outcome.DELIVERED,
+    "again": Outcome.AGAIN,
+    "retry": Outcome.RETRY,
+    "deferred": Outcome.DEFERRED,
+    "skipped": Outcome.SKIPPED,
+    "expired": Outcome.EXPIRED,
+    "dead": Outcome.DEAD,
+}
+
+MASTER_RULES = Rules(
+    shard=SHARD,
+    shards=SHARDS,
+    allow=["orders", "secret"],
+    deny=["secret"],
+    max_delay_ms=MAX_DELAY_MS,
+    deduplication_ms=DEDUPLICATION_MS,
+)
+
+OTHER_RULES = [
+    Rules(shard=SHARD, shards=SHARDS, allow=["nothing"]),
+    Rules(shard=SHARD, shards=SHARDS, own_topics=["orders"], deduplication_ms=0, max_delay_ms=1),
+    Rules(shard=SHARD, shards=SHARDS, deduplication_ms=10**12, max_delay_ms=10**12, refuse_wrong_shard=True),
+]
+
+
+def opened(rows: Rows, rules: Rules = MASTER_RULES) -> Shard:
+    """A shard that starts from its store, as after a restart."""
+    data = rows.rows.get(STATE_KEY)
+    return Shard(rules=rules, state=FRESH if data is None else unpack_state(data), view=rows)
+
+
+def pending_rows(rows: Rows, state: State) -> list[tuple[int, int, bytes]]:
+    """What the store holds ahead of the cursor."""
+    return [
+        (*entry_position(key), rows.rows[key])
+        for key in sorted(rows.rows)
+        if key[:1] == b"e" and entry_position(key) > state.cursor
+    ]
+
+
+class Master:
+    """Plays a history: a log of both kinds, a store, and a model that must agree with all of it."""
+
+    def __init__(self, chunk: int = 1_000_000) -> None:
+        self.store = Rows(chunk=chunk)
+        self.shard = opened(self.store)
+        self.model = Model(SHARD, DEDUPLICATION_MS)
+        self.producers = Producers()
+        self.progress: list[tuple[int, int, bytes]] = []
+        self.snapshots = [dict(self.store.rows)]
+        self.delivered: list[Message] = []
+        self.now_ms = START_MS
+
+    def play(self, script: Sequence[Step]) -> None:
+        for step in script:
+            self.now_ms += step.waited_ms
+            for sent in step.sent:
+                self.producers.send(sent, self.now_ms)
+            for what, amount in step.disturbances:
+                if what == "restart":
+                    self.shard = opened(self.store)
+                else:
+                    disturb(self.shard, what, amount, self.now_ms)
+            self.step(step)
+
+    def drain(self, until_ms: int) -> None:
+        """Step until nothing is pending; each step must bring the end nearer."""
+        plain = Step((), 0, 3, 400, (("delivered", 0),), (), False, False)
+        self.now_ms = until_ms
+        for _ in range(200):
+            if self.step(plain).complete:
+                break
+        assert self.shard.state.pending == 0
+
+    def step(self, step: Step) -> Selection:
+        shard, model = self.shard, self.model
+        first = sum(ask.offset < model.pull_offset for ask in self.producers.asks)
+        last = first + step.records_max
+        asks, records = self.producers.asks[first:last], self.producers.records[first:last]
+        staged = shard.stage(records)
+        behind = step.behind or last < len(self.producers.records)
+        until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
+        selection = shard.select(staged, until_ms, step.messages_max, step.bytes_max)
+        # What is prepared before anybody knows how the step ends must make no difference to the next one.
+        shard.select_ahead(selection, until_ms, step.messages_max, step.bytes_max)
+        shard.parse_ahead(self.producers.records[last : last + 2])
+        if step.aborted:
+            return selection
+
+        refused = model.stage(asks)
+        assert staged.refused == refused
+        assert [record.offset for record, _ in staged.refusals] == [
+            offset for offset, reason in refused if reason is not Reason.IGNORED
+        ]
+        self._check_selection(staged, selection, until_ms, step)
+        fates = self._decide(selection, step)
+        progress = self._progress(staged, selection, fates)
+        shard.draft(staged, selection, progress)
+        offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
+        changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
+        # A write that failed is tried again: computing it twice gives the same.
+        assert shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms) == changes
+        self.store.write(changes.puts, changes.deletes)
+        shard.adopt(changes)
+        self.last_progress = progress
+        self.progress.append((offset, timestamp_ms, pack_progress(progress)))
+        self.snapshots.append(dict(self.store.rows))
+        self.delivered += model.apply(selection.cursor, fates, timestamp_ms)
+        self._check_store(offset, timestamp_ms)
+        return selection
+
+    def _check_selection(self, staged: Staged, selection: Selection, until_ms: int, step: Step) -> None:
+        model, until = self.model, (until_ms, LAST)
+        due = model.due(until)
+        count = len(selection.items)
+        assert selection.items == [(*message.position, message.packed()) for message in due[:count]]
+        assert [message.packed() for message in due[:count]] == [data for _, _, data in selection.items]
+        assert selection.cursor >= model.cursor
+        assert model.due(selection.cursor) == due[:count]
+        assert selection.cursor <= max(until, model.cursor)
+        assert selection.complete == (selection.cursor == max(until, model.cursor))
+        size = sum(len(data) for _, _, data in selection.items)
+        assert count <= step.messages_max
+        assert size <= step.bytes_max or count == 1
+        if not selection.complete:
+            assert count > 0 or selection.cursor > model.cursor, "the step gets nowhere"
+            if not staged.removed and count < len(due):
+                full = count == step.messages_max or size + len(due[count].packed()) > step.bytes_max
+                assert full, "a step takes as much as it may"
+
+    def _decide(self, selection: Selection, step: Step) -> dict[int, Fate]:
+        fates = {}
+        for at, ((_, offset, _), entry) in enumerate(zip(selection.items, selection.entries, strict=True)):
+            outcome, in_ms = step.fates[at % len(step.fates)]
+            repeated, tried = outcome in ("again", "skipped"), outcome == "retry"
+            fates[offset] = Fate(
+                outcome=outcome,
+                next_due_ms=self.now_ms + in_ms if outcome not in ("delivered", "expired", "dead") else 0,
+                occurrence=entry.occurrence + repeated,
+                attempt=entry.attempt + tried,
+            )
+        return fates
+
+    def _progress(self, staged: Staged, selection: Selection, fates: dict[int, Fate]) -> Progress:
+        decisions = tuple(
+            Decision(
+                due_ms=due_ms,
+                offset=offset,
+                outcome=FATES[fate.outcome],
+                next_due_ms=fate.next_due_ms,
+                occurrence=fate.occurrence,
+                attempt=fate.attempt,
+            )
+            for due_ms, offset, _ in selection.items
+            if (fate := fates[offset]).outcome != "delivered"
+        )
+        progress = Progress(
+            role_epoch=3,
+            log_epoch=4,
+            node="one",
+            instance="i-1",
+            cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1],
+            pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions),
+            refused=tuple(staged.refused),
+            decisions=decisions,
+            probes=staged.probes,
+        )
+        return unpack_progress(pack_progress(progress))
+
+    def _check_store(self, offset: int, timestamp_ms: int) -> None:
+        expected = self.model.rows(
+            applied=offset + 1,
+            progress_ms=timestamp_ms,
+            role_epoch=3,
+            log_epoch=4,
+            instance="i-1",
+            node="one",
+        )
+        assert self.store.rows == expected
+        assert unpack_state(self.store.rows[STATE_KEY]) == self.shard.state
+        check_wheel(self.shard, pending_rows(self.store, self.shard.state))
+        for message_id in self.model.said:
+            assert self._lookup(message_id) == self.model.lookup(message_id)
+
+    def _lookup(self, message_id: bytes) -> str | None:
+        """What a query answers: the last word about the id, or else the entry that stands at the address."""
+        word = self.store.rows.get(word_key(message_id))
+        if word is not None:
+            return STATE_WORDS[unpack_word(word).state]
+        parsed = parse_address(message_id, SHARDS)
+        data = parsed and self.store.rows.get(entry_key(*parsed[1:]))
+        if not data or not parsed or entry_id(unpack_entry(data), SHARD, parsed[2]) != message_id:
+            return None
+        return "delivered" if parsed[1:] <= self.shard.state.cursor else "pending"
+
+
+class Replica:
+    """Reads both logs of a master, from any state of it on, under settings of its own."""
+
+    def __init__(self, master: Master, start: int, rules: Rules, chunk: int) -> None:
+        self.master = master
+        self.rules = rules
+        self.store = Rows(master.snapshots[start], chunk)
+        self.shard = opened(self.store, rules)
+
+    def follow(self, progress: Progress, offset: int, timestamp_ms: int) -> None:
+        shard = self.shard
+        records = [
+            record
+            for record in self.master.producers.records
+            if shard.state.pull_offset <= record.offset < progress.pull_offset
+        ]
+        staged = shard.stage_as_told(records, progress.refusals())
+        selection = shard.select_through(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
+        self.store.write(changes.puts, changes.deletes)
+        shard.adopt(changes)

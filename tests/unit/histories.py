@@ -1,0 +1,218 @@
+"""Random histories of a shard: what producers send, when the master steps, and what happens to it in between.
+
+Times and ids lie close together, so that whatever can collide does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from chronos.core.message import Reason, Record
+from chronos.core.shard import Shard
+from tests.unit.model import LAST, MINUTE_MS, Ask
+
+SHARD, SHARDS = 1, 3
+START_MS = 1_000 * MINUTE_MS - 20
+"""Shortly before a minute ends, so that what is close together is counted in two."""
+
+MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
+USER_IDS = (b"a", b"b", b"0-5")
+
+longer = settings(max_examples=int(os.environ.get("CHRONOS_TEST_EXAMPLES", "1500")))
+"""`CHRONOS_TEST_EXAMPLES=20000 pytest tests/unit` looks longer."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One record, before it has an offset and a time."""
+
+    verb: str
+    who: int
+    in_ms: int
+    after_ms: int
+    policy: str = "reject"
+    form: int = 0
+    flaw: str = ""
+    size: int = 0
+    gap: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is sent, then one step of the master, or one that is given up before its commit."""
+
+    sent: tuple[Sent, ...]
+    waited_ms: int
+    messages_max: int
+    bytes_max: int
+    fates: tuple[tuple[str, int], ...]
+    disturbances: tuple[tuple[str, int], ...]
+    behind: bool
+    aborted: bool
+    records_max: int = 1_000
+
+
+def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
+    return st.sampled_from([usual] * (2 * len(seldom)) + list(seldom))
+
+
+_in_ms = st.one_of(st.integers(-4, 12), st.integers(-4, 12), st.sampled_from([MINUTE_MS, 5 * MINUTE_MS]))
+
+sents = st.builds(
+    Sent,
+    verb=st.sampled_from(
+        ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
+    ),
+    who=st.integers(0, 9),
+    in_ms=_in_ms,
+    after_ms=st.sampled_from([0, 0, 0, 1, 4]),
+    policy=st.sampled_from(["reject", "replace", "ignore"]),
+    form=st.integers(0, 2),
+    flaw=_often("", "forbidden", "far", "unknown-header"),
+    size=st.sampled_from([0, 0, 30, 300]),
+    gap=st.sampled_from([1, 1, 1, 2]),
+)
+
+disturbances = st.sampled_from(
+    [
+        ("clear", 0),
+        ("shrink", 1),
+        ("shrink", 2),
+        ("ahead", 3),
+        ("ahead", 9),
+        ("ahead", MINUTE_MS),
+        ("restart", 0),
+    ]
+)
+
+outcomes = st.tuples(
+    st.sampled_from(["delivered"] * 4 + ["again", "retry", "deferred", "skipped", "expired", "dead"]), _in_ms
+)
+
+steps = st.builds(
+    Step,
+    sent=st.lists(sents, max_size=6).map(tuple),
+    waited_ms=st.one_of(st.integers(-3, 8), st.just(MINUTE_MS)),
+    messages_max=st.sampled_from([1, 2, 3, 5, 100]),
+    bytes_max=st.sampled_from([1, 120, 400, 1_000_000]),
+    fates=st.lists(outcomes, min_size=1, max_size=4).map(tuple),
+    disturbances=st.lists(disturbances, max_size=2).map(tuple),
+    behind=st.booleans(),
+    aborted=st.sampled_from([False, False, False, True]),
+    records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
+)
+
+scripts = st.lists(steps, min_size=1, max_size=12)
+
+
+class Producers:
+    """Write records as clients would, and remember what they meant."""
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        self.records: list[Record] = []
+        self._offset = 0
+        self._timestamp_ms = START_MS
+
+    def send(self, sent: Sent, now_ms: int) -> None:
+        self._offset += sent.gap
+        # The broker's clock follows ours, a little behind, and never steps back in this log.
+        self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
+        ask = self._ask(sent)
+        self.asks.append(ask)
+        self.records.append(render(ask, sent.form))
+
+    def _ask(self, sent: Sent) -> Ask:
+        due_ms = self._timestamp_ms + sent.in_ms
+        flaw = sent.flaw if sent.verb in ("schedule", "replace") else ""
+        refusal = {
+            "forbidden": Reason.FORBIDDEN_TARGET,
+            "far": Reason.BEYOND_MAX_DELAY,
+            "unknown-header": Reason.UNKNOWN_HEADER,
+        }.get(flaw)
+        return Ask(
+            offset=self._offset,
+            timestamp_ms=self._timestamp_ms,
+            verb=sent.verb,
+            id=self._id(sent),
+            due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
+            policy=sent.policy,
+            target="secret" if flaw == "forbidden" else "orders",
+            value=b"x" * sent.size,
+            refusal=refusal,
+        )
+
+    def _id(self, sent: Sent) -> bytes | None:
+        """An id of the user's, or the address of a message sent before, which may be one with a key."""
+        if sent.who < len(USER_IDS):
+            return USER_IDS[sent.who]
+        if sent.verb == "schedule":
+            return None
+        if sent.verb == "replace":
+            return USER_IDS[sent.who % len(USER_IDS)]
+        scheduled = [ask for ask in self.asks if ask.verb in ("schedule", "replace")]
+        if not scheduled:
+            return b"%d-77-77" % SHARD
+        named = scheduled[-(sent.who - len(USER_IDS)) % len(scheduled)]
+        return b"%d-%d-%d" % (SHARD, named.due_ms, named.offset)
+
+
+def render(ask: Ask, form: int = 0) -> Record:
+    """The record for what is asked, in one of the forms that mean the same."""
+    headers: list[tuple[str, bytes | None]] = []
+    key, value = ask.id, ask.value
+    if ask.verb != "schedule" or form == 1:
+        headers.append(("chronos-action", ask.verb.encode()))
+    if ask.verb in ("schedule", "replace"):
+        headers.append(("chronos-target-topic", ask.target.encode()))
+        if ask.refusal is Reason.UNKNOWN_HEADER:
+            headers.append(("chronos-wish", b"1"))
+    if ask.verb in ("schedule", "replace", "reschedule"):
+        delay_ms = ask.due_ms - ask.timestamp_ms
+        by_delay = form == 2 and delay_ms >= 0
+        name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", ask.due_ms)
+        headers.append((name, b"%d" % time_ms))
+    if ask.verb == "schedule" and ask.id is not None and (ask.policy != "reject" or form == 1):
+        headers.append(("chronos-on-conflict", ask.policy.encode()))
+    if ask.verb in ("reschedule", "cancel", "fire-now") and form > 0:
+        assert ask.id is not None
+        headers.append(("chronos-id", ask.id))
+        key = None if form == 1 else key
+    if ask.verb == "cancel" and form == 0:
+        headers, value = [], None
+    return Record(ask.offset, ask.timestamp_ms, key, value, headers)
+
+
+def disturb(shard: Shard, what: str, amount: int, now_ms: int) -> None:
+    """What may happen to the wheel at any moment and must change nothing."""
+    if what == "clear":
+        shard.wheel.clear(shard.state.cursor)
+    elif what == "shrink":
+        shard.wheel.shrink(amount)
+    else:
+        assert what == "ahead"
+        for _ in range(amount % 4 + 1):
+            if not shard.read_ahead(now_ms + amount, 20):
+                break
+
+
+def check_wheel(shard: Shard, pending: Sequence[tuple[int, int, bytes]]) -> None:
+    """The wheel promises to hold all that is pending up to `through`, and nothing else."""
+    wheel = shard.wheel
+    held = [item for item in pending if item[:2] <= wheel.through]
+    assert wheel.peek(LAST, 1_000_000) == held
+    assert (wheel.messages, wheel.bytes) == (len(held), sum(len(item[2]) for item in held))
+    assert wheel.next_due_ms() == (held[0][0] if held else None)
+    assert wheel.through >= shard.state.cursor
+    next_due_ms = shard.next_due_ms()
+    if not pending:
+        assert next_due_ms is None
+    else:
+        assert next_due_ms is not None
+        assert next_due_ms <= pending[0][0]
+        assert not held or next_due_ms == held[0][0]

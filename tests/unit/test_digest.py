@@ -1,0 +1,165 @@
+"""The digest: the same for replicas that hold the same, whatever was dropped; another one for anything that differs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import DELIVERED, FRESH, PENDING, State, Word, pack_state, pack_word, unpack_state
+from chronos.core.digest import PORTION_ROWS, digest
+from chronos.core.keys import COUNT, MINUTE_MS, STATE_KEY, count_key, entry_key, expiry_key, trail_key, word_key
+from chronos.core.progress import unpack_progress
+from chronos.core.shard import Shard
+from chronos.workers.delete import Deleter, words_kept_ms
+from tests.unit.drivers import OTHER_RULES, Master, Replica
+from tests.unit.histories import DEDUPLICATION_MS, Step, longer, scripts
+from tests.unit.model import Rows
+
+NOW_MS = 1_000 * MINUTE_MS
+REMEMBERED_MS = words_kept_ms(0, DEDUPLICATION_MS)
+
+
+class Cleaned(Replica):
+    """A replica whose delete worker runs now and then."""
+
+    def __init__(self, master: Master, start: int, other: int, delivered_ms: int) -> None:
+        super().__init__(master, start, OTHER_RULES[other], 1_000_000)
+        self.store = MemoryStore()  # type: ignore[assignment]
+        self.store.write(list(master.snapshots[start].items()), [])
+        data = self.store.get([STATE_KEY])[0]
+        self.shard = Shard(rules=self.rules, state=FRESH if data is None else unpack_state(data), view=self.store)
+        self.deleter = Deleter(
+            self.store,  # type: ignore[arg-type]
+            self.shard,
+            delivered_ms=delivered_ms,
+            deduplication_ms=DEDUPLICATION_MS,
+        )
+
+
+@longer
+@given(
+    script=scripts,
+    starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    others=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    kept_ms=st.sampled_from([0, MINUTE_MS, 100 * MINUTE_MS]),
+    cleans=st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 300)), max_size=12),
+)
+def test_replicas_have_the_digest_of_their_master_whatever_they_deleted(
+    script: list[Step],
+    starts: tuple[int, int],
+    others: tuple[int, int],
+    kept_ms: int,
+    cleans: list[tuple[int, int]],
+) -> None:
+    """Two replicas that start at different records, with other rules, retention and moments of cleaning."""
+    master = Master()
+    master.play(script)
+    replicas = [
+        Cleaned(master, min(start, len(master.progress)), other, delivered_ms)
+        for start, other, delivered_ms in zip(starts, others, (0, kept_ms), strict=True)
+    ]
+    for at, (offset, timestamp_ms, data) in enumerate(master.progress):
+        for replica, start in zip(replicas, starts, strict=True):
+            if at >= start:
+                replica.follow(unpack_progress(data), offset, timestamp_ms)
+        for who, late_ms in cleans[at : at + 1]:
+            replicas[who].deleter.step(timestamp_ms + late_ms * 1_000)
+    for replica in replicas:
+        replica.deleter.step(master.now_ms + 600 * MINUTE_MS)
+        for remembered_ms in (0, 1, REMEMBERED_MS):
+            expected = digest(master.store, remembered_ms=remembered_ms)
+            assert digest(replica.store, remembered_ms=remembered_ms) == expected
+
+
+@given(script=scripts, chunk=st.sampled_from([1, 2, 3, 7]))
+def test_the_digest_does_not_know_how_the_store_was_read(script: list[Step], chunk: int) -> None:
+    """In portions of any size."""
+    master = Master()
+    master.play(script)
+    rows = Rows(master.store.rows, chunk)
+    assert digest(rows, remembered_ms=REMEMBERED_MS) == digest(master.store, remembered_ms=REMEMBERED_MS)
+
+
+STATE = State(applied=7, pull_offset=9, cursor_due_ms=NOW_MS, cursor_offset=50, pending=2, progress_ms=NOW_MS, node="a")
+ROWS = {
+    STATE_KEY: pack_state(STATE),
+    entry_key(NOW_MS - 1, 3): b"settled",
+    entry_key(NOW_MS, 50): b"settled at the cursor",
+    entry_key(NOW_MS, 51): b"pending",
+    entry_key(NOW_MS + 5, 4): b"pending too",
+    word_key(b"p"): pack_word(Word(PENDING, NOW_MS, 51)),
+    word_key(b"young"): pack_word(Word(DELIVERED, NOW_MS - 9, 2, NOW_MS - 100)),
+    word_key(b"old"): pack_word(Word(DELIVERED, NOW_MS - 9, 1, NOW_MS - 101)),
+    expiry_key(NOW_MS - 100, b"young"): b"",
+    expiry_key(NOW_MS - 101, b"old"): b"",
+    count_key(NOW_MS // MINUTE_MS): (2).to_bytes(8, "big"),
+    trail_key(3): entry_key(1, 1),
+}
+
+
+def found(changes: dict[bytes, bytes | None]) -> str:
+    rows = {key: value for key, value in {**ROWS, **changes}.items() if value is not None}
+    return digest(Rows(rows), remembered_ms=100)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {STATE_KEY: pack_state(replace(STATE, applied=8))},
+        {STATE_KEY: pack_state(replace(STATE, watermark_ms=1))},
+        {STATE_KEY: None},
+        {entry_key(NOW_MS, 51): b"pendinG"},
+        {entry_key(NOW_MS, 51): None},
+        {entry_key(NOW_MS, 52): b""},
+        {entry_key(2**64 - 1, 2**64 - 1): b"far"},
+        {entry_key(NOW_MS, 51): b"pending" + b"too", entry_key(NOW_MS + 5, 4): b""},
+        {word_key(b"p"): None},
+        {word_key(b"p"): pack_word(Word(PENDING, NOW_MS, 52))},
+        {word_key(b"young"): None},
+        {word_key(b"young"): pack_word(Word(DELIVERED, NOW_MS - 9, 2, NOW_MS - 99))},
+        {expiry_key(NOW_MS - 100, b"young"): None},
+        {count_key(NOW_MS // MINUTE_MS): (3).to_bytes(8, "big")},
+        {count_key(NOW_MS // MINUTE_MS): None},
+        {COUNT + b"\xff" * 8: b"\0"},
+    ],
+)
+def test_whatever_counts_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:
+    """A table of small differences, each of which a replica must not have."""
+    assert found(changes) != found({})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {entry_key(NOW_MS - 1, 3): None},
+        {entry_key(NOW_MS, 50): None},
+        {entry_key(5, 5): b"settled long ago"},
+        {word_key(b"old"): None, expiry_key(NOW_MS - 101, b"old"): None},
+        {expiry_key(5, b"p"): b""},
+        {trail_key(3): None},
+        {b"midentity": b"somebody"},
+    ],
+)
+def test_what_may_be_dropped_at_any_time_does_not_count(changes: dict[bytes, bytes | None]) -> None:
+    """Settled entries, words whose time is over, the trail."""
+    assert found(changes) == found({})
+
+
+def test_an_empty_store_has_the_digest_of_a_fresh_state() -> None:
+    """Before the first progress record nothing needs to be written."""
+    assert digest(Rows()) == digest(Rows({STATE_KEY: pack_state(FRESH)}))
+
+
+def test_the_digest_of_a_format_stays_as_it_is() -> None:
+    """Nodes of two versions compare theirs: another way to compute it takes another version byte."""
+    assert found({}) == "100b395cd9fbdda9969d7f1af0ecd130"
+
+
+def test_more_rows_than_one_portion_are_all_covered() -> None:
+    """The last row of many counts as the first."""
+    many = {entry_key(NOW_MS + 60_000, at): b"v" for at in range(2 * PORTION_ROWS + 1)}
+    last = entry_key(NOW_MS + 60_000, 2 * PORTION_ROWS)
+    assert digest(Rows({**ROWS, **many})) != digest(Rows({**ROWS, **many, last: b"w"}))

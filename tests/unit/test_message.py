@@ -1,0 +1,425 @@
+"""Records of the delay topic: what each header, verb and mistake means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronos.core.keys import partition_of
+from chronos.core.message import (
+    LATER,
+    PREFIX,
+    RECEIPT,
+    SCHEDULING,
+    Action,
+    Entry,
+    Keyed,
+    OnConflict,
+    Reason,
+    Record,
+    Refusal,
+    Rules,
+    Verb,
+    entry_id,
+    parse,
+    receipt,
+)
+from tests.unit.histories import longer
+
+NOW_MS = 1_700_000_000_000
+AT = ("chronos-deliver-at", b"1700000001000")
+IN = ("chronos-delay", b"90s")
+TO = ("chronos-target-topic", b"orders")
+ADDRESS = b"2-1700000001000-41"
+
+RULES = Rules(
+    shard=2,
+    shards=4,
+    own_topics=["chronos.delay", "chronos.progress"],
+    allow=["ord*", "secret", "chronos.*", "__*"],
+    deny=["secret", "*.private"],
+    max_delay_ms=86_400_000,
+)
+
+
+def read(
+    *headers: tuple[str, bytes | None],
+    key: bytes | None = None,
+    value: bytes | None = b"v",
+    rules: Rules = RULES,
+):
+    return parse(Record(42, NOW_MS, key, value, list(headers)), rules)
+
+
+def does(verb: str) -> tuple[str, bytes]:
+    return "chronos-action", verb.encode()
+
+
+def message(*headers: tuple[str, bytes | None], key: bytes | None = None, value: bytes | None = b"v") -> Entry:
+    asked = read(*headers, key=key, value=value)
+    entry = asked.entry if isinstance(asked, Keyed) else asked
+    assert isinstance(entry, Entry), asked
+    return entry
+
+
+def test_a_time_and_a_target_are_all_a_message_needs() -> None:
+    assert read(AT, TO) == Entry(
+        id=None, due_ms=NOW_MS + 1_000, target="orders", key=None, headers={}, value=b"v", timestamp_ms=NOW_MS
+    )
+
+
+def test_the_key_of_the_record_is_the_id_of_the_message_and_not_the_key_it_is_delivered_with() -> None:
+    asked = read(AT, TO, key=b"order-7")
+    assert isinstance(asked, Entry)
+    assert (asked.id, asked.key) == (b"order-7", None)
+    assert read(AT, TO, ("chronos-on-conflict", b"reject"), key=b"order-7") == asked
+
+
+def test_all_that_a_message_may_say_is_kept() -> None:
+    asked = read(
+        IN, TO, does("schedule"), ("chronos-target-key", b"\xff\x00"), ("chronos-on-conflict", b"ignore"),
+        ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("traceparent", b"00-1-2-3"), key=b"\x80\xff",
+        value=b"\x00",
+    )  # fmt: skip
+    assert asked == Keyed(
+        Entry(
+            id=b"\x80\xff",
+            due_ms=NOW_MS + 90_000,
+            target="orders",
+            key=b"\xff\x00",
+            headers={"traceparent": b"00-1-2-3"},
+            value=b"\x00",
+            timestamp_ms=NOW_MS,
+            expire_at_ms=1_700_000_100_000,
+        ),
+        Verb.SCHEDULE,
+        OnConflict.IGNORE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "due_ms"),
+    [
+        (("chronos-deliver-at", b"1700000000001"), NOW_MS + 1),
+        (("chronos-deliver-at", b"2023-11-14T22:13:20.0001Z"), NOW_MS + 1),
+        (("chronos-deliver-at", b"2023-11-14T23:13:21+01:00"), NOW_MS + 1_000),
+        # Seconds are never guessed: a number is milliseconds, however small.
+        (("chronos-deliver-at", b"1700000000"), 1_700_000_000),
+        (("chronos-deliver-at", b"0"), 0),
+        (("chronos-delay", b"0"), NOW_MS),
+        (("chronos-delay", b"1.5s"), NOW_MS + 1_500),
+        (("chronos-delay", b"86400000"), NOW_MS + 86_400_000),
+        (("chronos-delay", b"1d"), NOW_MS + 86_400_000),
+    ],
+)
+def test_a_message_is_due_when_it_says_and_a_delay_counts_from_the_brokers_clock(
+    header: tuple[str, bytes], due_ms: int
+) -> None:
+    assert message(header, TO).due_ms == due_ms
+    asked = read(header, does("reschedule"), key=b"order-7")
+    assert asked == Action(Verb.RESCHEDULE, b"order-7", due_ms)
+
+
+def test_a_message_may_expire_at_the_moment_it_is_due() -> None:
+    assert message(AT, TO, ("chronos-expire-at", AT[1])).expire_at_ms == NOW_MS + 1_000
+
+
+@pytest.mark.parametrize("policy", [OnConflict.REPLACE, OnConflict.IGNORE])
+def test_a_schedule_says_what_to_do_when_its_id_is_taken(policy: OnConflict) -> None:
+    asked = read(AT, TO, ("chronos-on-conflict", policy.name.lower().encode()), key=b"order-7")
+    assert isinstance(asked, Keyed)
+    assert (asked.verb, asked.on_conflict) == (Verb.SCHEDULE, policy)
+
+
+def test_a_replace_replaces() -> None:
+    asked = read(AT, TO, does("replace"), key=b"order-7")
+    assert isinstance(asked, Keyed)
+    assert (asked.verb, asked.on_conflict) == (Verb.REPLACE, OnConflict.REPLACE)
+
+
+@pytest.mark.parametrize("named_by", ["key", "header", "both"])
+@pytest.mark.parametrize(("verb", "extra"), [("cancel", []), ("fire-now", []), ("reschedule", [AT])])
+@pytest.mark.parametrize("message_id", [b"order-7", ADDRESS, b"\xff\xfe", b"x" * 1024])
+def test_an_action_names_its_message_by_key_or_by_header(
+    message_id: bytes, verb: str, extra: list[tuple[str, bytes]], named_by: str
+) -> None:
+    by_header = [("chronos-id", message_id)] if named_by != "key" else []
+    asked = read(does(verb), *extra, *by_header, key=message_id if named_by != "header" else None)
+    assert asked == Action(Verb[verb.upper().replace("-", "_")], message_id, NOW_MS + 1_000 if extra else None)
+
+
+@pytest.mark.parametrize("headers", [[], [("traceparent", b"1")], [("chronos-source", b"t/0/1")]])
+def test_a_key_without_value_and_time_is_a_cancel(headers: list[tuple[str, bytes]]) -> None:
+    assert read(*headers, key=b"order-7", value=None) == Action(Verb.CANCEL, b"order-7")
+
+
+def test_a_key_without_value_but_with_a_time_is_a_message_whose_payload_is_null() -> None:
+    for when in (AT, IN):
+        assert message(when, TO, key=b"order-7", value=None).value is None
+    assert message(AT, TO, value=None).value is None
+
+
+def test_an_empty_value_is_a_payload_and_no_cancel() -> None:
+    assert read(key=b"order-7", value=b"").reason is Reason.NO_TARGET
+    assert message(AT, TO, key=b"order-7", value=b"").value == b""
+
+
+def test_a_null_value_with_a_schedule_is_never_a_cancel() -> None:
+    assert read(does("schedule"), TO, key=b"order-7", value=None).reason is Reason.NO_TIME
+
+
+def test_a_probe_is_accepted_from_anybody_and_asks_for_nothing() -> None:
+    assert read(does("probe")).verb is Verb.PROBE
+    assert read(does("probe"), key=b"order-7", value=None).verb is Verb.PROBE
+
+
+# --- headers that pass through
+
+
+def test_the_producers_headers_pass_through_in_order_with_null_and_empty_values() -> None:
+    own = [("b", b"1"), ("a", None), ("", b""), ("Chronos-Delay", b"\xff"), ("chronos", b"2"), ("é", b"3")]
+    entry = message(own[0], AT, own[1], TO, *own[2:])
+    assert list(entry.headers.items()) == own
+
+
+def test_headers_of_the_producer_that_repeat_stay_repeated_and_in_order() -> None:
+    own = [("a", b"1"), ("b", None), ("a", b"1"), ("a", None)]
+    entry = message(own[0], own[1], AT, own[2], TO, own[3])
+    assert entry.headers == own
+
+
+@pytest.mark.parametrize("name", sorted(RECEIPT))
+def test_receipts_of_an_earlier_delivery_are_dropped_even_when_they_repeat(name: str) -> None:
+    entry = message((name, b"1"), AT, TO, (name, None), ("a", b"1"))
+    assert entry.headers == {"a": b"1"}
+    assert message(AT, TO, (name, b"\xff"), key=b"order-7").headers == {}
+
+
+def test_a_delivered_message_can_be_sent_round_again_as_it_is() -> None:
+    first = message(AT, TO, ("a", b"1"))
+    again = message(("a", b"1"), *receipt(first, 41, 2, b"chronos.delay/2/").items(), AT, TO)
+    assert again == first
+
+
+def test_a_receipt_names_source_time_occurrence_and_attempt_when_not_the_first() -> None:
+    first = message(AT, TO, ("a", b"1"))
+    assert receipt(first, 41, 2, b"chronos.delay/2/") == {
+        "chronos-id": ADDRESS,
+        "chronos-due-at": b"1700000001000",
+        "chronos-source": b"chronos.delay/2/41",
+    }
+    assert entry_id(first, 2, 41) == ADDRESS
+    later = Entry(b"id", 7, "orders", None, {}, None, 1, None, 3, 2)
+    assert receipt(later, 41, 2, b"t/2/") == {
+        "chronos-id": b"id",
+        "chronos-due-at": b"7",
+        "chronos-source": b"t/2/41",
+        "chronos-occurrence": b"3",
+        "chronos-attempt": b"2",
+    }
+    assert entry_id(later, 2, 41) == b"id"
+
+
+# --- refusals
+
+
+def _refusals() -> list[tuple[Reason, list[tuple[str, bytes | None]], bytes | None]]:
+    key, long = b"order-7", b"x" * 1025
+    delay, at, to, do = "chronos-delay", "chronos-deliver-at", "chronos-target-topic", "chronos-action"
+    bad, contradictory, repeated = Reason.BAD_VALUE, Reason.CONTRADICTORY_HEADERS, Reason.REPEATED_HEADER
+    return [
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-wish", b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-", b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-Delay", b"1s")], None),
+        (Reason.UNKNOWN_HEADER, [does("cancel"), ("chronos-wish", b"1")], key),
+        (Reason.UNKNOWN_HEADER, [TO, ("chronos-deliver_at", b"1")], None),
+        *((Reason.NOT_SUPPORTED_YET, [AT, TO, (name, b"1")], None) for name in sorted(LATER)),
+        *((repeated, [AT, TO, (name, b"1"), (name, b"1")], key) for name in sorted(SCHEDULING)),
+        (repeated, [AT, TO, ("chronos-wish", b"1"), ("chronos-wish", b"1")], None),
+        (repeated, [("chronos-" + "x" * 5_000, b"1"), ("chronos-" + "x" * 5_000, b"1")], None),
+        (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-" + "x" * 5_000, b"1")], None),
+        (repeated, [does("cancel"), ("chronos-id", key), ("chronos-id", b"another")], None),
+        (repeated, [does("cancel"), ("chronos-id", key), ("chronos-id", key)], key),
+        (contradictory, [AT, IN, TO], None),
+        (contradictory, [(at, None), IN, TO], None),
+        (contradictory, [AT, (delay, None), TO], None),
+        (contradictory, [AT, TO, ("chronos-expire-at", b"1700000000999")], None),
+        (contradictory, [AT, TO, ("chronos-on-conflict", b"ignore")], None),
+        (contradictory, [AT, TO, does("replace"), ("chronos-on-conflict", b"replace")], key),
+        (contradictory, [does("cancel"), TO], key),
+        (contradictory, [does("cancel"), AT], key),
+        (contradictory, [does("fire-now"), AT], key),
+        (contradictory, [does("fire-now"), ("chronos-on-conflict", b"ignore")], key),
+        (contradictory, [does("reschedule"), AT, ("chronos-target-key", b"k")], key),
+        (contradictory, [does("reschedule"), AT, ("chronos-expire-at", b"1700000005000")], key),
+        (contradictory, [does("cancel"), ("chronos-id", b"another")], key),
+        *((bad, [TO, (at, value)], None) for value in (
+            None, b"", b" ", b"now", b"-0", b"-1", b"+1", b"1.5", b"1_7", b"1e12", b"\xff",
+            b"1700000001000 ", b"\x001",
+            "١٧".encode(), "１７００００００００００１".encode(), b"9" * 16, b"9" * 5_000,
+            b"2030-01-31T09:00:00",
+        )),
+        *((bad, [TO, (delay, value)], None) for value in (
+            None, b"", b"-0", b"-1s", b"1 s", b"1h30m", b"\xff", b"1w", "³s".encode(), b"9" * 16,
+            b"999999999999999d",
+        )),
+        *((bad, [AT, (to, value)], None) for value in (
+            b"", b".", b"..", b"a b", b"a/b", b"\xff", "é".encode(), b"x" * 250, b"x" * 100_000,
+            b"orders\n", b"orders\0",
+        )),
+        *((bad, [AT, TO, (do, value)], key) for value in (None, b"", b"Schedule", b"delete",
+            b" cancel", b"\xff")),
+        *((bad, [AT, TO, ("chronos-on-conflict", value)], key) for value in (None, b"", b"REPLACE",
+            b"skip", b"\xff")),
+        *((bad, [AT, TO, ("chronos-expire-at", value)], None) for value in (None, b"", b"-1", b"1h",
+            b"\xff")),
+        (bad, [does("cancel"), ("chronos-id", None)], key),
+        (bad, [does("reschedule"), (at, b"later")], key),
+        (Reason.BEYOND_MAX_DELAY, [TO, (at, b"1700086400001")], None),
+        (Reason.BEYOND_MAX_DELAY, [TO, (at, b"170000000100000")], None),
+        (Reason.BEYOND_MAX_DELAY, [TO, (delay, b"86400001")], None),
+        (Reason.BEYOND_MAX_DELAY, [TO, (delay, b"999999999999999")], None),
+        (Reason.BEYOND_MAX_DELAY, [does("reschedule"), (delay, b"2d")], key),
+        (Reason.NO_TIME, [TO], None),
+        (Reason.NO_TIME, [TO, does("schedule"), ("chronos-target-key", b"k")], None),
+        (Reason.NO_TIME, [does("reschedule")], key),
+        (Reason.NO_TARGET, [AT], None),
+        (Reason.NO_TARGET, [AT, does("schedule")], None),
+        (Reason.NO_TARGET, [AT, (to, None)], None),
+        (Reason.NO_TARGET, [], None),
+        (Reason.NO_TARGET, [], key),
+        (Reason.RESERVED_TARGET, [AT, (to, b"chronos.delay")], None),
+        (Reason.RESERVED_TARGET, [AT, (to, b"chronos.progress")], None),
+        (Reason.RESERVED_TARGET, [AT, (to, b"__consumer_offsets")], None),
+        (Reason.FORBIDDEN_TARGET, [AT, (to, b"payments")], None),
+        (Reason.FORBIDDEN_TARGET, [AT, (to, b"secret")], None),
+        (Reason.FORBIDDEN_TARGET, [AT, (to, b"orders.private")], None),
+        (Reason.FORBIDDEN_TARGET, [AT, (to, b"Orders")], None),
+        (Reason.BAD_ID, [AT, TO], b""),
+        (Reason.BAD_ID, [AT, TO], long),
+        (Reason.BAD_ID, [does("cancel")], b""),
+        (Reason.BAD_ID, [does("cancel"), ("chronos-id", b"")], None),
+        (Reason.BAD_ID, [does("cancel"), ("chronos-id", long)], None),
+        (Reason.RESERVED_ID, [AT, TO], ADDRESS),
+        (Reason.RESERVED_ID, [AT, TO], b"0-0-0"),
+        (Reason.RESERVED_ID, [AT, TO, does("replace")], ADDRESS),
+        (Reason.NO_ID, [AT, TO, does("replace")], None),
+        (Reason.NO_ID, [does("cancel")], None),
+        (Reason.NO_ID, [does("fire-now")], None),
+        (Reason.NO_ID, [does("reschedule"), AT], None),
+        (Reason.WRONG_SHARD, [does("cancel")], b"1-1700000001000-41"),
+        (Reason.WRONG_SHARD, [does("cancel"), ("chronos-id", b"0-1-1")], None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "headers", "key"), _refusals(), ids=lambda value: str(value)[:70])
+def test_what_cannot_be_understood_is_refused_for_the_reason_that_is_true(
+    reason: Reason, headers: list[tuple[str, bytes | None]], key: bytes | None
+) -> None:
+    asked = read(*headers, key=key)
+    assert isinstance(asked, Refusal), asked
+    assert asked.reason is reason
+    assert 0 < len(asked.detail) < 400
+
+
+def test_a_cancel_that_names_a_target_by_mistake_is_refused_and_told_so() -> None:
+    asked = read(TO, key=b"order-7", value=None)
+    assert asked == Refusal(Reason.CONTRADICTORY_HEADERS, "chronos-target-topic does not go with 'cancel'")
+
+
+def test_headers_that_cannot_be_read_are_refused() -> None:
+    asked = parse(Record(1, NOW_MS, b"order-7", None, None), RULES)
+    assert isinstance(asked, Refusal)
+    assert asked.reason is Reason.UNREADABLE_HEADERS
+
+
+def test_a_record_without_anything_is_refused() -> None:
+    assert read(value=None).reason is Reason.NO_TARGET
+
+
+def test_an_id_in_the_wrong_shard_is_refused_only_where_the_configuration_asks_for_it() -> None:
+    strict = Rules(shard=2, shards=4, refuse_wrong_shard=True)
+    here = next(b"%d" % n for n in range(99) if partition_of(b"%d" % n, 4) == 2)
+    elsewhere = next(b"%d" % n for n in range(99) if partition_of(b"%d" % n, 4) != 2)
+    assert isinstance(read(AT, TO, key=elsewhere), Entry)
+    assert isinstance(read(AT, TO, key=here, rules=strict), Entry)
+    for headers in ([AT, TO], [does("cancel")]):
+        asked = read(*headers, key=elsewhere, rules=strict)
+        assert isinstance(asked, Refusal)
+        assert asked.reason is Reason.WRONG_SHARD
+    # An address carries its shard with it, whatever its hash says.
+    assert read(does("cancel"), key=ADDRESS, rules=strict) == Action(Verb.CANCEL, ADDRESS)
+
+
+def test_an_address_beyond_the_number_of_shards_is_an_id_like_any_other() -> None:
+    assert isinstance(read(AT, TO, key=b"4-1-1"), Entry)
+
+
+@given(
+    st.sampled_from([b"1700000001000", b"1700086400001", b"170000000100x", b"0001700000000", b"17000000010000"]),
+    st.sampled_from([b"orders", b"ord-2", b"secret", b"payments", b"chronos.delay", b"__x", b"..", b"\xff"]),
+    st.sampled_from([None, b"", b"order-7", ADDRESS, b"x" * 1025]),
+    st.booleans(),
+)
+def test_a_target_seen_before_changes_no_answer(at: bytes, target: bytes, key: bytes | None, null: bool) -> None:
+    fresh = Rules(
+        shard=2,
+        shards=4,
+        own_topics=["chronos.delay"],
+        allow=RULES.allow,
+        deny=RULES.deny,
+        max_delay_ms=86_400_000,
+    )
+    headers = [("chronos-deliver-at", at), ("chronos-target-topic", target), ("a", b"1")]
+    first = read(*headers, key=key, value=None if null else b"v", rules=fresh)
+    assert read(*headers, key=key, value=None if null else b"v", rules=fresh) == first
+    assert read(*headers, does("schedule"), key=key, value=None if null else b"v", rules=fresh) == first
+
+
+def test_targets_are_judged_the_same_however_many_were_asked_for() -> None:
+    rules = Rules(shard=0, shards=1, allow=["ok-*"])
+    for number in range(10_001):
+        assert rules.target(b"ok-%d" % number) == f"ok-{number}"
+    assert isinstance(rules.target(b"other"), Refusal)
+    assert rules.target(b"ok-0") == "ok-0"
+
+
+def test_reasons_are_read_as_words_and_fit_one_byte() -> None:
+    assert Reason.TOO_LATE.word == "too-late"
+    assert all(0 < reason < 128 for reason in Reason)
+
+
+_names = st.one_of(
+    st.sampled_from([*sorted(SCHEDULING | RECEIPT | LATER), PREFIX, "chronos-wish", "a", ""]),
+    st.text(max_size=6),
+)
+_values = st.one_of(
+    st.none(), st.binary(max_size=8),
+    st.text(max_size=8).map(lambda text: text.encode(errors="surrogatepass")),
+    st.sampled_from([b"schedule", b"replace", b"reschedule", b"cancel", b"fire-now", b"probe",
+    b"ignore", b"orders"]),
+    st.sampled_from([b"1700000001000", b"1s", b"2030-01-31T09:00:00Z", ADDRESS, b"order-7"]),
+)  # fmt: skip
+
+
+@longer
+@given(
+    st.one_of(st.none(), st.lists(st.tuples(_names, _values), max_size=6)),
+    st.one_of(st.none(), st.binary(max_size=6), st.sampled_from([ADDRESS, b"x" * 1025])),
+    st.one_of(st.none(), st.binary(max_size=3)),
+    st.integers(0, 2**63 - 1),
+)
+def test_every_record_whatever_it_holds_is_read_as_something(
+    headers: list[tuple[str, bytes | None]] | None, key: bytes | None, value: bytes | None, timestamp_ms: int
+) -> None:
+    asked = parse(Record(7, timestamp_ms, key, value, headers), RULES)
+    assert isinstance(asked, Entry | Keyed | Action | Refusal)
+    entry = asked.entry if isinstance(asked, Keyed) else asked
+    if isinstance(entry, Entry):
+        own = [header for header in headers or [] if not header[0].startswith(PREFIX)]
+        kept = list(entry.headers.items()) if isinstance(entry.headers, dict) else entry.headers
+        assert kept == own
+        assert entry.value == value
+        assert entry.id == key
+        assert 0 <= entry.due_ms <= timestamp_ms + RULES.max_delay_ms

@@ -1,0 +1,133 @@
+"""Progress records: their bytes, what is refused, and how large one can become."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from chronos.core.message import Reason
+from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress, pack_progress, unpack_progress
+from chronos.core.timefmt import MS_MAX
+from chronos.errors import LogMismatch
+
+SMALL = Progress(
+    role_epoch=3,
+    log_epoch=4,
+    node="one",
+    instance="i-1",
+    cursor_due_ms=1_700_000_000_000,
+    cursor_offset=41,
+    pull_offset=50,
+    counts=(2, 0, 0, 0, 0, 0, 0),
+)
+FULL = replace(
+    SMALL,
+    counts=(0, 0, 1, 0, 0, 0, 1),
+    probes=1,
+    refused=((42, Reason.CONFLICT), (44, Reason.IGNORED)),
+    decisions=(
+        Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
+        Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE),
+    ),
+)
+
+# Never edit these bytes: progress records are kept for ever where there are no checkpoints.
+GOLDEN = [
+    (SMALL, "019b0304a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
+    (
+        FULL,
+        "019b0304a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
+    ),
+]
+
+
+@pytest.mark.parametrize(("progress", "data"), GOLDEN)
+def test_progress_records_have_the_bytes_that_are_in_the_log(progress: Progress, data: str) -> None:
+    assert pack_progress(progress).hex() == data
+    assert unpack_progress(bytes.fromhex(data)) == progress
+
+
+def test_outcomes_and_reasons_keep_their_numbers() -> None:
+    assert {outcome.name: int(outcome) for outcome in Outcome} == {
+        "DELIVERED": 1, "AGAIN": 2, "RETRY": 3, "DEFERRED": 4, "SKIPPED": 5, "EXPIRED": 6, "DEAD": 7,
+    }  # fmt: skip
+    assert {Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED} == CARRIED_ON
+    numbers = {reason.name: int(reason) for reason in Reason}
+    expected = {
+        "UNREADABLE_HEADERS": 1, "UNKNOWN_HEADER": 2, "REPEATED_HEADER": 3, "CONTRADICTORY_HEADERS": 4,
+        "BAD_VALUE": 5,
+        "BEYOND_MAX_DELAY": 6, "NO_TIME": 7, "NO_TARGET": 8, "RESERVED_TARGET": 9,
+        "FORBIDDEN_TARGET": 10, "BAD_ID": 11,
+        "RESERVED_ID": 12, "NO_ID": 13, "WRONG_SHARD": 14, "CONFLICT": 15, "IGNORED": 16,
+        "TOO_LATE": 17, "UNKNOWN": 18,
+        "NOT_SUPPORTED_YET": 19, "EXPIRED": 32, "TARGET_MISSING": 33, "TOO_LARGE": 34,
+        "REFUSED_BY_BROKER": 35,
+        "NO_LEADER": 36,
+    }  # fmt: skip
+    assert {name: numbers[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("progress", "data"), GOLDEN)
+def test_a_progress_record_that_was_cut_off_stops_the_replica_with_a_named_error(progress: Progress, data: str) -> None:
+    whole = bytes.fromhex(data)
+    for length in range(len(whole)):
+        with pytest.raises(LogMismatch):
+            unpack_progress(whole[:length])
+    with pytest.raises(LogMismatch):
+        unpack_progress(whole + b"\x00")
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x02" + pack_progress(SMALL)[1:], b"hello"])
+def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(data: bytes | None) -> None:
+    with pytest.raises(LogMismatch, match="which this version of Chronos does not know"):
+        unpack_progress(data)
+
+
+def test_an_outcome_from_the_future_is_not_guessed() -> None:
+    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
+    fields[-2][0][2] = 99
+    with pytest.raises(LogMismatch, match="cannot be decoded"):
+        unpack_progress(b"\x01" + msgspec.msgpack.encode(fields))
+
+
+def test_a_record_from_before_the_last_fields_has_their_defaults() -> None:
+    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
+    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
+    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_progress_record_or_a_named_error(data: bytes) -> None:
+    with suppress(LogMismatch):
+        unpack_progress(b"\x01" + data)
+
+
+def test_refusals_are_looked_up_by_offset() -> None:
+    assert FULL.refusals() == {42: Reason.CONFLICT, 44: Reason.IGNORED}
+    assert SMALL.refusals() == {}
+
+
+def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:
+    offset, many = 2**63 - 1, 10**9
+    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, many, many)
+    largest = replace(
+        SMALL,
+        role_epoch=2**63,
+        log_epoch=2**63,
+        node="n" * 255,
+        instance="i" * 255,
+        cursor_due_ms=MS_MAX,
+        cursor_offset=2**64 - 1,
+        pull_offset=offset,
+        counts=(many,) * 7,
+        refused=tuple((offset - number, 255) for number in range(5_000)),
+        decisions=(worst,) * 5_000,
+    )
+    data = pack_progress(largest)
+    assert len(data) < 512 * 1024
+    assert unpack_progress(data) == largest

@@ -1,0 +1,230 @@
+"""Questions to a store: what `find`, `page` and `timeline` say of a shard that real records made."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronos.core.codec import FRESH, State
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Record, Rules
+from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
+from chronos.core.query import INTERVALS_MAX, Row, find, next_place_ms, page, timeline
+from chronos.core.shard import Shard
+from tests.unit.model import Rows
+
+MINUTE_MS = 60_000
+NOW_MS = 1_000 * MINUTE_MS
+SHARD, SHARDS = 1, 3
+
+
+class Played:
+    """A shard that takes records and steps as its master would."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self.shard = Shard(rules=Rules(shard=SHARD, shards=SHARDS), state=FRESH, view=self.rows)
+        self.offset = 0
+
+    @property
+    def state(self) -> State:
+        return self.shard.state
+
+    def step(self, records: list[Record], until_ms: int, fates: dict[int, Decision] | None = None) -> None:
+        """Take the records and settle everything up to a time."""
+        staged = self.shard.stage(records)
+        selection = self.shard.select(staged, until_ms, 1_000, 10**9)
+        chosen = {item[1] for item in selection.items}
+        decisions = tuple(fate for offset, fate in sorted((fates or {}).items()) if offset in chosen)
+        progress = Progress(
+            role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions),
+            refused=tuple(staged.refused), decisions=decisions,
+        )  # fmt: skip
+        changes = self.shard.apply(
+            staged, selection, progress, offset=self.state.applied, timestamp_ms=max(until_ms, NOW_MS)
+        )
+        self.rows.write(changes.puts, changes.deletes)
+        self.shard.adopt(changes)
+
+    def send(self, due_ms: int, key: bytes | None = None, target: str = "orders", value: bytes = b"v") -> Record:
+        """A message, in the delay partition."""
+        return self.record(key, value, {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": target.encode()})
+
+    def record(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes]) -> Record:
+        self.offset += 1
+        return Record(self.offset - 1, NOW_MS, key, value, list(headers.items()))
+
+    def find(self, message_id: bytes) -> str | None:
+        found = find(self.rows, self.state, SHARD, SHARDS, message_id)
+        return None if found is None else found.state
+
+
+def test_a_message_is_found_by_its_key_through_all_its_states():
+    """The word about the key speaks, the entry at its place tells the rest."""
+    played = Played()
+    played.step([played.send(NOW_MS + 50, key=b"a"), played.send(NOW_MS + 60, key=b"b"),
+                 played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip
+    found = find(played.rows, played.state, SHARD, SHARDS, b"a")
+    assert found is not None
+    assert (found.state, found.place_ms, found.settled_ms) == ("pending", NOW_MS + 50, None)
+    assert found.entry is not None
+    assert (found.entry.target, found.entry.value) == ("orders", b"v")
+
+    played.step([played.record(b"b", None, {})], NOW_MS)
+    fates = {
+        2: Decision(NOW_MS + 70, 2, Outcome.EXPIRED),
+        3: Decision(NOW_MS + 80, 3, Outcome.DEAD),
+    }
+    played.step([], NOW_MS + 100, fates)
+    states = {key: played.find(key) for key in (b"a", b"b", b"c", b"d", b"e")}
+    assert states == {b"a": "delivered", b"b": "cancelled", b"c": "expired", b"d": "dead", b"e": None}
+    cancelled = find(played.rows, played.state, SHARD, SHARDS, b"b")
+    assert cancelled is not None
+    assert cancelled.entry is None
+    assert cancelled.settled_ms == NOW_MS
+
+
+def test_a_message_without_a_key_is_found_at_its_address():
+    """It costs no word: where it stands is its name, and the cursor says whether it is settled."""
+    played = Played()
+    played.step([played.send(NOW_MS + 50)], NOW_MS)
+    address = b"%d-%d-0" % (SHARD, NOW_MS + 50)
+    assert played.find(address) == "pending"
+    played.step([], NOW_MS + 50)
+    assert played.find(address) == "delivered"
+
+
+def test_a_message_that_moved_is_found_by_the_address_it_had():
+    """Reschedule and retry keep the name."""
+    played = Played()
+    played.step([played.send(NOW_MS + 50)], NOW_MS)
+    address = b"%d-%d-0" % (SHARD, NOW_MS + 50)
+    played.step([], NOW_MS + 60, {0: Decision(NOW_MS + 50, 0, Outcome.RETRY, next_due_ms=NOW_MS + 900, attempt=2)})
+    found = find(played.rows, played.state, SHARD, SHARDS, address)
+    assert found is not None
+    assert found.entry is not None
+    assert (found.state, found.place_ms, found.entry.due_ms, found.entry.attempt) == (
+        "pending", NOW_MS + 900, NOW_MS + 50, 2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        pytest.param(b"%d-%d-0" % (SHARD, NOW_MS + 50), id="a message with a key stands there"),
+        pytest.param(b"%d-%d-7" % (SHARD, NOW_MS + 50), id="nothing stands there"),
+        pytest.param(b"0-%d-0" % (NOW_MS + 50), id="another shard's"),
+        pytest.param(b"7-%d-0" % (NOW_MS + 50), id="no shard's"),
+    ],
+)
+def test_an_address_of_nobody_finds_nothing(stranger):
+    """What stands at an address answers to it only if it has no other name."""
+    played = Played()
+    played.step([played.send(NOW_MS + 50, key=b"a")], NOW_MS)
+    assert played.find(stranger) is None
+
+
+def read_all(played: Played, limit: int, target: str | None = None, span: tuple[int, int] = (0, 10**15)) -> list[Row]:
+    """All pages, one after the other."""
+    rows: list[Row] = []
+    after = None
+    for _ in range(10_000):
+        found, after = page(
+            played.rows, played.state, SHARD, after=after, due_from_ms=span[0], due_to_ms=span[1], target=target,
+            limit=limit,
+        )  # fmt: skip
+        assert len(found) <= limit
+        rows += found
+        if after is None:
+            return rows
+    raise AssertionError("the pages do not end")
+
+
+@given(
+    dues=st.lists(st.tuples(st.integers(-5, 40), st.booleans(), st.sampled_from(["orders", "mails"])), max_size=25),
+    settled=st.integers(0, 20),
+    limit=st.integers(1, 7),
+    target=st.sampled_from([None, "orders", "mails", "nothing"]),
+    start=st.integers(-10, 45),
+    length=st.integers(0, 50),
+)
+def test_the_pages_hold_what_is_pending_once_and_in_order(dues, settled, limit, target, start, length):
+    """However they are cut: strictly behind the cursor, within the span, for the target."""
+    played = Played()
+    records = [
+        played.send(NOW_MS + due, key=b"k%d" % at if keyed else None, target=topic)
+        for at, (due, keyed, topic) in enumerate(dues)
+    ]
+    played.step(records, NOW_MS + settled)
+    span = (NOW_MS + start, NOW_MS + start + length)
+    found = [(row.place_ms, row.offset) for row in read_all(played, limit, target, span)]
+    expected = sorted(
+        (NOW_MS + due, at) for at, (due, _, topic) in enumerate(dues)
+        if due > settled and target in (None, topic) and span[0] <= NOW_MS + due < span[1]
+    )  # fmt: skip
+    assert found == expected
+
+
+def test_a_page_looks_at_a_bounded_number_of_entries(monkeypatch):
+    """A target that nothing is for costs many short scans, not one long one."""
+    monkeypatch.setattr("chronos.core.query.PAGE_SCAN_MAX", 10)
+    played = Played()
+    played.step([played.send(NOW_MS + 100 + at) for at in range(25)], NOW_MS)
+    found, after = page(
+        played.rows, played.state, SHARD, after=None, due_from_ms=0, due_to_ms=10**15, target="nothing", limit=5
+    )
+    assert (found, after) == ([], (NOW_MS + 109, 9))
+    assert read_all(played, 5, "nothing") == []
+
+
+def test_the_next_place_is_that_of_the_first_pending_message():
+    """None with nothing pending."""
+    played = Played()
+    assert next_place_ms(played.rows, played.state) is None
+    played.step([played.send(NOW_MS + 90), played.send(NOW_MS + 80)], NOW_MS)
+    assert next_place_ms(played.rows, played.state) == NOW_MS + 80
+    played.step([], NOW_MS + 85)
+    assert next_place_ms(played.rows, played.state) == NOW_MS + 90
+
+
+@given(dues=st.lists(st.integers(1, 40 * MINUTE_MS), max_size=20), step=st.integers(1, 7), start=st.integers(0, 10))
+def test_the_timeline_counts_every_pending_message_in_its_interval(dues, step, start):
+    """Whatever the step, in whole minutes."""
+    played = Played()
+    played.step([played.send(NOW_MS + due) for due in dues], NOW_MS)
+    from_ms = NOW_MS + start * MINUTE_MS + 17
+    counts = timeline(played.rows, from_ms, from_ms + 30 * MINUTE_MS, step * MINUTE_MS)
+    begin = NOW_MS + start * MINUTE_MS
+    # The minute in which the timeline begins and that in which it ends are counted whole.
+    for at, count in enumerate(counts):
+        low = begin + at * step * MINUTE_MS
+        high = min(low + step * MINUTE_MS, begin + 31 * MINUTE_MS)
+        assert count == sum(low <= NOW_MS + due < high for due in dues)
+
+
+@pytest.mark.parametrize(
+    ("span", "step", "why"),
+    [
+        (MINUTE_MS, 30_000, "whole number of minutes"),
+        (MINUTE_MS, 90_000, "whole number of minutes"),
+        (0, MINUTE_MS, "after the beginning"),
+        (-1, MINUTE_MS, "after the beginning"),
+        ((INTERVALS_MAX + 1) * MINUTE_MS, MINUTE_MS, "longer step"),
+        (10**14, 10**9 * MINUTE_MS, "days at once"),
+    ],
+)
+def test_a_timeline_that_cannot_be_given_is_refused_with_the_reason(span, step, why):
+    """Messages are counted by the minute, and an answer has a size."""
+    with pytest.raises(ValueError, match=why):
+        timeline(Rows(), NOW_MS, NOW_MS + span, step)
+
+
+def test_a_position_at_the_end_of_a_millisecond_goes_on_in_the_next():
+    """The cursor after a quiet step says: everything due at that time."""
+    played = Played()
+    played.step([played.send(NOW_MS + 10), played.send(NOW_MS + 11)], NOW_MS + 10)
+    assert played.state.cursor == (NOW_MS + 10, OFFSET_MAX)
+    assert [row.place_ms for row in read_all(played, 5)] == [NOW_MS + 11]

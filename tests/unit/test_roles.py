@@ -1,0 +1,489 @@
+"""Who becomes master: tables for each rule, and what holds for every cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
+from chronos.core.roles import (
+    ANSWERS,
+    HISTORY_MAX,
+    LATE,
+    REBALANCE_AFTER_MS,
+    REPLACE_AFTER_MS,
+    SILENT,
+    Assignment,
+    Member,
+    Replica,
+    Request,
+    Roles,
+    View,
+)
+
+NOW_MS = 1_800_000_000_000
+NODES = ("a", "b", "c", "d")
+
+
+def member(
+    node: str,
+    *replicas: Replica,
+    leaving: bool = False,
+    log: str = ANSWERS,
+    applied: int | None = 10,
+    shards: int = 4,
+) -> Member:
+    """A member that says the same of all shards, or what is given for each."""
+    said = replicas or tuple(Replica(applied=applied) for _ in range(shards))
+    return Member(
+        node=node,
+        instance=f"i-{node}",
+        address=f"http://{node}:7700",
+        version="1",
+        started_ms=0,
+        leaving=leaving,
+        log=log,
+        replicas=dict(enumerate(said)),
+    )
+
+
+def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any) -> View:
+    """A view of these members, all of them there since long ago."""
+    settings: dict[str, Any] = {
+        "controller": "a",
+        "controller_epoch": 1,
+        "shards": 4,
+        "replication": None,
+        "since_ms": {each.node: 0 for each in members},
+    } | more
+    return View(now_ms=now_ms, members={each.node: each for each in members}, roles=roles or Roles(), **settings)
+
+
+def masters(roles: Roles) -> list[str | None]:
+    """The masters, by shard."""
+    return [roles.shards[shard].master for shard in sorted(roles.shards)]
+
+
+def whys(roles: Roles) -> list[str]:
+    """The reasons given, oldest first."""
+    return [change.why for change in roles.history]
+
+
+def later(before: View, ms: int, *members: Member, **more: Any) -> View:
+    """The same view after its plan was published, some time later, perhaps with other members."""
+    new = {each.node: each for each in members} or dict(before.members)
+    return replace(before, roles=plan(before), now_ms=before.now_ms + ms, members=new, **({"requests": ()} | more))
+
+
+# --- The first masters ----------------------------------------------------------------------------
+
+
+def test_equal_replicas_share_the_shards_in_preferred_order() -> None:
+    roles = plan(view(*map(member, NODES)))
+    assert masters(roles) == ["a", "b", "c", "d"]
+    assert roles.shards[1].replicas == ("b", "c", "d", "a")
+    assert whys(roles) == ["first"] * 4
+    assert [given.epoch for given in roles.shards.values()] == [1] * 4
+
+
+BEST = {
+    "the furthest wins": ((5, 9, 7), "b"),
+    "unknown never wins": ((None, 0, None), "b"),
+    "nobody is known": ((None, None, None), None),
+    "a tie goes to the first": ((9, 9, 3), "a"),
+}
+
+
+@pytest.mark.parametrize(("applied", "master"), BEST.values(), ids=BEST)
+def test_the_first_master_of_a_shard(applied: tuple[int | None, ...], master: str | None) -> None:
+    members = [member(node, Replica(applied=each)) for node, each in zip(NODES, applied, strict=False)]
+    assert masters(plan(view(*members, shards=1))) == [master]
+
+
+def test_a_tie_goes_to_the_node_with_the_fewest_shards() -> None:
+    """Shard 2 would prefer c, which has two shards already."""
+    leads = {0: "c", 1: "c"}
+    members = [
+        member(node, *(Replica(applied=20 if leads.get(shard) == node else 10) for shard in range(3))) for node in "abc"
+    ]
+    assert masters(plan(view(*members, shards=3))) == ["c", "c", "a"]
+
+
+# --- Failover -------------------------------------------------------------------------------------
+
+
+def test_only_the_shards_of_a_lost_master_move() -> None:
+    before = view(*map(member, "abc"))
+    old = plan(before)
+    new = plan(later(before, 1_000, member("a"), member("c")))
+    moved = [shard for shard in range(4) if old.shards[shard] != new.shards[shard]]
+    assert [old.shards[shard].master for shard in moved] == ["b"] * len(moved)
+    assert "b" not in masters(new)
+    assert new.shards[1].previous == "b"
+    assert new.shards[1].epoch == 2
+    assert new.away == {"b": NOW_MS + 1_000}
+    assert whys(new)[-1] == "lost its session"
+
+
+def test_a_restarted_master_keeps_its_role_while_its_progress_is_unknown() -> None:
+    before = view(*map(member, "ab"))
+    restarted = member("a", applied=None)
+    assert plan(later(before, 1, restarted, member("b"))).shards == plan(before).shards
+
+
+def test_a_shard_waits_for_a_better_replica_and_not_for_ever() -> None:
+    """All candidates lack what the lost master had reported: 30 s, then the best of them."""
+    ahead, behind = member("a", applied=5_000), member("b", applied=10)
+    lost = later(view(ahead, behind), 1_000, behind)
+    waiting = plan(lost)
+    assert masters(waiting) == [None] * 4
+    assert set(whys(waiting)[4:]) == {"lost its session, and nobody can follow yet"}
+    assert masters(plan(later(lost, PATIENCE_MS - 1))) == [None] * 4
+    given_up = plan(later(lost, PATIENCE_MS))
+    assert masters(given_up) == ["b"] * 4
+    assert given_up.shards[0].previous == "a"
+    caught_up = member("b", applied=5_000)
+    assert masters(plan(later(lost, 100, caught_up))) == ["b"] * 4
+    assert masters(plan(later(lost, 100, behind, ahead))) == ["a"] * 4
+
+
+def test_nobody_left_means_no_master_and_the_next_one_to_come_is_it() -> None:
+    lost = later(view(member("a"), replication=2), 1_000)
+    lost = replace(lost, members={})
+    assert masters(plan(lost)) == [None] * 4
+    assert masters(plan(later(lost, 1, member("a")))) == ["a"] * 4
+
+
+# --- Epochs ---------------------------------------------------------------------------------------
+
+EPOCHS = {
+    "nobody knows a later one": (Replica(applied=1, role_epoch=3, role_node="a"), 3),
+    "a later one was reported": (Replica(applied=1, role_epoch=8), 9),
+    "another wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="b"), 4),
+    "it wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
+    "it lost its disk and wrote under the same one before": (
+        Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-lost"),
+        4,
+    ),
+    "an older one was reported": (Replica(applied=1, role_epoch=2, role_node="b"), 3),
+}
+
+
+@pytest.mark.parametrize(("said", "epoch"), EPOCHS.values(), ids=EPOCHS)
+def test_a_master_whose_log_knows_a_later_role_gets_a_later_one(said: Replica, epoch: int) -> None:
+    """A coordinator that was set back to an older state must not block a shard."""
+    published = Roles(shards={0: Assignment(master="a", epoch=3, replicas=("a",))})
+    roles = plan(view(member("a", said), roles=published, shards=1))
+    assert (roles.shards[0].master, roles.shards[0].epoch) == ("a", epoch)
+
+
+def test_a_new_master_gets_an_epoch_greater_than_any_reported() -> None:
+    """Also where the roles were lost altogether."""
+    members = [member("a", Replica(applied=5, role_epoch=41)), member("b", Replica(applied=6, role_epoch=40))]
+    assert plan(view(*members, shards=1)).shards[0].epoch == 42
+
+
+# --- Leaving, drained, asked for ------------------------------------------------------------------
+
+
+def test_a_leaving_node_gives_its_shards_to_others_while_there_are_any() -> None:
+    before = view(*map(member, "ab"))
+    roles = plan(later(before, 1, member("a", leaving=True), member("b")))
+    assert masters(roles) == ["b"] * 4
+    assert whys(roles)[-1] == "leaving"
+    assert roles.shards[0].previous == "a"
+    alone = plan(later(before, 1, member("a", leaving=True), member("b", applied=None)))
+    assert masters(alone) == masters(plan(before))
+
+
+def test_a_drained_node_is_master_of_nothing_until_the_end_of_that() -> None:
+    before = view(*map(member, "ab"), requests=(Request(kind="drain", node="a"),))
+    drained = plan(before)
+    assert (masters(drained), drained.drained) == (["b"] * 4, ("a",))
+    undrained = later(before, REBALANCE_PAUSE_MS, requests=(Request(kind="undrain", node="a"),))
+    assert plan(undrained).drained == ()
+    assert Counter(masters(plan(undrained))) == {"b": 3, "a": 1}
+
+
+def test_a_drained_node_serves_when_there_is_nobody_else() -> None:
+    drained = Roles(drained=("a",))
+    assert masters(plan(view(member("a"), roles=drained))) == ["a"] * 4
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (SILENT, ANSWERS, "b"),
+        (SILENT, LATE, "a"),
+        (SILENT, SILENT, "a"),
+        (LATE, ANSWERS, "a"),
+    ],
+)
+def test_a_master_that_the_log_does_not_answer_gives_way_to_one_that_it_answers(a: str, b: str, expected: str) -> None:
+    """And to no other: brokers that are gone for all move nothing."""
+    before = view(member("a"), member("b", leaving=True))
+    assert masters(plan(before)) == ["a"] * 4
+    roles = plan(later(before, 1, member("a", log=a), member("b", log=b)))
+    assert masters(roles) == [expected] * 4
+    assert (whys(roles)[-1] == "the log does not answer it") == (expected == "b")
+
+
+def test_a_vacant_shard_goes_to_a_node_that_hears_the_log_if_there_is_one() -> None:
+    before = view(*map(member, "abc"))
+    roles = plan(later(before, 1, member("b", log=SILENT), member("c", log=LATE)))
+    assert roles.shards[0].master == "c"
+    assert masters(plan(view(member("b", log=SILENT)))) == ["b"] * 4
+
+
+def test_a_transfer_makes_the_node_master_at_once() -> None:
+    asked = view(*map(member, "ab"), requests=(Request(kind="transfer", node="b", shard=0),))
+    roles = plan(later(view(*map(member, "ab")), 1, requests=asked.requests))
+    given = roles.shards[0]
+    assert (given.master, given.previous, given.epoch) == ("b", "a", 2)
+    assert whys(roles)[-1] == "asked for by an operator"
+
+
+REFUSED = {
+    "it is no member at the moment": Request(kind="transfer", node="z", shard=0),
+    "there is no such shard": Request(kind="transfer", node="b", shard=9),
+    "its progress is not known yet": Request(kind="transfer", node="c", shard=0),
+    "it is about to stop": Request(kind="transfer", node="d", shard=0),
+    "the log does not answer it": Request(kind="transfer", node="e", shard=0),
+    "there is no such request": Request(kind="explode", node="b", shard=0),
+}
+
+
+@pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=REFUSED)
+def test_a_request_that_cannot_be_met_is_noted_and_changes_nothing(reason: str, request_: Request) -> None:
+    members = (member("a"), member("b"), member("c", applied=None), member("d", leaving=True), member("e", log=LATE))
+    before = view(*members)
+    roles = plan(later(before, 1, requests=(request_,)))
+    assert roles.shards == plan(before).shards
+    assert whys(roles)[-1] == f"{request_.kind} to {request_.node} refused: {reason}"
+
+
+def test_a_transfer_to_a_node_without_a_replica_is_refused() -> None:
+    before = view(*map(member, "abc"), replication=2)
+    node = next(node for node in "abc" if node not in plan(before).shards[0].replicas)
+    asked = Request(kind="transfer", node=node, shard=0)
+    roles = plan(later(before, 1, requests=(asked,)))
+    assert whys(roles)[-1] == f"transfer to {node} refused: it holds no replica"
+
+
+def test_the_history_is_bounded_and_keeps_the_newest() -> None:
+    asked = tuple(Request(kind="transfer", node="ab"[at % 2], shard=0) for at in range(HISTORY_MAX + 9))
+    roles = plan(view(*map(member, "ab"), requests=asked, shards=1))
+    assert len(roles.history) == HISTORY_MAX
+    assert roles.history[-1].epoch == roles.shards[0].epoch
+
+
+# --- Spreading evenly -----------------------------------------------------------------------------
+
+
+def alone() -> View:
+    """One node with all shards."""
+    return view(member("a"))
+
+
+def test_one_shard_moves_at_a_time_with_a_pause() -> None:
+    grown = later(alone(), 1_000_000, member("a"), member("b"), since_ms={"a": 0, "b": 0})
+    assert Counter(masters(plan(grown))) == {"a": 3, "b": 1}
+    assert whys(plan(grown))[-1] == "spread evenly"
+    assert plan(later(grown, REBALANCE_PAUSE_MS - 1)).shards == plan(grown).shards
+    even = later(grown, REBALANCE_PAUSE_MS)
+    assert Counter(masters(plan(even))) == {"a": 2, "b": 2}
+    assert plan(later(even, 10 * REBALANCE_PAUSE_MS)).shards == plan(even).shards
+
+
+NOT_YET = {
+    "it has just come": (member("b", applied=LAG_MAX + 1), NOW_MS + 1_000_000 - REBALANCE_AFTER_MS + 1),
+    "it is far behind": (member("b", applied=0), 0),
+    "its progress is unknown": (member("b", applied=None), 0),
+    "it is about to stop": (member("b", applied=LAG_MAX + 1, leaving=True), 0),
+}
+
+
+@pytest.mark.parametrize(("newcomer", "since_ms"), NOT_YET.values(), ids=NOT_YET)
+def test_nothing_moves_to_a_node_that_is_not_ready(newcomer: Member, since_ms: int) -> None:
+    ahead = member("a", applied=LAG_MAX + 1)
+    grown = later(view(ahead), 1_000_000, ahead, newcomer, since_ms={"a": 0, "b": since_ms})
+    assert masters(plan(grown)) == ["a"] * 4
+
+
+def test_the_time_a_newcomer_waits_can_be_set() -> None:
+    since_ms = {"a": 0, "b": NOW_MS + 1_000_000}
+    grown = later(alone(), 1_000_000, member("a"), member("b"), since_ms=since_ms, rebalance_after_ms=0)
+    assert Counter(masters(plan(grown))) == {"a": 3, "b": 1}
+
+
+# --- Replicas -------------------------------------------------------------------------------------
+
+
+def test_replicas_are_spread_evenly_and_stay() -> None:
+    before = view(*(member(node, shards=8) for node in NODES), replication=2, shards=8)
+    held = Counter(node for given in plan(before).shards.values() for node in given.replicas)
+    assert held == dict.fromkeys(NODES, 4)
+    assert all(given.master in given.replicas for given in plan(before).shards.values())
+    assert plan(later(before, 5_000)).shards == plan(before).shards
+
+
+def test_a_node_that_is_away_keeps_its_replicas_for_ten_minutes() -> None:
+    before = view(*map(member, "abc"), replication=2)
+    lost = later(before, 0, member("a"), member("b"))
+    old = {shard: set(given.replicas) for shard, given in plan(before).shards.items()}
+    for ms in (0, REPLACE_AFTER_MS - 1):
+        roles = plan(later(lost, ms))
+        assert {shard: set(given.replicas) for shard, given in roles.shards.items()} == old
+    replaced = plan(later(lost, REPLACE_AFTER_MS))
+    assert all(set(given.replicas) == {"a", "b"} for given in replaced.shards.values())
+    assert replaced.away == {}
+
+
+def test_a_new_node_takes_over_replicas_once_it_has_caught_up() -> None:
+    """Until then the old ones stay, and only one shard is on its way."""
+    before = view(*map(member, "ab"), replication=2)
+    empty = member("c", applied=None)
+    grown = later(before, 1_000, member("a"), member("b"), empty)
+    lengths = sorted(len(given.replicas) for given in plan(grown).shards.values())
+    assert lengths == [2, 2, 2, 3]
+    settled = plan(later(grown, 1_000, *map(member, "abc")))
+    held = Counter(node for given in settled.shards.values() for node in given.replicas)
+    assert sorted(held.values()) == [2, 3, 3]
+    assert all(len(given.replicas) == 2 for given in settled.shards.values())
+
+
+# --- What holds for every cluster -----------------------------------------------------------------
+
+REPLICAS = st.builds(
+    Replica,
+    applied=st.none() | st.integers(0, 2_000),
+    role_epoch=st.integers(0, 6),
+    role_node=st.sampled_from(("", *NODES)),
+    role_instance=st.sampled_from(("", *(f"i-{node}" for node in NODES), "i-lost")),
+)
+SHARDS = 3
+MEMBERS = st.builds(
+    lambda nodes, said, leaving, logs: {
+        node: member(node, *said[at], leaving=leaving[at], log=logs[at]) for at, node in enumerate(sorted(nodes))
+    },
+    st.sets(st.sampled_from(NODES)),
+    st.lists(st.lists(REPLICAS, min_size=SHARDS, max_size=SHARDS), min_size=4, max_size=4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.lists(st.sampled_from((ANSWERS, ANSWERS, LATE, SILENT)), min_size=4, max_size=4),
+)
+ASSIGNMENTS = st.builds(
+    Assignment,
+    master=st.none() | st.sampled_from(NODES),
+    epoch=st.integers(0, 5),
+    replicas=st.lists(st.sampled_from(NODES), unique=True).map(tuple),
+    since_ms=st.integers(NOW_MS - 40_000, NOW_MS),
+    applied=st.integers(0, 2_000),
+)
+REQUESTS = st.builds(
+    Request,
+    kind=st.sampled_from(("transfer", "drain", "undrain")),
+    node=st.sampled_from((*NODES, "z")),
+    shard=st.integers(-1, SHARDS),
+)
+VIEWS = st.builds(
+    View,
+    now_ms=st.just(NOW_MS),
+    controller=st.sampled_from(NODES),
+    controller_epoch=st.integers(1, 9),
+    shards=st.just(SHARDS),
+    replication=st.none() | st.integers(2, 4),
+    members=MEMBERS,
+    since_ms=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 100_000, NOW_MS)),
+    roles=st.builds(
+        Roles,
+        shards=st.dictionaries(st.integers(0, SHARDS - 1), ASSIGNMENTS),
+        drained=st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
+        away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS)),
+    ),
+    requests=st.lists(REQUESTS, max_size=3).map(tuple),
+)
+
+
+@given(VIEWS)
+def test_a_master_is_alive_or_there_is_none(before: View) -> None:
+    for shard, given_ in plan(before).shards.items():
+        assert given_.master is None or given_.master in before.members, shard
+
+
+@given(VIEWS)
+def test_unknown_progress_never_becomes_master(before: View) -> None:
+    for shard, given_ in plan(before).shards.items():
+        old = before.roles.shards.get(shard, Assignment())
+        if given_.master is not None and given_.master != old.master:
+            assert before.members[given_.master].replicas[shard].applied is not None
+
+
+@given(VIEWS)
+def test_epochs_only_grow_and_with_every_change_of_master(before: View) -> None:
+    for shard, given_ in plan(before).shards.items():
+        old = before.roles.shards.get(shard, Assignment())
+        assert given_.epoch >= old.epoch
+        assert given_.applied >= old.applied
+        if given_.master is not None and given_.master != old.master:
+            seen = (each.replicas[shard].role_epoch for each in before.members.values())
+            assert given_.epoch > max(old.epoch, *seen, 0)
+
+
+@given(VIEWS)
+def test_a_live_master_that_may_stay_keeps_its_shard(before: View) -> None:
+    """Without requests, at most one of them moves, to spread them evenly."""
+    roles = plan(replace(before, requests=()))
+    moved = 0
+    for shard, old in before.roles.shards.items():
+        now = before.members.get(old.master or "")
+        if now is not None and not now.leaving and now.log != SILENT and now.node not in roles.drained:
+            held = now.node in roles.shards[shard].replicas
+            moved += held and roles.shards[shard].master != now.node
+    assert moved <= 1
+
+
+@given(VIEWS)
+def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: View) -> None:
+    roles = plan(before)
+    for shard, given_ in roles.shards.items():
+        able = [
+            node
+            for node in given_.replicas
+            if node in before.members
+            and not before.members[node].leaving
+            and before.members[node].log != SILENT
+            and (applied := before.members[node].replicas[shard].applied) is not None
+            and applied >= given_.applied
+        ]
+        drained_only = set(able) <= set(roles.drained)
+        assert given_.master is not None or not able or drained_only
+
+
+@given(VIEWS, st.integers(1, 9))
+def test_a_plan_of_what_was_planned_changes_nothing(before: View, epoch: int) -> None:
+    """Also for the next controller, and after a way through JSON."""
+    once = plan(before)
+    read = msgspec.json.decode(msgspec.json.encode(once), type=Roles)
+    assert read == once
+    again = plan(replace(before, roles=read, requests=(), controller="d", controller_epoch=epoch))
+    assert replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
+
+
+@given(VIEWS)
+def test_masters_are_even_within_one_in_the_end(before: View) -> None:
+    """Everybody there, everybody caught up: each plan moves one shard, until nothing is left to gain."""
+    assume(len(before.roles.drained) < len(NODES))
+    well = view(*(member(node, applied=5_000, shards=SHARDS) for node in NODES), roles=before.roles, shards=SHARDS)
+    for _ in range(4 * SHARDS):
+        well = later(well, REBALANCE_PAUSE_MS)
+    serving = [node for node in NODES if node not in well.roles.drained]
+    counts = Counter(masters(well.roles))
+    loads = [counts[node] for node in serving]
+    assert max(loads) - min(loads) <= 1
+    assert sum(loads) == SHARDS

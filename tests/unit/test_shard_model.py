@@ -1,0 +1,90 @@
+"""The shard against a naive model of the design, and against itself on another machine.
+
+A random history is played by a master; the model must agree with every selection, every refusal and every
+byte of the store. Replicas that start from any point of it, and are told what was decided, must end with the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from chronos.core.progress import Decision, Outcome, unpack_progress
+from chronos.errors import LogMismatch
+from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica, opened, pending_rows
+from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, longer, scripts
+
+
+@longer
+@given(script=scripts, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
+def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(script: list[Step], chunk: int) -> None:
+    master = Master(chunk)
+    master.play(script)
+    master.drain(master.now_ms + 10 * MAX_DELAY_MS)
+    places = [message.position for message in master.delivered]
+    assert places == sorted(set(places)), "delivered out of order, or twice at one position"
+    assert all(message.place_ms >= message.ask.timestamp_ms for message in master.delivered)
+    assert len(master.delivered) == master.shard.state.totals.delivered
+
+
+@longer
+@given(
+    script=scripts,
+    start=st.integers(0, 12),
+    other=st.integers(0, 2),
+    chunk=st.sampled_from([1, 3, 1_000_000]),
+    disturbed=st.lists(st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5),
+)
+def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_wherever_it_starts(
+    script: list[Step], start: int, other: int, chunk: int, disturbed: list[str]
+) -> None:
+    master = Master()
+    master.play(script)
+    start = min(start, len(master.progress))
+    replica = Replica(master, start, OTHER_RULES[other], chunk)
+    for at, (offset, timestamp_ms, data) in enumerate(master.progress[start:]):
+        what = disturbed[at % len(disturbed)]
+        if what == "restart":
+            replica.shard = opened(replica.store, replica.rules)
+        elif what:
+            disturb(replica.shard, what, 2, timestamp_ms)
+        replica.follow(unpack_progress(data), offset, timestamp_ms)
+        assert replica.store.rows == master.snapshots[start + at + 1]
+        check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
+
+
+@given(
+    script=scripts,
+    at=st.integers(0, 12),
+    wrong=st.sampled_from(["more", "fewer", "refused", "stranger", "pull"]),
+)
+def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it_writes(
+    script: list[Step], at: int, wrong: str
+) -> None:
+    master = Master()
+    master.play(script)
+    if not master.progress:
+        return
+    at = min(at, len(master.progress) - 1)
+    offset, timestamp_ms, data = master.progress[at]
+    progress = unpack_progress(data)
+    stranger = Decision(due_ms=1, offset=10**9, outcome=Outcome.DEAD)
+    if wrong == "fewer" and progress.selected == 0:
+        wrong = "more"
+    bad = {
+        "more": replace(progress, counts=(progress.counts[0] + 1, *progress.counts[1:])),
+        "fewer": replace(progress, counts=(progress.counts[0] - 1, *progress.counts[1:])),
+        "refused": replace(progress, refused=(*progress.refused, (10**9, 1))),
+        "stranger": replace(progress, decisions=(*progress.decisions, stranger)),
+        "pull": replace(progress, pull_offset=progress.pull_offset + 10**6),
+    }[wrong]
+    replica = Replica(master, at, MASTER_RULES, 1_000_000)
+    master.producers.records = [r for r in master.producers.records if r.offset < progress.pull_offset]
+    with pytest.raises(LogMismatch, match="remove the shard's store"):
+        replica.follow(bad, offset, timestamp_ms)
+    assert replica.store.rows == master.snapshots[at]
+    replica.follow(progress, offset, timestamp_ms)
+    assert replica.store.rows == master.snapshots[at + 1]

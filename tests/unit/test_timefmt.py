@@ -1,0 +1,134 @@
+"""Times and durations: what is read, what is refused, and that nothing is ever rounded down."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronos.core.timefmt import MS_MAX, UNIT_MS, format_time, parse_duration_ms, parse_time_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("0", 0), ("250", 250), ("007", 7), ("999999999999999", MS_MAX),
+        ("250ms", 250), ("1.5s", 1_500), ("90s", 90_000), ("15m", 900_000), ("2h", 7_200_000), ("7d",
+        604_800_000),
+        ("0s", 0), ("0.0s", 0), ("1.000s", 1_000), ("0.25h", 900_000), ("0.5d", 43_200_000),
+        ("0.1ms", 1), ("1.0001s", 1_001), ("1.0000000s", 1_000), ("0.000000001s", 1), ("0.000000001d", 1),
+    ],
+)  # fmt: skip
+def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
+    assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "s", "ms", ".5s", "1.s", "1.5", "-1", "-0", "-1s", "+1s", "1 s", " 1s", "1s ", "1s\n",
+        "1S", "1H", "1w",
+        "1M", "1y", "1h30m", "1e3", "1e3s", "0x10", "1_000", "1,5s", "inf", "nan", "infs", "٣s", "１s",
+        "³s", "1µs",
+        "1.0000000001s", "1000000000000000", "1000000000000000ms", "999999999999999s", "9" * 5_000,
+        "9" * 5_000 + "s",
+    ],
+)  # fmt: skip
+def test_what_is_no_duration_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration|longer than any time"):
+        parse_duration_ms(text)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9 - 1), st.integers(1, 9), st.sampled_from(sorted(UNIT_MS)))
+def test_a_duration_is_less_than_a_millisecond_above_the_exact_one(
+    whole: int, fraction: int, digits: int, unit: str
+) -> None:
+    shown = f"{fraction % 10**digits:0{digits}d}"
+    exact = (whole + Fraction(fraction % 10**digits, 10**digits)) * UNIT_MS[unit]
+    if exact > MS_MAX:
+        return
+    assert 0 <= parse_duration_ms(f"{whole}.{shown}{unit}") - exact < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("0", 0), ("1700000000000", 1_700_000_000_000), ("1700000000", 1_700_000_000),
+        ("999999999999999", MS_MAX),
+        ("1970-01-01T00:00:00Z", 0), ("1970-01-01t00:00:00z", 0), ("1970-01-01 00:00:00Z", 0),
+        ("1970-01-01T00:00:00-00:00", 0), ("2030-01-31T09:00:00+01:00", 1_896_076_800_000),
+        ("2030-01-31T08:00:00Z", 1_896_076_800_000), ("2030-01-31T02:30:00-05:30", 1_896_076_800_000),
+        ("2024-02-29T00:00:00Z", 1_709_164_800_000), ("1969-12-31T20:00:00-04:00", 0),
+        ("1970-01-01T23:59:00+23:59", 0), ("9999-12-31T23:59:59.999Z", 253_402_300_799_999),
+        ("1970-01-01T00:00:00.001Z", 1), ("1970-01-01T00:00:00.0001Z", 1), ("1970-01-01T00:00:00.1Z", 100),
+        ("1970-01-01T00:00:00.000000000000000000000000000001Z", 1), ("1970-01-01T00:00:00.0010000Z", 1),
+        ("1970-01-01T00:00:00.9991Z", 1_000),
+        # A leap second is the first one of the next minute.
+        ("2016-12-31T23:59:60Z", 1_483_228_800_000), ("2017-01-01T00:59:60.5+01:00", 1_483_228_800_500),
+        ("1969-12-31T23:59:60Z", 0), ("9999-12-31T23:59:60Z", 253_402_300_800_000),
+        ("1969-12-31T23:59:59.9991Z", 0),
+    ],
+)  # fmt: skip
+def test_a_time_is_epoch_milliseconds_rounded_up(text: str, ms: int) -> None:
+    assert parse_time_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "now", "tomorrow", "-1", "-0", "+1", "1.5", "1e12", "1_700_000_000_000", " 0", "0\n",
+        "0x0", "٣", "１７",
+        "1000000000000000", "9" * 5_000,
+        "2030-01-31T09:00:00", "2030-01-31", "2030-01-31T09:00Z", "2030-01-31T09:00:00+1:00",
+        "2030-01-31T09:00:00+0100",
+        "2030-01-31T09:00:00+24:00", "2030-01-31T09:00:00+00:60", "2030-01-31T09:00:00.Z",
+        "2030-01-31T09:00:00,5Z",
+        "2030-02-30T09:00:00Z", "2023-02-29T00:00:00Z", "2030-13-01T00:00:00Z", "2030-00-01T00:00:00Z",
+        "2030-01-00T00:00:00Z", "2030-01-31T24:00:00Z", "2030-01-31T09:60:00Z", "2030-01-31T09:00:61Z",
+        "0000-01-01T00:00:00Z",
+        "1969-12-31T23:59:59Z", "1969-12-31T23:59:59.999Z", "1970-01-01T00:00:00+00:01",
+        "2030-01-31T09:00:00Z ", "2030-01-31T09:00:00ZZ", "٢٠٣٠-01-31T09:00:00Z", "20300-01-31T09:00:00Z",
+        "2030-01-31T09:00:00." + "0" * 31 + "Z",
+    ],
+)  # fmt: skip
+def test_what_is_no_time_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time|before 1970"):
+        parse_time_ms(text)
+
+
+@given(
+    st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(9998, 1, 1)),
+    st.integers(-23 * 60 - 59, 23 * 60 + 59),
+)
+def test_a_time_is_less_than_a_millisecond_above_the_exact_one(moment: datetime, offset_minutes: int) -> None:
+    there = moment.replace(tzinfo=timezone(timedelta(minutes=offset_minutes)))
+    exact = Fraction((there - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1), 1_000)
+    assert 0 <= parse_time_ms(there.isoformat()) - exact < 1
+
+
+@given(st.integers(0, 253_402_300_799_999))
+def test_a_time_that_was_shown_is_read_as_the_same_time(time_ms: int) -> None:
+    assert parse_time_ms(format_time(time_ms)) == time_ms
+
+
+def test_times_are_shown_in_utc_with_milliseconds() -> None:
+    assert format_time(0) == "1970-01-01T00:00:00.000Z"
+    assert format_time(1_896_076_800_007) == "2030-01-31T08:00:00.007Z"
+
+
+def test_a_time_beyond_the_calendar_is_shown_as_its_number() -> None:
+    assert format_time(253_402_300_800_000) == "253402300800000"
+    assert format_time(MS_MAX) == str(MS_MAX)
+    assert format_time(10**25) == str(10**25)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_time_and_a_duration_or_a_value_error(text: str) -> None:
+    for parse in (parse_time_ms, parse_duration_ms):
+        try:
+            assert 0 <= parse(text) <= MS_MAX
+        except ValueError as error:
+            assert str(error)  # noqa: PT017 - some texts are times
