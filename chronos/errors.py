@@ -15,14 +15,14 @@
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
-        ├── TransactionAborted   1: the transaction was aborted, cleanly; `culprit_likely` says whose fault
+        ├── TransactionAborted   1: the transaction was aborted, cleanly; `poison_likely` says whose fault
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
         ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
         ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
         ├── RoleStale            1: the progress log knows a later role than the one this node was given
         └── ArchiveFailed        1: the archive could not be read or written; what is in it stays
 
-A message that must be refused is no exception: it is a value, `core.message.Refusal`.
+A message that must be refused is no exception: it is a value, `core.message.Rejection`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
 """
 
@@ -113,23 +113,23 @@ class ClockDisagrees(Retry):
 class TransactionAborted(Retry):
     """The transaction was aborted and the producer may be used again.
 
-    `culprit_likely` is true when the broker refused a message for what it is (its size, its topic),
+    `poison_likely` is true when the broker refused a message for what it is (its size, its topic),
     false when a broker was slow or gone: a time-out makes nobody a culprit.
     """
 
-    def __init__(self, text: str, *, culprit_likely: bool) -> None:
-        self.culprit_likely = culprit_likely
+    def __init__(self, text: str, *, poison_likely: bool) -> None:
+        self.poison_likely = poison_likely
         super().__init__(text)
 
 
 class ProducerLost(Retry):
     """Fenced, timed out, or fatal: whether the last transaction committed is known from the progress log only.
 
-    `culprit_likely` as with TransactionAborted: some refusals cost the producer too.
+    `poison_likely` as with TransactionAborted: some refusals cost the producer too.
     """
 
-    def __init__(self, text: str, *, culprit_likely: bool = False) -> None:
-        self.culprit_likely = culprit_likely
+    def __init__(self, text: str, *, poison_likely: bool = False) -> None:
+        self.poison_likely = poison_likely
         super().__init__(text)
 
 

@@ -12,15 +12,14 @@ from msgspec import Struct
 
 from chronos.core.codec import Identity
 from chronos.core.message import Record
-from chronos.core.roles import Member, Request, Roles
-from chronos.core.roles import View as ClusterView
-from chronos.core.shard import View
+from chronos.core.roles import ClusterView, Member, Request, Roles
+from chronos.core.shard import StoreView
 
 Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
 """A record to be written: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
 
 
-class Ends(Struct, frozen=True, kw_only=True):
+class Watermarks(Struct, frozen=True, kw_only=True):
     """Where a partition begins and ends."""
 
     start: int
@@ -41,7 +40,7 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """Partitions without a live leader."""
     bytes_max: int
     """Largest record batch the topic takes (`max.message.bytes`)."""
-    keyed_only: bool = False
+    compacted: bool = False
     """A compacted topic: it refuses records without a key."""
     writable: bool = True
     """The broker lets Chronos write to it."""
@@ -121,7 +120,7 @@ class Log(Protocol):
     def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """A fresh look at topics that must not be created by it; None: not there."""
 
-    def ends(self, topic: str, partition: int) -> Ends:
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
         """Where the partition begins and ends at this moment, asked of the broker."""
 
     def stable_end(self, topic: str, partition: int) -> int:
@@ -136,7 +135,7 @@ class Log(Protocol):
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Up to where a consumer group has committed; None where there is no such group, or nothing of it yet."""
 
-    def answers(self, timeout_s: float) -> bool:
+    def ping(self, timeout_s: float) -> bool:
         """Whether any broker answers within the time; asked again and again, so it leaves nothing behind."""
 
     def reader(self, topic: str, partition: int, offset: int) -> Reader:
@@ -152,7 +151,7 @@ class Log(Protocol):
         """Give everything back."""
 
 
-class Store(View, Protocol):
+class Store(StoreView, Protocol):
     """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
@@ -167,7 +166,7 @@ class Store(View, Protocol):
     def checkpoint(self, path: Path) -> None:
         """Flush, and put a copy of everything written so far there; the folder must not exist yet.
 
-        The copy holds whole writes only, and can be opened as a store. Others may read and write meanwhile.
+        The copy holds whole writes only, and can be opened as a store. PeerClient may read and write meanwhile.
         """
 
     def verify(self) -> int:
@@ -200,21 +199,21 @@ class Clock(Protocol):
         """By how much the wall clock was stepped against the boot clock since the start."""
 
 
-class Outlook(Struct, frozen=True, kw_only=True):
+class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """What a node knows of the cluster at one moment."""
 
     roles: Roles | None
     """As last read; None when nothing was published yet, or the session is lost: then this node is nobody's master."""
     members: Mapping[str, Member]
     """Nodes with a live session, as last read."""
-    sure: bool
+    confirmed: bool
     """The session is connected, so that `roles` is up to date. False: go on as you are, but begin nothing."""
 
 
 class Coordinator(Protocol):
     """Membership, and one leader among the members. Safety never rests on it: the log fences (law 5).
 
-    Suspended (no server answers): `sure` is False, masters go on, the controller decides nothing. Lost (the session is
+    Suspended (no server answers): `confirmed` is False, masters go on, the controller decides nothing. Lost (the session is
     over): `roles` is None, masters stop; `join` again.
     """
 
@@ -227,7 +226,7 @@ class Coordinator(Protocol):
     def report(self, member: Member) -> None:
         """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
 
-    def look(self) -> Outlook:
+    def look(self) -> ClusterSnapshot:
         """What is known now, without asking anybody."""
 
     def request(self, request: Request) -> None:

@@ -20,7 +20,7 @@ from chronos.cli.app import app
 from chronos.config import load
 from chronos.config.catalogue import PROPERTIES, keys
 from chronos.core import message
-from chronos.core.codec import Identity, State, Word
+from chronos.core.codec import Identity, IdState, State
 from chronos.core.message import Entry, Reason
 from chronos.core.progress import Decision, Progress
 
@@ -132,9 +132,11 @@ def command_lines(page: Path) -> Iterator[list[str]]:
     for block in blocks(page, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("chronos "):
-                words = shlex.split(line, comments=True)
-                stop = next((at for at, word in enumerate(words) if word in ("<", ">", "|", "&")), len(words))
-                yield words[1:stop]
+                id_states = shlex.split(line, comments=True)
+                stop = next(
+                    (at for at, id_state in enumerate(id_states) if id_state in ("<", ">", "|", "&")), len(id_states)
+                )
+                yield id_states[1:stop]
 
 
 @pages
@@ -279,7 +281,7 @@ def test_every_reason_is_described_and_no_other() -> None:
         for cells in rows(DOCS / "reference/headers.md", heading)
         if cells[0].startswith("`") and cells[0] != "`chronos-reason`"
     }
-    assert set(found) == {reason.word for reason in Reason}
+    assert set(found) == {reason.label for reason in Reason}
     for cells in found.values():
         assert len(cells) == 3
         assert all(len(cell) > 5 for cell in cells[1:])
@@ -367,7 +369,9 @@ def test_every_text_that_stops_or_pauses_a_node_is_explained_to_operators() -> N
 # -------------------------------------------------------------------------------------------- Formats, tests
 
 
-@pytest.mark.parametrize("value", [Entry, Word, State, Identity, Progress, Decision], ids=lambda value: value.__name__)
+@pytest.mark.parametrize(
+    "value", [Entry, IdState, State, Identity, Progress, Decision], ids=lambda value: value.__name__
+)
 def test_every_field_of_a_format_is_written_down_in_its_order(value: type) -> None:
     """docs/reference/formats.md follows the structs."""
     text = (DOCS / "reference/formats.md").read_text()

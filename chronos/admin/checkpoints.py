@@ -4,7 +4,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError
 from chronos.admin.schemas import CheckpointInfo, CheckpointsInfo, ShardCheckpoints
 from chronos.core.timefmt import format_time
-from chronos.node.checkpointing import Keeping
+from chronos.node.checkpointing import CheckpointScheduler
 
 
 class CheckpointHandlers:
@@ -24,7 +24,7 @@ class CheckpointHandlers:
             checkpointer.ask()
         return 202, self._found(keeping)
 
-    def _keeping(self) -> Keeping:
+    def _keeping(self) -> CheckpointScheduler:
         keeping = self._context.node.checkpoints
         if keeping is None:
             raise ProblemError(
@@ -33,7 +33,7 @@ class CheckpointHandlers:
         return keeping
 
     @staticmethod
-    def _found(keeping: Keeping) -> CheckpointsInfo:
+    def _found(keeping: CheckpointScheduler) -> CheckpointsInfo:
         return CheckpointsInfo(
             shards=[
                 ShardCheckpoints(

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.schemas import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
-from chronos.core.roles import SILENT, Assignment, Change, Member, Request, Roles
+from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles
 from chronos.core.timefmt import format_time
 from chronos.node import IN_PLACE
 from chronos.workers.membership import Membership
@@ -32,17 +32,17 @@ class Cluster:
     async def nodes(self, _: Call) -> tuple[int, object]:
         """The nodes of the cluster, this one first; standalone, this one alone."""
         membership = self._context.node.membership
-        outlook = None if membership is None else membership.outlook()
-        roles = None if outlook is None else outlook.roles
+        snapshot = None if membership is None else membership.snapshot()
+        roles = None if snapshot is None else snapshot.roles
         here = self._context.node.describe()
-        others = [] if outlook is None else [m for _, m in sorted(outlook.members.items()) if m.node != here.node]
+        others = [] if snapshot is None else [m for _, m in sorted(snapshot.members.items()) if m.node != here.node]
         drained = () if roles is None else roles.drained
         return 200, Nodes(
             nodes=[self._here(here, drained), *(self._there(member, drained) for member in others)],
             away=[] if roles is None else _away(roles),
             controller=None if roles is None else roles.controller or None,
             controller_epoch=None if roles is None else roles.controller_epoch,
-            sure=outlook is None or outlook.sure,
+            sure=snapshot is None or snapshot.confirmed,
             history=[] if roles is None else [_change(change) for change in reversed(roles.history)],
         )
 
@@ -60,7 +60,7 @@ class Cluster:
             for number, replica in sorted(member.replicas.items())
             if replica.role not in IN_PLACE or replica.reason is not None
         ]
-        if member.log == SILENT:
+        if member.log == UNREACHABLE:
             reasons.append("the log does not answer it")
         return self._info(member, drained, reasons)
 
@@ -133,7 +133,7 @@ class Cluster:
 
     @staticmethod
     def _member(membership: Membership, node: str) -> str:
-        members = membership.outlook().members
+        members = membership.snapshot().members
         if node not in members:
             raise ProblemError(404, "no-node", f"no node {node[:100]!r} is there; those that are: {sorted(members)}")
         return node
@@ -143,23 +143,23 @@ class Cluster:
         await self._context.in_thread(membership.ask, request)
 
     async def _until(
-        self, membership: Membership, done: Callable[[Assignment], bool], what: str, shards: list[int]
+        self, membership: Membership, done: Callable[[ShardRoles], bool], what: str, shards: list[int]
     ) -> tuple[int, object]:
         """Wait until the controller has given the roles out, and the new masters report that they are."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + TRANSFER_S
         while loop.time() < deadline_s and not self._context.stopping.is_set():
-            outlook = membership.outlook()
-            given = {} if outlook.roles is None else outlook.roles.shards
+            snapshot = membership.snapshot()
+            given = {} if snapshot.roles is None else snapshot.roles.shards
             if all(number in given and done(given[number]) for number in shards) and all(
-                _reigns(outlook.members, given[number], number) for number in shards
+                _reigns(snapshot.members, given[number], number) for number in shards
             ):
                 return 200, Asked(result="done", what=what)
             await asyncio.sleep(LOOK_S)
         return 202, Asked(result="accepted", what=what)
 
 
-def _reigns(members: Mapping[str, Member], given: Assignment, shard: int) -> bool:
+def _reigns(members: Mapping[str, Member], given: ShardRoles, shard: int) -> bool:
     member = None if given.master is None else members.get(given.master)
     replica = None if member is None else member.replicas.get(shard)
     return replica is not None and replica.role == "master" and replica.role_epoch == given.epoch

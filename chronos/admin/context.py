@@ -11,10 +11,10 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
-from chronos.admin.peer_client import Others
+from chronos.admin.peer_client import PeerClient
 from chronos.admin.scheduling import Planner
-from chronos.admin.waiting import Watch
-from chronos.core.message import Rules
+from chronos.admin.waiting import PullWait
+from chronos.core.rules import Rules
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
@@ -54,11 +54,11 @@ class Context:
         self._watchers = ThreadPoolExecutor(WATCHERS, "http-wait")
         self._writer = ThreadPoolExecutor(1, "http-append")
         self.appender = Appender(node.log, self._writer)
-        self.watches = [Watch(driver, self._watchers) for driver in node.shards]
+        self.watches = [PullWait(driver, self._watchers) for driver in node.shards]
         self.planner = Planner(
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
-        self.others = Others(node)
+        self.others = PeerClient(node)
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._refreshed_s = float("-inf")

@@ -15,9 +15,9 @@ from chronos.admin.encoding import BASE64_ID, headers_out, id_bytes, id_path, id
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import Planned, decode_body, new_time, plan_action, time_ms
 from chronos.admin.schemas import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery, ShardsQuery
-from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, address, parse_address, partition_of
+from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import Entry, Reason
-from chronos.core.query import Found, Row, find, page
+from chronos.core.query import Found, MessageRow, find, page
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.core.wheel import Position
 from chronos.node.driver import ShardDriver
@@ -33,10 +33,10 @@ ACT_S = 5.0
 IN_LOOP_BYTES = 32_768
 """A body up to this size is checked in the event loop; larger ones beside it, so that they hold up nobody."""
 
-Place = tuple[int, int, int]
+PageKey = tuple[int, int, int]
 """`(place_ms, shard, offset)`: the order of a page over all shards."""
 
-Part = tuple[list[tuple[Place, Known]], Place | None]
+Part = tuple[list[tuple[PageKey, Known]], PageKey | None]
 """Messages of some shards in their order, and up to where they are all there are; None: to the end."""
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class Messages:
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
         """Where the id belongs, and where else it may be."""
         count = len(self._context.shards)
-        named = parse_address(message_id, count)
+        named = parse_generated_id(message_id, count)
         if named is not None:
             return named[0], []
         home = partition_of(message_id, count)
@@ -155,7 +155,7 @@ class Messages:
         query: PageQuery = call.query
         due_from_ms = 0 if query.due_from is UNSET else _time("due_from", query.due_from)
         due_to_ms = MS_MAX + 1 if query.due_to is UNSET else _time("due_to", query.due_to)
-        after = None if query.after is UNSET else _place(query.after)
+        after = None if query.after is UNSET else _page_key(query.after)
         target = None if query.target is UNSET else query.target
 
         context, others = self._context, self._context.others
@@ -177,7 +177,7 @@ class Messages:
         parts = await context.in_thread(pages)
         for _, found in await others.gather(missing, "/v1/messages", asdict(query), Page):
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages]
-            parts.append((rows, None if found.after is None else _place(found.after)))
+            parts.append((rows, None if found.after is None else _page_key(found.after)))
         messages, following = merge(parts, query.limit)
         return 200, Page(messages=messages, after=None if following is None else "-".join(map(str, following)))
 
@@ -228,7 +228,7 @@ class Messages:
         elif reason == Reason.UNKNOWN:
             done.result = "unknown"
         else:
-            done.result, done.detail = "refused", Reason(reason).word
+            done.result, done.detail = "refused", Reason(reason).label
         return 200, done
 
     async def _refusal(self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended) -> int | None:
@@ -244,7 +244,7 @@ class Messages:
 def _accepted(planned: Planned, appended: Appended) -> Accepted:
     due_ms = planned.due_ms + appended.timestamp_ms if planned.is_delay else planned.due_ms
     return Accepted(
-        id=planned.id or address(appended.partition, due_ms, appended.offset).decode(),
+        id=planned.id or generated_id(appended.partition, due_ms, appended.offset).decode(),
         shard=appended.partition,
         offset=appended.offset,
         due_at=format_time(due_ms),
@@ -278,8 +278,10 @@ def known(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entr
     return answer
 
 
-def merge(parts: Sequence[tuple[list[tuple[Place, T]], Place | None]], limit: int) -> tuple[list[T], Place | None]:
-    """One page of many: in the order of `Place`, only as far as every part's answer is complete.
+def merge(
+    parts: Sequence[tuple[list[tuple[PageKey, T]], PageKey | None]], limit: int
+) -> tuple[list[T], PageKey | None]:
+    """One page of many: in the order of `PageKey`, only as far as every part's answer is complete.
 
     The second value is where the next page begins; None when there is no more.
     """
@@ -294,7 +296,7 @@ def merge(parts: Sequence[tuple[list[tuple[Place, T]], Place | None]], limit: in
     return [message for _, message in rows], horizon
 
 
-def _part(shard: int, found: tuple[list[Row], Position | None]) -> Part:
+def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
     rows, through = found
     return (
         [
@@ -305,7 +307,7 @@ def _part(shard: int, found: tuple[list[Row], Position | None]) -> Part:
     )
 
 
-def _after(place: Place | None, shard: int) -> Position | None:
+def _after(place: PageKey | None, shard: int) -> Position | None:
     """Where a shard's own page begins, behind a place among all shards."""
     if place is None:
         return None
@@ -315,7 +317,7 @@ def _after(place: Place | None, shard: int) -> Position | None:
     return (due_ms, OFFSET_MAX) if shard < at else (due_ms - 1, OFFSET_MAX)
 
 
-def _place(text: str) -> Place:
+def _page_key(text: str) -> PageKey:
     due_ms, shard, offset = (int(part) for part in text.split("-"))
     if offset > OFFSET_MAX:
         raise wrong_field("after", "give back what the page before said")

@@ -114,11 +114,11 @@ class Overview:
         membership = self._context.node.membership
         if membership is None:
             return shard.state.node or None, None, []
-        outlook = membership.outlook()
-        given = None if outlook.roles is None else outlook.roles.shards.get(shard.number)
+        snapshot = membership.snapshot()
+        given = None if snapshot.roles is None else snapshot.roles.shards.get(shard.number)
         found = [
             (node, replica)
-            for node, member in sorted(outlook.members.items())
+            for node, member in sorted(snapshot.members.items())
             if (replica := member.replicas.get(shard.number)) is not None
         ]
         most = max((replica.applied or 0 for _, replica in found), default=0)

@@ -35,7 +35,7 @@ EMPTY = ("none", "failed", "stopped")
 T = TypeVar("T")
 
 
-class Others:
+class PeerClient:
     """Lives as long as the server, in its event loop."""
 
     def __init__(self, node: Node) -> None:
@@ -77,7 +77,7 @@ class Others:
             return []
         found = [
             (ORDER.index(replica.role) if replica.role in ORDER else len(ORDER), -replica.applied, member)
-            for member in membership.outlook().members.values()
+            for member in membership.snapshot().members.values()
             if member.node != self._node.config.node.id
             and (replica := member.replicas.get(shard)) is not None
             and replica.role not in EMPTY
@@ -147,7 +147,7 @@ class Others:
 
     def _nobody(self, shard: int) -> ProblemError:
         membership = self._node.membership
-        roles = None if membership is None else membership.outlook().roles
+        roles = None if membership is None else membership.snapshot().roles
         given = None if roles is None else roles.shards.get(shard)
         nodes = () if given is None else given.replicas
         return ProblemError(

@@ -28,7 +28,7 @@ SENT_S = 60.0
 """How long the other node may take for a megabyte; then it is not there any more."""
 
 
-class Copies:
+class ReplicaTransfer:
     """The handlers of `/v1/shards/{shard}/checkpoint` and `/v1/shards/{shard}/digest`."""
 
     def __init__(self, context: Context) -> None:
@@ -114,7 +114,7 @@ class Copies:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + KNOWN_S
         while membership is not None and node and token:
-            member = membership.outlook().members.get(node)
+            member = membership.snapshot().members.get(node)
             if member is not None and member.token and hmac.compare_digest(member.token.encode(), token):
                 return
             if loop.time() > deadline_s:

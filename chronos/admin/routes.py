@@ -12,7 +12,7 @@ from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
-from chronos.admin.replica_transfer import Copies
+from chronos.admin.replica_transfer import ReplicaTransfer
 from chronos.admin.topics import TopicReads
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
@@ -62,7 +62,7 @@ def routes(
     overview: Overview,
     cluster: Cluster,
     checkpoints: CheckpointHandlers,
-    copies: Copies,
+    copies: ReplicaTransfer,
     topics: TopicReads,
 ) -> list[Route]:
     """All of them, in the order of the documentation."""
@@ -209,5 +209,10 @@ def table(context: Context | None) -> list[Route]:
     """The routes over a context; without one, only to be read."""
     known: Any = context
     return routes(
-        Messages(known), Overview(known), Cluster(known), CheckpointHandlers(known), Copies(known), TopicReads(known)
+        Messages(known),
+        Overview(known),
+        Cluster(known),
+        CheckpointHandlers(known),
+        ReplicaTransfer(known),
+        TopicReads(known),
     )

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from chronos.admin.encoding import from_base64, headers_in, id_bytes, id_text, to_bytes
 from chronos.admin.problems import ProblemError, invalid
 from chronos.admin.schemas import BATCH_MAX, Fault, HeaderValues, Message, Move
-from chronos.core.keys import parse_address, partition_of
+from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
     DELAY,
@@ -27,10 +27,10 @@ from chronos.core.message import (
     TARGET_TOPIC,
     Reason,
     Record,
-    Refusal,
-    Rules,
-    parse,
+    Rejection,
 )
+from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.core.timefmt import parse_duration_ms, parse_time_ms
 from chronos.ports import Outgoing
@@ -129,7 +129,7 @@ class Planner:
             control[EXPIRE_AT] = b"%d" % _time_ms("expire_at", message.expire_at)
         if message.repeat is not UNSET or message.spread is not UNSET:
             field = "repeat" if message.repeat is not UNSET else "spread"
-            raise _Wrong(field, "not supported yet", Reason.NOT_SUPPORTED_YET.word)
+            raise _Wrong(field, "not supported yet", Reason.NOT_SUPPORTED_YET.label)
         pairs = list(control.items())
         headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = control
         if target.headers:
@@ -143,7 +143,7 @@ class Planner:
         shard = next(self._turn) % shards if message_id is None else partition_of(message_id, shards)
         size = self._size(message_id, value, pairs)
         asked = parse(Record(0, now_ms, message_id, value, pairs), self._rules[shard])
-        if type(asked) is Refusal:
+        if type(asked) is Rejection:
             raise _refused(asked)
         return Planned(
             record=(self._delay_topic, message_id, value, headers, shard),
@@ -162,7 +162,7 @@ class Planner:
         exact = batch_bytes(key, value, pairs) + 4 * len(pairs)
         if exact > self._bytes_max:
             raise _Wrong("value", f"the record would take {exact} bytes, more than topics.message_bytes_max"
-                                  f" ({self._bytes_max})", Reason.TOO_LARGE.word)  # fmt: skip
+                                  f" ({self._bytes_max})", Reason.TOO_LARGE.label)  # fmt: skip
         return exact
 
 
@@ -212,12 +212,12 @@ def plan_action(
     """The record that asks for an action; ProblemError when the shard would not even understand it."""
     headers: dict[str, bytes | None] = {ACTION: verb.encode()}
     key: bytes | None = message_id
-    if parse_address(message_id, rules.shards) is not None:
+    if parse_generated_id(message_id, rules.shards) is not None:
         key, headers[ID] = None, message_id
     if time is not None:
         headers[time[0]] = time[1]
     asked = parse(Record(0, now_ms, key, None, list(headers.items())), rules)
-    if type(asked) is Refusal:
+    if type(asked) is Rejection:
         fault = _refused(asked).fault
         raise invalid(f"{fault.field}: {fault.detail}", [fault])
     return delay_topic, key, None, headers, rules.shard
@@ -227,35 +227,35 @@ def _due(message: Message | Move) -> tuple[int, bool]:
     """`(milliseconds, whether they count from the broker's timestamp)`."""
     if message.deliver_at is not UNSET:
         if message.delay is not UNSET:
-            raise _Wrong("delay", "deliver_at and delay are both given", Reason.CONTRADICTORY_HEADERS.word)
+            raise _Wrong("delay", "deliver_at and delay are both given", Reason.CONTRADICTORY_HEADERS.label)
         return _time_ms("deliver_at", message.deliver_at), False
     if message.delay is UNSET:
-        raise _Wrong("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.word)
+        raise _Wrong("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.label)
     try:
         return duration_ms(message.delay), True
     except ValueError as error:
-        raise _Wrong("delay", str(error), Reason.BAD_VALUE.word) from None
+        raise _Wrong("delay", str(error), Reason.BAD_VALUE.label) from None
 
 
 def _time_ms(field: str, value: int | str) -> int:
     try:
         return time_ms(value)
     except ValueError as error:
-        raise _Wrong(field, str(error), Reason.BAD_VALUE.word) from None
+        raise _Wrong(field, str(error), Reason.BAD_VALUE.label) from None
 
 
 def _id(text: str) -> bytes:
     try:
         return id_bytes(text)
     except ValueError as error:
-        raise _Wrong("id", str(error), Reason.BAD_ID.word) from None
+        raise _Wrong("id", str(error), Reason.BAD_ID.label) from None
 
 
 def _bytes(field: str, text: str) -> bytes:
     try:
         return to_bytes(text)
     except ValueError as error:
-        raise _Wrong(field, str(error), Reason.BAD_VALUE.word) from None
+        raise _Wrong(field, str(error), Reason.BAD_VALUE.label) from None
 
 
 def _either(field: str, text: str | None, base64: str | UnsetType) -> bytes | None:
@@ -263,11 +263,11 @@ def _either(field: str, text: str | None, base64: str | UnsetType) -> bytes | No
     if base64 is UNSET:
         return None if text is None else _bytes(field, text)
     if text is not None:
-        raise _Wrong(f"{field}_base64", f"{field} is given too", Reason.CONTRADICTORY_HEADERS.word)
+        raise _Wrong(f"{field}_base64", f"{field} is given too", Reason.CONTRADICTORY_HEADERS.label)
     try:
         return from_base64(base64)
     except ValueError as error:
-        raise _Wrong(f"{field}_base64", str(error), Reason.BAD_VALUE.word) from None
+        raise _Wrong(f"{field}_base64", str(error), Reason.BAD_VALUE.label) from None
 
 
 def _own_headers(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
@@ -275,25 +275,25 @@ def _own_headers(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
     try:
         pairs = headers_in(headers)
     except ValueError as error:
-        raise _Wrong("target.headers", str(error), Reason.BAD_VALUE.word) from None
+        raise _Wrong("target.headers", str(error), Reason.BAD_VALUE.label) from None
     own = [pair for pair in pairs if pair[0] not in RECEIPT]
     for name, _ in own:
         if name.startswith(PREFIX):
             raise _Wrong(
                 "target.headers", f"{name[:80]}: names that start with {PREFIX} are Chronos's own",
-                Reason.UNKNOWN_HEADER.word,
+                Reason.UNKNOWN_HEADER.label,
             )  # fmt: skip
     return own
 
 
-def _refused(refusal: Refusal) -> _Wrong:
+def _refused(rejection: Rejection) -> _Wrong:
     """The core's words, with the names of fields for those of headers."""
-    detail = refusal.detail
-    field = _REASON_FIELDS.get(refusal.reason, "")
+    detail = rejection.detail
+    field = _REASON_FIELDS.get(rejection.reason, "")
     for header, name in FIELDS.items():
         if header in detail:
             field = field or name
             detail = detail.removeprefix(f"{header}: ").replace(header, name)
-    if refusal.reason is Reason.BEYOND_MAX_DELAY:
+    if rejection.reason is Reason.BEYOND_MAX_DELAY:
         field = "deliver_at"
-    return _Wrong(field or "id", detail, refusal.reason.word)
+    return _Wrong(field or "id", detail, rejection.reason.label)

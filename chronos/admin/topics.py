@@ -53,8 +53,8 @@ class TopicReads:
     def _topic(self, name: str, partitions: int) -> Topic:
         found = []
         for partition in range(partitions):
-            ends = self._context.node.log.ends(name, partition)
-            found.append(PartitionInfo(partition=partition, start=ends.start, end=ends.stable))
+            watermarks = self._context.node.log.watermarks(name, partition)
+            found.append(PartitionInfo(partition=partition, start=watermarks.start, end=watermarks.stable))
         return Topic(topic=name, partitions=found)
 
     async def records(self, call: Call) -> tuple[int, object]:
@@ -73,8 +73,8 @@ class TopicReads:
         try:
             records = await self._read(reader, query.limit, deadline_s, call)
         except LogMismatch as error:
-            ends = self._context.node.log.ends(topic, query.partition)
-            raise ProblemError(410, "trimmed", str(error), hint=f"read on from offset {ends.start}") from None
+            watermarks = self._context.node.log.watermarks(topic, query.partition)
+            raise ProblemError(410, "trimmed", str(error), hint=f"read on from offset {watermarks.start}") from None
         finally:
             reader.close()
         return 200, Records(
@@ -110,10 +110,10 @@ class TopicReads:
             raise ProblemError(
                 404, "no-partition", f"{topic} has partitions 0 to {info.partitions - 1}, not {query.partition}"
             )
-        ends = self._context.node.log.ends(topic, query.partition)
-        offset = ends.start if query.offset is UNSET else query.offset
-        if offset > ends.stable:
-            raise wrong_field("offset", f"{topic}/{query.partition} ends at {ends.stable}")
+        watermarks = self._context.node.log.watermarks(topic, query.partition)
+        offset = watermarks.start if query.offset is UNSET else query.offset
+        if offset > watermarks.stable:
+            raise wrong_field("offset", f"{topic}/{query.partition} ends at {watermarks.stable}")
         return self._context.node.log.reader(topic, query.partition, offset)
 
     def _embedded(self) -> _Browsable:

@@ -9,7 +9,7 @@ LOOK_S = 0.1
 """Longest sleep of the thread that watches a shard, so that who gave up does not keep it busy."""
 
 
-class Watch:
+class PullWait:
     """Watches one shard while somebody waits for it. For one event loop, which owns all of its state."""
 
     def __init__(self, shard: ShardDriver, executor: Executor) -> None:

@@ -12,7 +12,7 @@ from chronos.cli.output import local, number, span
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.core.roles import Member
-    from chronos.node.cluster import Survey
+    from chronos.node.cluster import ClusterInspection
 
 CLOCK_TOLERANCE_MS = 500
 """How far two nodes' clocks may differ before one of them pauses (law 2)."""
@@ -26,9 +26,9 @@ NOWHERE = ("0.0.0.0", "::")
 
 def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance`: of the data directory, if there."""
-    from chronos.node.cluster import look_at_coordinator
+    from chronos.node.cluster import inspect_coordinator
 
-    found = yield from guarded("zookeeper", lambda: look_at_coordinator(config, instance))
+    found = yield from guarded("zookeeper", lambda: inspect_coordinator(config, instance))
     if found is None:
         return
     yield from _session(found)
@@ -40,7 +40,7 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     yield from _roles(found)
 
 
-def _session(found: "Survey") -> Iterator[Finding]:
+def _session(found: "ClusterInspection") -> Iterator[Finding]:
     yield ok("zookeeper", f"{found.hosts}: a session begins, and {found.base} can be written")
     if found.given_ms != found.asked_ms:
         yield note(
@@ -56,7 +56,7 @@ def _session(found: "Survey") -> Iterator[Finding]:
         )
 
 
-def _own_id(config: "Config", instance: str, found: "Survey") -> Iterator[Finding]:
+def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iterator[Finding]:
     mine = found.members.get(config.node.id)
     if mine is None:
         yield note("members", f"node {config.node.id} is no member at the moment: it does not run, or has no session")
@@ -72,7 +72,7 @@ def _own_id(config: "Config", instance: str, found: "Survey") -> Iterator[Findin
         yield problem("members", f"{node} is of a version that writes what this one cannot read: run one version")
 
 
-def _addresses(config: "Config", found: "Survey") -> Iterator[Finding]:
+def _addresses(config: "Config", found: "ClusterInspection") -> Iterator[Finding]:
     """Other nodes are asked for copies, and for shards that a node does not hold."""
     for address, count in Counter(member.address for member in found.members.values()).items():
         nodes = sorted(node for node, member in found.members.items() if member.address == address)
@@ -125,7 +125,7 @@ def _reach(member: "Member") -> Iterator[Finding]:
         yield problem(f"node {member.node}", reason)
 
 
-def _roles(found: "Survey") -> Iterator[Finding]:
+def _roles(found: "ClusterInspection") -> Iterator[Finding]:
     from chronos.core.timefmt import format_time
 
     roles = found.roles

@@ -273,7 +273,7 @@ def _check(reading: _Reading) -> Config | None:
     try:
         config = Config.model_validate(_nested(reading.values))
     except ValidationError as error:
-        wrong = {_judge(reading, details) for details in error.errors()}
+        wrong = {_check_conflict(reading, details) for details in error.errors()}
         reading.values = {path: value for path, value in reading.values.items() if path not in wrong}
         try:
             config = Config.model_validate(_nested(reading.values))
@@ -287,7 +287,7 @@ def _check(reading: _Reading) -> Config | None:
     return config
 
 
-def _judge(reading: _Reading, details: ErrorDetails) -> _Path:
+def _check_conflict(reading: _Reading, details: ErrorDetails) -> _Path:
     """Tell what is wrong with one value; returns its path."""
     steps = tuple(str(step) for step in details["loc"])
     # The longest prefix that is a key: a place inside a list belongs to the list.

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from chronos.core.roles import (
-    ANSWERS,
     HISTORY_MAX,
-    SILENT,
-    Assignment,
+    OK,
+    UNREACHABLE,
     Change,
-    Replica,
+    ClusterView,
+    ReplicaReport,
     Request,
     Roles,
-    View,
+    ShardRoles,
 )
 
 PATIENCE_MS = 30_000
@@ -34,7 +34,7 @@ PASSES_MAX = 100
 """Bound of the passes of one plan; what is left then is done by the next."""
 
 
-def plan(view: View) -> Roles:
+def plan(view: ClusterView) -> Roles:
     """What to publish now. The same view with this as its `roles` (and no requests) gives this again.
 
     1. Everybody's progress, and who is away since when, are noted.
@@ -63,10 +63,10 @@ def plan(view: View) -> Roles:
 class _Table:
     """Roles on their way from one value to the next, within one call of `plan`."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self.view = view
         self.members = view.members
-        self.shards = {shard: view.roles.shards.get(shard, Assignment()) for shard in range(view.shards)}
+        self.shards = {shard: view.roles.shards.get(shard, ShardRoles()) for shard in range(view.shards)}
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.history = list(view.roles.history)
@@ -85,12 +85,12 @@ class _Table:
 
     # What is reported
 
-    def replica(self, shard: int, node: str | None) -> Replica:
+    def replica(self, shard: int, node: str | None) -> ReplicaReport:
         """What the node says of its replica; nothing is known of one that says nothing."""
         member = self.members.get(node or "")
-        return Replica() if member is None else member.replicas.get(shard, Replica())
+        return ReplicaReport() if member is None else member.replicas.get(shard, ReplicaReport())
 
-    def reported(self, shard: int) -> Iterable[Replica]:
+    def reported(self, shard: int) -> Iterable[ReplicaReport]:
         """What all members say of the shard."""
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
@@ -115,10 +115,10 @@ class _Table:
         listed = {node for given in self.shards.values() for node in given.replicas}
         self.away = {node: since_ms for node, since_ms in self.away.items() if node in listed}
 
-    def _all(self, given: Assignment) -> set[str]:
+    def _all(self, given: ShardRoles) -> set[str]:
         return {*given.replicas, *self.members}
 
-    def _some(self, shard: int, given: Assignment) -> set[str]:
+    def _some(self, shard: int, given: ShardRoles) -> set[str]:
         count = self.view.replication or 0
         nodes = {node for node in given.replicas if node in self.members or not self._gone(node)}
         held = self._held()
@@ -169,7 +169,7 @@ class _Table:
         elif request.kind == "undrain":
             self.drained.discard(request.node)
         elif reason := self._refusal(request):
-            given = self.shards.get(request.shard, Assignment())
+            given = self.shards.get(request.shard, ShardRoles())
             why = f"{request.kind} to {request.node} refused: {reason}"
             self._note(request.shard, given, given.master, why)
         elif self.shards[request.shard].master != request.node:
@@ -183,8 +183,8 @@ class _Table:
             "it is no member at the moment": member is None,
             "it is about to stop": member is not None and member.leaving,
             "it is drained": request.node in self.drained,
-            "the log does not answer it": member is not None and member.log != ANSWERS,
-            "it holds no replica": request.node not in self.shards.get(request.shard, Assignment()).replicas,
+            "the log does not answer it": member is not None and member.log != OK,
+            "it holds no replica": request.node not in self.shards.get(request.shard, ShardRoles()).replicas,
             "its progress is not known yet": self.replica(request.shard, request.node).applied is None,
         }
         return next((reason for reason, so in reasons.items() if so), None)
@@ -202,7 +202,7 @@ class _Table:
             if given.master is not None and self._is_stale(shard, given.master, given.epoch):
                 self._give(shard, given.master, "the progress log knows a later role")
 
-    def _fill(self, shard: int, given: Assignment) -> None:
+    def _fill(self, shard: int, given: ShardRoles) -> None:
         """A shard without a live master: the best candidate, at once if it lacks nothing."""
         if given.master is not None:
             self.masters[given.master] -= 1
@@ -221,17 +221,17 @@ class _Table:
 
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]
-        return node not in self.drained and not member.leaving and member.log != SILENT
+        return node not in self.drained and not member.leaving and member.log != UNREACHABLE
 
     def _may_be_master(self, node: str) -> bool:
-        return self._may_stay(node) and self.members[node].log == ANSWERS
+        return self._may_stay(node) and self.members[node].log == OK
 
     def _why_not(self, node: str) -> str:
         member = self.members[node]
         reasons = {
             "leaving": member.leaving,
             "drained": node in self.drained,
-            "the log does not answer it": member.log == SILENT,
+            "the log does not answer it": member.log == UNREACHABLE,
         }
         return next((reason for reason, so in reasons.items() if so), "holds no replica any more")
 
@@ -294,7 +294,7 @@ class _Table:
         self.shards[shard] = new
         self._note(shard, new, node, why)
 
-    def _note(self, shard: int, given: Assignment, master: str | None, why: str) -> None:
+    def _note(self, shard: int, given: ShardRoles, master: str | None, why: str) -> None:
         self.history.append(
             Change(
                 at_ms=self.view.now_ms,

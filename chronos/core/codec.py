@@ -17,10 +17,10 @@ ENTRY_VERSION, WORD_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01",
 PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
 """States of a word. A replaced message has none: its id speaks for the one that took its place."""
 
-STATE_WORDS = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
+STATE_NAMES = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
 
 
-class Word(Struct, frozen=True, array_like=True, gc=False):
+class IdState(Struct, frozen=True, array_like=True, gc=False):
     """The last word about an id. Field order is the layout."""
 
     state: int
@@ -69,7 +69,7 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     """The same by its name, for people."""
     progress_ms: int = 0
     """Broker timestamp of the last progress record."""
-    trail_minute: int = 0
+    history_minute: int = 0
     totals: Totals = Totals()
 
     @property
@@ -97,7 +97,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(Entry).decode
-_decode_word = msgspec.msgpack.Decoder(Word).decode
+_decode_id_state = msgspec.msgpack.Decoder(IdState).decode
 _decode_state = msgspec.msgpack.Decoder(State).decode
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
@@ -117,17 +117,17 @@ def unpack_entry(data: bytes) -> Entry:
         raise _damaged("an entry", error) from error
 
 
-def pack_word(word: Word) -> bytes:
+def pack_id_state(id_state: IdState) -> bytes:
     """Bytes of a word."""
-    return WORD_VERSION + _encode(word)
+    return WORD_VERSION + _encode(id_state)
 
 
-def unpack_word(data: bytes) -> Word:
+def unpack_id_state(data: bytes) -> IdState:
     """The word in the bytes; StoreCorrupt when they are of another version or damaged."""
     if data[:1] != WORD_VERSION:
         raise _unknown("a word", data)
     try:
-        return _decode_word(data[1:])
+        return _decode_id_state(data[1:])
     except UNDECODABLE as error:
         raise _damaged("a word", error) from error
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from chronos.core.codec import FRESH, PENDING, pack_state, unpack_state, unpack_word
-from chronos.core.keys import COUNT, ENTRY, EXPIRY, OFFSET_MAX, STATE_KEY, WORD, entry_key, expiry_key
-from chronos.core.shard import View
+from chronos.core.codec import FRESH, PENDING, pack_state, unpack_id_state, unpack_state
+from chronos.core.keys import COUNT, ENTRY, EXPIRY, ID_STATE, OFFSET_MAX, STATE_KEY, entry_key, expiry_key
+from chronos.core.shard import StoreView
 
 VERSION = b"\x01"
 
@@ -26,11 +26,11 @@ _pack = msgspec.msgpack.Encoder().encode
 """A row as bytes that say where they end, so that no two lists of rows look alike."""
 
 
-def digest(view: View, *, remembered_ms: int = 0) -> str:
+def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     """The digest of a store that does not change meanwhile, in hexadecimal.
 
     Settled words count while they are not older than `remembered_ms` before the last progress record. That is at most
-    what the delete worker keeps (`workers.delete.words_kept_ms`); replicas with different settings are compared with the
+    what the delete worker keeps (`workers.delete.id_states_kept_ms`); replicas with different settings are compared with the
     least of them. With 0 only what is pending has to be the same.
     """
     (data,) = view.get([STATE_KEY])
@@ -41,7 +41,7 @@ def digest(view: View, *, remembered_ms: int = 0) -> str:
     behind = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
     for rows in _portions(view, behind, _beyond(ENTRY)):
         found.update(b"".join(map(_pack, rows)))
-    for rows in _portions(view, WORD, _beyond(WORD)):
+    for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
         found.update(b"".join([_pack(row) for row in rows if _counts(row[1], kept_from_ms)]))
     # What the list of words to drop lacks would never be dropped.
     for rows in _portions(view, expiry_key(kept_from_ms, b""), _beyond(EXPIRY)):
@@ -52,8 +52,8 @@ def digest(view: View, *, remembered_ms: int = 0) -> str:
 
 
 def _counts(data: bytes, kept_from_ms: int) -> bool:
-    word = unpack_word(data)
-    return word.state == PENDING or word.settled_ms >= kept_from_ms
+    id_state = unpack_id_state(data)
+    return id_state.state == PENDING or id_state.settled_ms >= kept_from_ms
 
 
 def _beyond(space: bytes) -> bytes:
@@ -61,7 +61,7 @@ def _beyond(space: bytes) -> bytes:
     return bytes([space[0] + 1])
 
 
-def _portions(view: View, start: bytes, stop: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+def _portions(view: StoreView, start: bytes, stop: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
     while rows := view.scan(start, stop, PORTION_ROWS, PORTION_BYTES):
         yield rows
         start = rows[-1][0] + b"\0"

@@ -13,7 +13,7 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
 import re
 from struct import Struct
 
-ENTRY, WORD, EXPIRY, COUNT, TRAIL, META = b"e", b"i", b"x", b"c", b"t", b"m"
+ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
 
 OFFSET_MAX = 2**64 - 1
 """As the second half of a position: behind every message due at that time."""
@@ -26,7 +26,7 @@ MINUTE_MS = 60_000
 _position = Struct(">cQQ")
 _position_alone = Struct(">xQQ")
 _number = Struct(">cQ")
-_ADDRESS = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][0-9]{0,18})")
+_GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][0-9]{0,18})")
 
 STATE_KEY = META + b"state"
 IDENTITY_KEY = META + b"identity"
@@ -41,9 +41,9 @@ entry_position = _position_alone.unpack
 """`(due_ms, offset)` of an entry's key. Not a function of our own: it is called for every message read."""
 
 
-def word_key(message_id: bytes) -> bytes:
+def id_key(message_id: bytes) -> bytes:
     """Where the last word about an id stands."""
-    return WORD + message_id
+    return ID_STATE + message_id
 
 
 def expiry_key(settled_ms: int, message_id: bytes) -> bytes:
@@ -56,9 +56,9 @@ def count_key(minute: int) -> bytes:
     return _number.pack(COUNT, minute)
 
 
-def trail_key(minute: int) -> bytes:
+def cursor_history_key(minute: int) -> bytes:
     """Where the cursor stood when a minute of the epoch began."""
-    return _number.pack(TRAIL, minute)
+    return _number.pack(CURSOR_HISTORY, minute)
 
 
 def key_number(key: bytes) -> int:
@@ -66,14 +66,14 @@ def key_number(key: bytes) -> int:
     return int.from_bytes(key[1:9], "big")
 
 
-def address(shard: int, due_ms: int, offset: int) -> bytes:
+def generated_id(shard: int, due_ms: int, offset: int) -> bytes:
     """The id of a message without a key: its place is its name."""
     return b"%d-%d-%d" % (shard, due_ms, offset)
 
 
-def parse_address(message_id: bytes, shards: int) -> tuple[int, int, int] | None:
+def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] | None:
     """`(shard, due_ms, offset)` when the id is an address among `shards` shards, else None."""
-    match = _ADDRESS.fullmatch(message_id)
+    match = _GENERATED_ID.fullmatch(message_id)
     if match is None:
         return None
     shard, due_ms, offset = (int(part) for part in match.groups())
@@ -87,9 +87,9 @@ def murmur2(data: bytes) -> int:
     hashed = 0x9747B28C ^ length
     whole = length & ~3
     for at in range(0, whole, 4):
-        word = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
-        word = (word ^ word >> 24) * multiplier & mask
-        hashed = hashed * multiplier & mask ^ word
+        id_state = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
+        id_state = (id_state ^ id_state >> 24) * multiplier & mask
+        hashed = hashed * multiplier & mask ^ id_state
     if whole < length:
         hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
     hashed = (hashed ^ hashed >> 13) * multiplier & mask

@@ -28,7 +28,7 @@ class Outcome(IntEnum):
     DEAD = 7
 
 
-CARRIED_ON = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
+RESCHEDULING = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
 """Outcomes after which a message is still pending, at a new time."""
 
 
@@ -73,7 +73,7 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         """How many messages were selected: replay checks that it finds as many."""
         return sum(self.counts)
 
-    def refusals(self) -> Mapping[int, int]:
+    def rejections(self) -> Mapping[int, int]:
         """The refused delay records as offset -> reason."""
         return dict(self.refused)
 

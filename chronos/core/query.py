@@ -1,24 +1,24 @@
 """Questions about a shard, answered from its store: one message, a page of what is pending, counts per interval.
 
-Reads through `View`, so any replica can answer. Every call does a bounded amount of work; what is left to read is
+Reads through `StoreView`, so any replica can answer. Every call does a bounded amount of work; what is left to read is
 named in the answer, never fetched on the quiet.
 """
 
 from msgspec import Struct
 
-from chronos.core.codec import DELIVERED, PENDING, STATE_WORDS, State, unpack_entry, unpack_word
+from chronos.core.codec import DELIVERED, PENDING, STATE_NAMES, State, unpack_entry, unpack_id_state
 from chronos.core.keys import (
     MINUTE_MS,
     OFFSET_MAX,
     count_key,
     entry_key,
     entry_position,
+    id_key,
     key_number,
-    parse_address,
-    word_key,
+    parse_generated_id,
 )
 from chronos.core.message import Entry, entry_id
-from chronos.core.shard import View
+from chronos.core.shard import StoreView
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
@@ -54,7 +54,7 @@ class Found(Struct, frozen=True, kw_only=True):
     """The message itself; None once it was cancelled, or its retention is over."""
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class MessageRow(Struct, frozen=True, kw_only=True):
     """One pending message of a page."""
 
     id: bytes
@@ -63,24 +63,24 @@ class Row(Struct, frozen=True, kw_only=True):
     entry: Entry
 
 
-def find(view: View, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
+def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
     """What is known of the id in this shard: the last word about it, else the entry at its address; None: nothing."""
-    (data,) = view.get([word_key(message_id)])
+    (data,) = view.get([id_key(message_id)])
     if data is not None:
-        word = unpack_word(data)
-        (stored,) = view.get([entry_key(word.due_ms, word.offset)])
+        id_state = unpack_id_state(data)
+        (stored,) = view.get([entry_key(id_state.due_ms, id_state.offset)])
         return Found(
             id=message_id,
-            state=STATE_WORDS[word.state],
-            place_ms=word.due_ms,
-            offset=word.offset,
-            settled_ms=None if word.state == PENDING else word.settled_ms,
+            state=STATE_NAMES[id_state.state],
+            place_ms=id_state.due_ms,
+            offset=id_state.offset,
+            settled_ms=None if id_state.state == PENDING else id_state.settled_ms,
             entry=None if stored is None else unpack_entry(stored),
         )
-    address = parse_address(message_id, shards)
-    if address is None or address[0] != shard:
+    generated_id = parse_generated_id(message_id, shards)
+    if generated_id is None or generated_id[0] != shard:
         return None
-    _, due_ms, offset = address
+    _, due_ms, offset = generated_id
     (stored,) = view.get([entry_key(due_ms, offset)])
     if stored is None:
         return None
@@ -91,7 +91,7 @@ def find(view: View, state: State, shard: int, shards: int, message_id: bytes) -
     settled = (due_ms, offset) <= state.cursor
     return Found(
         id=message_id,
-        state=STATE_WORDS[DELIVERED if settled else PENDING],
+        state=STATE_NAMES[DELIVERED if settled else PENDING],
         place_ms=due_ms,
         offset=offset,
         settled_ms=None,
@@ -100,7 +100,7 @@ def find(view: View, state: State, shard: int, shards: int, message_id: bytes) -
 
 
 def page(
-    view: View,
+    view: StoreView,
     state: State,
     shard: int,
     *,
@@ -109,7 +109,7 @@ def page(
     due_to_ms: int,
     target: str | None,
     limit: int,
-) -> tuple[list[Row], Position | None]:
+) -> tuple[list[MessageRow], Position | None]:
     """Pending messages with `due_from_ms <= place < due_to_ms` behind `after`, in order, at most `limit`.
 
     The second value is the position up to which the answer is complete, to be given as `after` for the next page;
@@ -123,12 +123,12 @@ def page(
         return [], None
     scan_max = limit if target is None else PAGE_SCAN_MAX
     found = view.scan(start, stop, scan_max, PAGE_SCAN_BYTES)
-    rows: list[Row] = []
+    rows: list[MessageRow] = []
     for key, data in found:
         place_ms, offset = entry_position(key)
         entry = unpack_entry(data)
         if target is None or entry.target == target:
-            rows.append(Row(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
+            rows.append(MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
             if len(rows) == limit:
                 return rows, (place_ms, offset)
     if not found:
@@ -139,7 +139,7 @@ def page(
     return rows, None if at_end else through
 
 
-def next_place_ms(view: View, state: State) -> int | None:
+def next_place_ms(view: StoreView, state: State) -> int | None:
     """When the first pending message is taken up; in the past when the shard is behind; None with nothing pending."""
     rows = view.scan(_key_behind(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None
@@ -157,7 +157,7 @@ def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
         raise ValueError(f"at most {INTERVALS_MAX} intervals at once; choose a longer step")
 
 
-def timeline(view: View, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
+def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
     """Pending messages in each interval of `step_ms` from the minute of `from_ms` on; ValueError: `check_timeline`."""
     check_timeline(from_ms, to_ms, step_ms)
     first = from_ms // MINUTE_MS

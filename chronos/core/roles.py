@@ -13,12 +13,12 @@ REBALANCE_AFTER_MS = 60_000
 REPLACE_AFTER_MS = 600_000
 """How long a node may be away before its replicas are made anew elsewhere: longer than a repair by hand."""
 
-ANSWERS, LATE, SILENT = "answers", "late", "silent"
-"""What a node hears from the log. A master that hears nothing gives way to a node that is answered, and to no other: LATE
+OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
+"""What a node hears from the log. A master that hears nothing gives way to a node that is answered, and to no other: DEGRADED
 lies between the two, so that brokers that are gone for all move nothing, whichever node notices first."""
 
 
-class Replica(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node says of its replica of one shard."""
 
     applied: int | None = None
@@ -55,14 +55,14 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_ms: int
     leaving: bool = False
     """It is about to stop: give its shards to others."""
-    log: str = ANSWERS
-    """What it hears from the log's brokers: ANSWERS, LATE or SILENT."""
+    log: str = OK
+    """What it hears from the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
     """Who shows it to another member is this node: only the coordinator is told. Never logged, never shown."""
-    replicas: Mapping[int, Replica] = {}
+    replicas: Mapping[int, ReplicaReport] = {}
 
 
-class Assignment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the controller decided for one shard."""
 
     master: str | None = None
@@ -76,7 +76,7 @@ class Assignment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ms: int = 0
     """When this master was given the role; while there is none, when the last one was lost."""
     applied: int = 0
-    """The greatest `Replica.applied` the controller has heard of for this shard."""
+    """The greatest `ReplicaReport.applied` the controller has heard of for this shard."""
 
 
 class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,7 +98,7 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The node that published this."""
     controller_epoch: int = 0
     """Greater with every new controller."""
-    shards: Mapping[int, Assignment] = {}
+    shards: Mapping[int, ShardRoles] = {}
     drained: tuple[str, ...] = ()
     """Nodes that are to be master of nothing, until an operator says otherwise."""
     away: Mapping[str, int] = {}
@@ -120,7 +120,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_ms: int = 0
 
 
-class View(Struct, frozen=True, kw_only=True):
+class ClusterView(Struct, frozen=True, kw_only=True):
     """What the controller knows at one moment."""
 
     now_ms: int

@@ -6,10 +6,10 @@ A deterministic state machine in three moves, the same for a master and for a re
     select  what is due, stored or staged  -> messages in order            (by time, or up to the cursor it is told)
     apply   a committed progress record    -> one atomic write to the store
 
-Nothing is changed before `adopt`, so a step whose transaction was aborted leaves no trace. `parse_ahead`, `select_ahead`
+Nothing is changed before `install`, so a step whose transaction was aborted leaves no trace. `parse_ahead`, `select_ahead`
 and `draft` do a part of these moves early, while an earlier step commits; what they made is used where it still holds.
 The laws it keeps are numbers 4 (the cursor only moves forward), 7 (nothing pending is deleted) and 9 (state depends on the
-logs only). It reads the store through `View` and never writes.
+logs only). It reads the store through `StoreView` and never writes.
 """
 
 from bisect import bisect_left
@@ -27,43 +27,43 @@ from chronos.core.codec import (
     DELIVERED,
     EXPIRED,
     PENDING,
+    IdState,
     State,
     Totals,
-    Word,
     pack_entry,
+    pack_id_state,
     pack_state,
-    pack_word,
     unpack_entry,
-    unpack_word,
+    unpack_id_state,
 )
 from chronos.core.keys import (
+    ID_STATE,
     MINUTE_MS,
     OFFSET_MAX,
     STATE_KEY,
-    WORD,
-    address,
     count_key,
+    cursor_history_key,
     entry_key,
     entry_position,
     expiry_key,
-    parse_address,
-    trail_key,
+    generated_id,
+    parse_generated_id,
 )
 from chronos.core.message import (
     Action,
-    Asked,
+    Command,
+    ConditionalSchedule,
     Entry,
-    Keyed,
     OnConflict,
     Reason,
     Record,
-    Refusal,
-    Rules,
+    Rejection,
     Verb,
     entry_id,
-    parse,
 )
-from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress, count_outcomes
+from chronos.core.parsing import parse
+from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, count_outcomes
+from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Item, Position, Wheel
 from chronos.errors import LogMismatch
@@ -78,7 +78,7 @@ COUNTS_CACHED_MAX = 200_000
 """Minutes whose pending count is kept in memory: 138 days, about 20 MB at the most."""
 
 
-class View(Protocol):
+class StoreView(Protocol):
     """What the shard needs to read of its store."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -88,7 +88,7 @@ class View(Protocol):
         """Rows with `start <= key < stop` in order, at most so many and so large, at least one if there is one."""
 
 
-Row = tuple[bytes, bytes]
+KeyValue = tuple[bytes, bytes]
 """Key and value, as the store takes them."""
 
 Placed = tuple[int, bytes]
@@ -99,12 +99,12 @@ class Parsed(Struct, kw_only=True):
     """Delay records as far as they can be understood without knowing what came before them."""
 
     records: list[Record] = []
-    asked: list[Asked] = []
+    commands: list[Command] = []
     places: list[Placed | None] = []
     """Where each message goes, unless the placement rule or its id forbid it; None for all else."""
-    known: dict[bytes, Word] = {}
+    known: dict[bytes, IdState] = {}
     """The stored words of the ids that are named."""
-    spoken: set[bytes] = set()
+    named_ids: set[bytes] = set()
     """These ids, stored or not."""
     acted_on: set[bytes] = set()
     """Those that an action names: only they can be addresses."""
@@ -119,10 +119,10 @@ class Staged(Struct, kw_only=True):
     """By source offset, what is to be put in the store."""
     removed: dict[int, int] = msgspec.field(default_factory=dict)
     """Source offset -> due_ms of stored entries that leave their place."""
-    words: dict[bytes, Word] = msgspec.field(default_factory=dict)
+    id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
     """Id -> its new word; a settled one has no time yet, it is that of the progress record."""
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    refusals: list[tuple[Record, Refusal]] = msgspec.field(default_factory=list)
+    rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
     """What goes to the rejected topic; empty on replay."""
     accepted: int = 0
     cancelled: int = 0
@@ -156,23 +156,23 @@ class Next(Struct, kw_only=True):
 class Draft(Struct, kw_only=True):
     """What a step writes, but for what depends on when it is committed."""
 
-    puts: list[Row]
+    puts: list[KeyValue]
     deletes: list[bytes]
     delta: dict[int, int]
     """By how much the count of each minute changes."""
-    words: dict[bytes, Word]
+    id_states: dict[bytes, IdState]
     """All new words; those of ids that are settled have no time yet."""
-    carried: dict[int, Placed]
+    rescheduled: dict[int, Placed]
 
 
 class Changes(Struct, kw_only=True):
     """One atomic write: first the deletes, then the puts."""
 
-    puts: list[Row]
+    puts: list[KeyValue]
     deletes: list[bytes]
     state: State
     counts: dict[int, int]
-    words: dict[bytes, Word]
+    id_states: dict[bytes, IdState]
     forgotten: list[Position]
     arrived: list[Item]
 
@@ -180,7 +180,7 @@ class Changes(Struct, kw_only=True):
 class Shard:
     """The state of one shard in memory: its `State`, the wheel and the counts; all of it comes from the store."""
 
-    def __init__(self, *, rules: Rules, state: State, view: View) -> None:
+    def __init__(self, *, rules: Rules, state: State, view: StoreView) -> None:
         self.rules = rules
         self.state = state
         self.wheel = Wheel(state.cursor)
@@ -203,13 +203,13 @@ class Shard:
             return self._stage(self._parse(records, self.rules), None)
         parsed = self._parse(records[count:], self.rules)
         parsed.records = list(records)
-        parsed.asked = ahead.asked[:count] + parsed.asked
+        parsed.commands = ahead.commands[:count] + parsed.commands
         parsed.places = ahead.places[:count] + parsed.places
         parsed.known.update(ahead.known)
         parsed.acted_on |= ahead.acted_on
         return self._stage(parsed, None)
 
-    def stage_as_told(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
+    def replay_stage(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
         """What the records change when exactly those in `refused` are refused: the replica's side."""
         return self._stage(self._parse(records, self._replay_rules), refused)
 
@@ -218,16 +218,20 @@ class Shard:
         self._parsed = self._parse(records, self.rules)
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
-        asked = [parse(record, rules) for record in records]
-        places = [(ask.due_ms, pack_entry(ask)) if type(ask) is Entry else None for ask in asked]
-        spoken = {ask.id for ask in asked if not isinstance(ask, Refusal) and ask.id is not None}
-        acted_on = {ask.id for ask in asked if type(ask) is Action}
-        parsed = Parsed(records=list(records), asked=asked, places=places, spoken=spoken, acted_on=acted_on)
-        if spoken:
-            ids = list(spoken)
-            found = self._view.get([WORD + message_id for message_id in ids])
+        commands = [parse(record, rules) for record in records]
+        places = [(command.due_ms, pack_entry(command)) if type(command) is Entry else None for command in commands]
+        named_ids = {
+            command.id for command in commands if not isinstance(command, Rejection) and command.id is not None
+        }
+        acted_on = {command.id for command in commands if type(command) is Action}
+        parsed = Parsed(records=list(records), commands=commands, places=places, named_ids=named_ids, acted_on=acted_on)
+        if named_ids:
+            ids = list(named_ids)
+            found = self._view.get([ID_STATE + message_id for message_id in ids])
             parsed.known = {
-                message_id: unpack_word(data) for message_id, data in zip(ids, found, strict=True) if data is not None
+                message_id: unpack_id_state(data)
+                for message_id, data in zip(ids, found, strict=True)
+                if data is not None
             }
         return parsed
 
@@ -236,10 +240,10 @@ class Shard:
         staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
         known = parsed.known
         if parsed.acted_on:
-            self._ask_addresses(parsed.acted_on, known)
+            self._look_up_generated_ids(parsed.acted_on, known)
         floor_ms = state.cursor_due_ms + 1
-        placed, words = staged.placed, staged.words
-        for record, ask, place in zip(records, parsed.asked, parsed.places, strict=True):
+        placed, id_states = staged.placed, staged.id_states
+        for record, command, place in zip(records, parsed.commands, parsed.places, strict=True):
             offset = record.offset
             if record.timestamp_ms > staged.watermark_ms:
                 staged.watermark_ms = record.timestamp_ms
@@ -247,139 +251,147 @@ class Shard:
                 _count_refusal(staged, offset, told[offset])
                 continue
             if place is not None:
-                message_id, due_ms = ask.id, place[0]  # type: ignore[union-attr]
+                message_id, due_ms = command.id, place[0]  # type: ignore[union-attr]
                 # Without an id, or with a new one, as most are: nothing to judge, nothing to replace.
-                if message_id is None or (message_id not in words and message_id not in known):
+                if message_id is None or (message_id not in id_states and message_id not in known):
                     if due_ms < floor_ms or due_ms < record.timestamp_ms:
-                        due_ms = self._place(staged, ask, offset, record.timestamp_ms)  # type: ignore[arg-type]
+                        due_ms = self._place(staged, command, offset, record.timestamp_ms)  # type: ignore[arg-type]
                     else:
                         placed[offset] = place
                     if message_id is not None:
-                        words[message_id] = Word(PENDING, due_ms, offset)
+                        id_states[message_id] = IdState(PENDING, due_ms, offset)
                     staged.accepted += 1
                     continue
-            refusal = ask if type(ask) is Refusal else self._act(staged, known, record, ask, deciding=told is None)
-            if refusal is not None:
+            rejection = (
+                command
+                if type(command) is Rejection
+                else self._act(staged, known, record, command, deciding=told is None)
+            )
+            if rejection is not None:
                 if told is not None:
                     raise LogMismatch(
                         f"replaying shard {self.rules.shard}: the record at offset {offset} cannot be executed"
-                        f" ({refusal.reason.word}), yet the master did not refuse it: is this the same topic?"
+                        f" ({rejection.reason.label}), yet the master did not refuse it: is this the same topic?"
                     )
-                _count_refusal(staged, offset, refusal.reason)
-                if refusal.reason is not Reason.IGNORED:
-                    staged.refusals.append((record, refusal))
+                _count_refusal(staged, offset, rejection.reason)
+                if rejection.reason is not Reason.IGNORED:
+                    staged.rejections.append((record, rejection))
         if records:
             assert records[0].offset >= state.pull_offset
             staged.pull_offset = records[-1].offset + 1
         return staged
 
-    def _ask_addresses(self, named: set[bytes], known: dict[bytes, Word]) -> None:
+    def _look_up_generated_ids(self, named: set[bytes], known: dict[bytes, IdState]) -> None:
         """Where an action names an address without a word, the entry that stands there speaks."""
         # A key is never an address: only an action can name one.
-        unspoken = [
+        unknown_ids = [
             (message_id, parsed)
             for message_id in named - known.keys()
-            if (parsed := parse_address(message_id, self.rules.shards)) is not None
+            if (parsed := parse_generated_id(message_id, self.rules.shards)) is not None
         ]
-        entries = self._view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in unspoken])
-        for (message_id, (_, due_ms, offset)), data in zip(unspoken, entries, strict=True):
+        entries = self._view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in unknown_ids])
+        for (message_id, (_, due_ms, offset)), data in zip(unknown_ids, entries, strict=True):
             # An entry that carries an id came here from somewhere else: this is not its address.
             if data is not None and unpack_entry(data).id is None:
                 settled = (due_ms, offset) <= self.state.cursor
-                known[message_id] = Word(DELIVERED if settled else PENDING, due_ms, offset)
+                known[message_id] = IdState(DELIVERED if settled else PENDING, due_ms, offset)
 
     def _act(
-        self, staged: Staged, known: Mapping[bytes, Word], record: Record, ask: Asked, *, deciding: bool
-    ) -> Refusal | None:
+        self, staged: Staged, known: Mapping[bytes, IdState], record: Record, command: Command, *, deciding: bool
+    ) -> Rejection | None:
         """Execute what concerns an id; the refusal when it cannot be."""
-        if type(ask) is Entry:
-            ask = Keyed(ask, Verb.SCHEDULE, OnConflict.REJECT)
-        if type(ask) is Keyed:
-            key = ask.id or b""
-            word = staged.words.get(key) or known.get(key)
-            return self._schedule(staged, word, record, ask, deciding=deciding)
-        assert type(ask) is Action
-        if ask.verb is Verb.PROBE:
+        if type(command) is Entry:
+            command = ConditionalSchedule(command, Verb.SCHEDULE, OnConflict.REJECT)
+        if type(command) is ConditionalSchedule:
+            key = command.id or b""
+            id_state = staged.id_states.get(key) or known.get(key)
+            return self._schedule(staged, id_state, record, command, deciding=deciding)
+        assert type(command) is Action
+        if command.verb is Verb.PROBE:
             staged.probes += 1
             return None
-        word = self._word(staged, known, ask.id)
-        if word is None:
-            return Refusal(Reason.UNKNOWN, "no message has this id")
-        if word.state != PENDING:
-            return Refusal(Reason.TOO_LATE, "the message is pending no more")
-        if ask.verb is Verb.CANCEL:
-            self._remove(staged, word)
-            staged.words[ask.id] = Word(CANCELLED, word.due_ms, word.offset)
+        id_state = self._word(staged, known, command.id)
+        if id_state is None:
+            return Rejection(Reason.UNKNOWN, "no message has this id")
+        if id_state.state != PENDING:
+            return Rejection(Reason.TOO_LATE, "the message is pending no more")
+        if command.verb is Verb.CANCEL:
+            self._remove(staged, id_state)
+            staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset)
             staged.cancelled += 1
             return None
-        self._move(staged, word, record, ask)
+        self._move(staged, id_state, record, command)
         return None
 
-    def _word(self, staged: Staged, known: Mapping[bytes, Word], message_id: bytes) -> Word | None:
+    def _word(self, staged: Staged, known: Mapping[bytes, IdState], message_id: bytes) -> IdState | None:
         """What is known of the id an action names, this batch included."""
-        word = staged.words.get(message_id) or known.get(message_id)
-        parsed = parse_address(message_id, self.rules.shards) if word is None else None
+        id_state = staged.id_states.get(message_id) or known.get(message_id)
+        parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
         if parsed is None:
-            return word
+            return id_state
         _, due_ms, offset = parsed
         place_ms, data = staged.placed.get(offset, (None, b""))
         if place_ms != due_ms or entry_id(unpack_entry(data), self.rules.shard, offset) != message_id:
             return None
-        return Word(PENDING, due_ms, offset)
+        return IdState(PENDING, due_ms, offset)
 
     def _schedule(
-        self, staged: Staged, word: Word | None, record: Record, ask: Keyed, *, deciding: bool
-    ) -> Refusal | None:
+        self, staged: Staged, id_state: IdState | None, record: Record, command: ConditionalSchedule, *, deciding: bool
+    ) -> Rejection | None:
         """A `schedule` or `replace` with an id of its own."""
-        pending = word is not None and word.state == PENDING
+        pending = id_state is not None and id_state.state == PENDING
         if deciding:
-            refusal = self._judge(word, record, ask)
-            if refusal is not None:
-                return refusal
+            rejection = self._check_conflict(id_state, record, command)
+            if rejection is not None:
+                return rejection
         if pending:
-            assert word is not None
-            self._remove(staged, word)
+            assert id_state is not None
+            self._remove(staged, id_state)
             staged.replaced += 1
-        due_ms = self._place(staged, ask.entry, record.offset, record.timestamp_ms)
-        assert ask.entry.id is not None
-        staged.words[ask.entry.id] = Word(PENDING, due_ms, record.offset)
+        due_ms = self._place(staged, command.entry, record.offset, record.timestamp_ms)
+        assert command.entry.id is not None
+        staged.id_states[command.entry.id] = IdState(PENDING, due_ms, record.offset)
         staged.accepted += 1
         return None
 
-    def _judge(self, word: Word | None, record: Record, ask: Keyed) -> Refusal | None:
-        if ask.verb is Verb.REPLACE:
-            if word is None:
-                return Refusal(Reason.UNKNOWN, "no message has this id: there is nothing to replace")
-            if word.state != PENDING:
-                return Refusal(Reason.TOO_LATE, "the message is pending no more")
+    def _check_conflict(
+        self, id_state: IdState | None, record: Record, command: ConditionalSchedule
+    ) -> Rejection | None:
+        if command.verb is Verb.REPLACE:
+            if id_state is None:
+                return Rejection(Reason.UNKNOWN, "no message has this id: there is nothing to replace")
+            if id_state.state != PENDING:
+                return Rejection(Reason.TOO_LATE, "the message is pending no more")
             return None
-        if word is None or ask.on_conflict is OnConflict.REPLACE:
+        if id_state is None or command.on_conflict is OnConflict.REPLACE:
             return None
-        pending = word.state == PENDING
+        pending = id_state.state == PENDING
         window_ms = record.timestamp_ms - self.rules.deduplication_ms
-        if pending or (word.state == DELIVERED and word.settled_ms > window_ms):
+        if pending or (id_state.state == DELIVERED and id_state.settled_ms > window_ms):
             what = "is pending" if pending else "was delivered within the deduplication window"
-            reason = Reason.IGNORED if ask.on_conflict is OnConflict.IGNORE else Reason.CONFLICT
-            return Refusal(reason, f"a message with this id {what}")
+            reason = Reason.IGNORED if command.on_conflict is OnConflict.IGNORE else Reason.CONFLICT
+            return Rejection(reason, f"a message with this id {what}")
         return None
 
-    def _move(self, staged: Staged, word: Word, record: Record, ask: Action) -> None:
+    def _move(self, staged: Staged, id_state: IdState, record: Record, command: Action) -> None:
         """`reschedule` and `fire-now`: the same message at another time."""
         staged.changed += 1
-        if ask.verb is Verb.FIRE_NOW and word.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
+        if command.verb is Verb.FIRE_NOW and id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
             return
-        here = staged.placed.get(word.offset)
+        here = staged.placed.get(id_state.offset)
         if here is None:
-            (data,) = self._view.get([entry_key(word.due_ms, word.offset)])
+            (data,) = self._view.get([entry_key(id_state.due_ms, id_state.offset)])
             assert data is not None, "a pending word points at no entry"
         else:
             data = here[1]
         entry = unpack_entry(data)
-        message_id = entry_id(entry, self.rules.shard, word.offset)
-        due_ms = record.timestamp_ms if ask.due_ms is None else ask.due_ms
-        self._remove(staged, word)
-        place_ms = self._place(staged, replace(entry, id=message_id, due_ms=due_ms), word.offset, record.timestamp_ms)
-        staged.words[message_id] = Word(PENDING, place_ms, word.offset)
+        message_id = entry_id(entry, self.rules.shard, id_state.offset)
+        due_ms = record.timestamp_ms if command.due_ms is None else command.due_ms
+        self._remove(staged, id_state)
+        place_ms = self._place(
+            staged, replace(entry, id=message_id, due_ms=due_ms), id_state.offset, record.timestamp_ms
+        )
+        staged.id_states[message_id] = IdState(PENDING, place_ms, id_state.offset)
 
     def _place(self, staged: Staged, entry: Entry, offset: int, timestamp_ms: int) -> int:
         """The one placement rule; an entry that does not stand at its address carries its id with it."""
@@ -387,16 +399,16 @@ class Shard:
         if place_ms < timestamp_ms or place_ms <= self.state.cursor_due_ms:
             place_ms = max(timestamp_ms, self.state.cursor_due_ms + 1)
         if entry.id is None and place_ms != entry.due_ms:
-            entry = replace(entry, id=address(self.rules.shard, entry.due_ms, offset))
-            staged.words[entry.id] = Word(PENDING, place_ms, offset)  # type: ignore[index]
+            entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
+            staged.id_states[entry.id] = IdState(PENDING, place_ms, offset)  # type: ignore[index]
         staged.placed[offset] = (place_ms, pack_entry(entry))
         return place_ms
 
-    def _remove(self, staged: Staged, word: Word) -> None:
+    def _remove(self, staged: Staged, id_state: IdState) -> None:
         """Take a pending message away, from this batch or from the store."""
-        if staged.placed.pop(word.offset, None) is None:
-            assert (word.due_ms, word.offset) > self.state.cursor, "a pending message lies behind the cursor"
-            staged.removed[word.offset] = word.due_ms
+        if staged.placed.pop(id_state.offset, None) is None:
+            assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message lies behind the cursor"
+            staged.removed[id_state.offset] = id_state.due_ms
 
     # --- select
 
@@ -442,7 +454,7 @@ class Shard:
             and not any(due_ms <= cursor[0] for due_ms, _ in staged.placed.values())
         )
 
-    def select_through(self, staged: Staged, cursor: Position) -> Selection:
+    def replay_select(self, staged: Staged, cursor: Position) -> Selection:
         """What a master selected when it moved the cursor there."""
         while self.wheel.through < cursor:
             self._read_ahead(cursor[0])
@@ -497,17 +509,21 @@ class Shard:
             delta[due_ms // MINUTE_MS] += 1
         _count_settled(selection.items, delta)
         decisions = {decision.offset: decision for decision in progress.decisions}
-        words = dict(staged.words)
-        carried = self._settle(selection, decisions, cursor, words)
-        for due_ms, _ in carried.values():
+        id_states = dict(staged.id_states)
+        rescheduled = self._settle(selection, decisions, cursor, id_states)
+        for due_ms, _ in rescheduled.values():
             delta[due_ms // MINUTE_MS] += 1
         deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
-        if carried:
-            deletes += [entry_key(decisions[source].due_ms, source) for source in carried if source not in placed]
-            placed = placed | carried
+        if rescheduled:
+            deletes += [entry_key(decisions[source].due_ms, source) for source in rescheduled if source not in placed]
+            placed = placed | rescheduled
         puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
-        puts += [(WORD + message_id, pack_word(word)) for message_id, word in words.items() if word.state == PENDING]
-        return Draft(puts=puts, deletes=deletes, delta=delta, words=words, carried=carried)
+        puts += [
+            (ID_STATE + message_id, pack_id_state(id_state))
+            for message_id, id_state in id_states.items()
+            if id_state.state == PENDING
+        ]
+        return Draft(puts=puts, deletes=deletes, delta=delta, id_states=id_states, rescheduled=rescheduled)
 
     def apply(
         self, staged: Staged, selection: Selection, progress: Progress, *, offset: int, timestamp_ms: int
@@ -522,17 +538,17 @@ class Shard:
             draft = drafted[1]
         else:
             draft = self._draft(staged, selection, progress)
-        puts, deletes, words = draft.puts, draft.deletes, draft.words
-        for message_id, word in words.items():
-            if word.state != PENDING:
-                settled = Word(word.state, word.due_ms, word.offset, timestamp_ms)
-                words[message_id] = settled
-                puts.append((WORD + message_id, pack_word(settled)))
+        puts, deletes, id_states = draft.puts, draft.deletes, draft.id_states
+        for message_id, id_state in id_states.items():
+            if id_state.state != PENDING:
+                settled = IdState(id_state.state, id_state.due_ms, id_state.offset, timestamp_ms)
+                id_states[message_id] = settled
+                puts.append((ID_STATE + message_id, pack_id_state(settled)))
                 puts.append((expiry_key(timestamp_ms, message_id), b""))
         counts = self._counted(draft.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
-        if minute > state.trail_minute:
-            puts.append((trail_key(minute), entry_key(*state.cursor)))
+        if minute > state.history_minute:
+            puts.append((cursor_history_key(minute), entry_key(*state.cursor)))
         applied = State(
             applied=offset + 1,
             pull_offset=progress.pull_offset,
@@ -545,7 +561,7 @@ class Shard:
             instance=progress.instance,
             node=progress.node,
             progress_ms=timestamp_ms,
-            trail_minute=max(minute, state.trail_minute),
+            history_minute=max(minute, state.history_minute),
             totals=_added(state.totals, staged, selection, progress.decisions),
         )
         assert applied.pending >= 0, "more was settled than was pending"
@@ -555,9 +571,9 @@ class Shard:
             deletes=deletes,
             state=applied,
             counts=counts,
-            words=words,
+            id_states=id_states,
             forgotten=[(due_ms, source) for source, due_ms in staged.removed.items()],
-            arrived=self._arrived(staged.placed, cursor) + self._arrived(draft.carried, cursor),
+            arrived=self._arrived(staged.placed, cursor) + self._arrived(draft.rescheduled, cursor),
         )
 
     def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
@@ -589,22 +605,22 @@ class Shard:
                 )
 
     def _settle(
-        self, selection: Selection, decisions: Mapping[int, Decision], cursor: Position, words: dict[bytes, Word]
+        self, selection: Selection, decisions: Mapping[int, Decision], cursor: Position, id_states: dict[bytes, IdState]
     ) -> dict[int, Placed]:
         """Note the new words of what was selected, without their time; give what goes on by source offset."""
         items, entries = selection.items, selection.entries
-        carried: dict[int, Placed] = {}
+        rescheduled: dict[int, Placed] = {}
         for at in selection.named:
             due_ms, offset, _ = items[at]
-            words[entries[at].id] = Word(DELIVERED, due_ms, offset)  # type: ignore[index]
+            id_states[entries[at].id] = IdState(DELIVERED, due_ms, offset)  # type: ignore[index]
         if not decisions:
-            return carried
+            return rescheduled
         for (due_ms, offset, _), entry in zip(items, entries, strict=True):
             decision = decisions.get(offset)
             if decision is None:
                 continue
             message_id = entry_id(entry, self.rules.shard, offset)
-            if decision.outcome in CARRIED_ON:
+            if decision.outcome in RESCHEDULING:
                 next_ms = max(decision.next_due_ms, cursor[0] + 1)
                 repeated = decision.outcome in (Outcome.AGAIN, Outcome.SKIPPED)
                 going_on = replace(
@@ -614,13 +630,13 @@ class Shard:
                     occurrence=decision.occurrence,
                     attempt=decision.attempt,
                 )
-                carried[offset] = (next_ms, pack_entry(going_on))
-                words[message_id] = Word(PENDING, next_ms, offset)
+                rescheduled[offset] = (next_ms, pack_entry(going_on))
+                id_states[message_id] = IdState(PENDING, next_ms, offset)
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is no decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
-                words[message_id] = Word(ended, due_ms, offset)
-        return carried
+                id_states[message_id] = IdState(ended, due_ms, offset)
+        return rescheduled
 
     def _counted(
         self, delta: Mapping[int, int], puts: list[tuple[bytes, bytes]], deletes: list[bytes]
@@ -643,7 +659,7 @@ class Shard:
                 deletes.append(count_key(minute))
         return counts
 
-    def adopt(self, changes: Changes) -> None:
+    def install(self, changes: Changes) -> None:
         """The write was made: let the memory follow it."""
         self.state = changes.state
         self._counts.update(changes.counts)
@@ -654,8 +670,8 @@ class Shard:
         for item in changes.arrived:
             wheel.add(*item)
         # Words that were read ahead of this write speak as they do after it.
-        for message_id in self._parsed.spoken & changes.words.keys():
-            self._parsed.known[message_id] = changes.words[message_id]
+        for message_id in self._parsed.named_ids & changes.id_states.keys():
+            self._parsed.known[message_id] = changes.id_states[message_id]
 
     def next_due_ms(self) -> int | None:
         """When to look again: the next message held is due, or nothing is known beyond; None with nothing pending."""
@@ -706,7 +722,7 @@ def _count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
 
 def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
     outcomes = [decision.outcome for decision in decisions]
-    carried = sum(outcome in CARRIED_ON for outcome in outcomes)
+    rescheduled = sum(outcome in RESCHEDULING for outcome in outcomes)
     # An occurrence of a series that comes again was delivered all the same.
     again = outcomes.count(Outcome.AGAIN)
     return Totals(
@@ -717,7 +733,7 @@ def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequ
         changed=totals.changed + staged.changed,
         expired=totals.expired + outcomes.count(Outcome.EXPIRED),
         dead=totals.dead + outcomes.count(Outcome.DEAD),
-        carried=totals.carried + carried,
+        carried=totals.carried + rescheduled,
         rejected=totals.rejected + len(staged.refused) - staged.ignored,
         ignored=totals.ignored + staged.ignored,
         probes=totals.probes + staged.probes,

@@ -20,10 +20,10 @@ from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import Identity
 from chronos.core.roles import Member
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.checkpointing import Keeping
+from chronos.node.checkpointing import CheckpointScheduler
 from chronos.ports import Checkpoint
 from chronos.workers.membership import Membership
-from chronos.workers.replica import Replay
+from chronos.workers.replica import RecoveryCost
 
 log = structlog.get_logger("chronos.checkpoints")
 
@@ -37,14 +37,14 @@ GIVING = ("follower", "master")
 """Roles of replicas to ask, those first that have time."""
 
 
-class Beginning:
+class StoreBootstrap:
     """Gives stores of this node a beginning, one at a time. Any shard's thread may call."""
 
     def __init__(
         self,
         copier: Copier,
         *,
-        keeping: Keeping | None,
+        keeping: CheckpointScheduler | None,
         membership: Membership | None,
         node: str,
         token: str,
@@ -64,7 +64,7 @@ class Beginning:
         self._anew = set(anew)
         self._turn = threading.Lock()
 
-    def begin(self, store: RocksStore, identity: Identity, replay: Replay) -> Checkpoint | None:
+    def begin(self, store: RocksStore, identity: Identity, replay: RecoveryCost) -> Checkpoint | None:
         """The checkpoint that took the place of what was in the store; None: go on with the logs.
 
         Raises Retry: the logs are not whole, and nobody gave a checkpoint yet. StoreCorrupt: nobody can.
@@ -81,7 +81,7 @@ class Beginning:
         finally:
             self._turn.release()
 
-    def _begin(self, store: RocksStore, identity: Identity, replay: Replay) -> Checkpoint | None:
+    def _begin(self, store: RocksStore, identity: Identity, replay: RecoveryCost) -> Checkpoint | None:
         shard = identity.shard
         into = store.path.with_name(f"{shard}.fetched")
         failures: list[StoreCorrupt | Retry] = []
@@ -116,7 +116,9 @@ class Beginning:
             raise failures[0]
         return None
 
-    def _sources(self, identity: Identity, replay: Replay, into: Path) -> Iterator[Callable[[], Checkpoint | None]]:
+    def _sources(
+        self, identity: Identity, replay: RecoveryCost, into: Path
+    ) -> Iterator[Callable[[], Checkpoint | None]]:
         """Where a checkpoint may come from, one after the other."""
         keeping, shard = self._keeping, identity.shard
         if keeping is not None:
@@ -147,7 +149,7 @@ class Beginning:
             return []
         found = [
             (GIVING.index(replica.role), -replica.applied, member)
-            for member in self._membership.outlook().members.values()
+            for member in self._membership.snapshot().members.values()
             if member.node != self._node
             and (replica := member.replicas.get(shard)) is not None
             and replica.role in GIVING
@@ -159,6 +161,6 @@ class Beginning:
         """Whether another node has the shard, also one that is away."""
         if self._membership is None:
             return False
-        roles = self._membership.outlook().roles
+        roles = self._membership.snapshot().roles
         given = None if roles is None else roles.shards.get(shard)
         return roles is None or (given is not None and any(node != self._node for node in given.replicas))

@@ -16,7 +16,7 @@ from chronos.core.codec import Identity
 from chronos.errors import ChronosError, Retry, StoreCorrupt
 from chronos.node.driver import ShardDriver
 from chronos.ports import Checkpoint, Clock, Log
-from chronos.workers.checkpoint import Checkpointer, Position
+from chronos.workers.checkpoint import Checkpointer, LogPosition
 
 log = structlog.get_logger("chronos.checkpoints")
 
@@ -27,7 +27,7 @@ STOP_S = 30.0
 """How long the end of the process waits for a checkpoint that is being made."""
 
 
-class Keeping:
+class CheckpointScheduler:
     """The checkpoints of this node's shards."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Keeping:
         shard: ShardDriver,
         identity: Identity,
         *,
-        replicas: Callable[[], Sequence[Position | None]],
+        replicas: Callable[[], Sequence[LogPosition | None]],
         trims: Callable[[], bool],
     ) -> None:
         """Keep checkpoints of this shard."""

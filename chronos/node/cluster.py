@@ -11,11 +11,11 @@ from chronos.errors import ChronosError
 from chronos.node.driver import surely
 from chronos.ports import Clock, Coordinator, Log
 from chronos.workers.membership import Membership
-from chronos.workers.reachability import Reach
+from chronos.workers.reachability import LogReachability
 
 if TYPE_CHECKING:
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
-    from chronos.adapters.zookeeper.inspection import Survey as Survey
+    from chronos.adapters.zookeeper.inspection import ClusterInspection as ClusterInspection
 
 WAIT_MAX_S = 1.0
 """Longest single wait, so that an end is noticed."""
@@ -25,7 +25,7 @@ HAND_OVER_S = 5.0
 
 LOOK_S = 0.02
 
-SILENT_SHARE = 3 / 4
+UNREACHABLE_SHARE = 3 / 4
 """Of a session's time without an answer from the log, until a master gives way: with the question that was not answered, a
 node that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
@@ -57,7 +57,7 @@ def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
     )
 
 
-class Place:
+class ClusterNode:
     """One node's place, from `take` to `leave`."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Place:
         *,
         node: str,
         log: Log,
-        silent_ms: int,
+        unreachable_ms: int,
         clock: Clock,
         describe: Callable[[], Member],
         failed: Callable[[ChronosError], None],
@@ -77,7 +77,7 @@ class Place:
         self._coordinator = coordinator
         self._clock = clock
         self._left = threading.Event()
-        self.reach = Reach(log, silent_ms=silent_ms, clock=clock)
+        self.reach = LogReachability(log, unreachable_ms=unreachable_ms, clock=clock)
         self._thread = threading.Thread(target=surely, args=("member", self._run, failed), name="member", daemon=True)
         self._asking = threading.Thread(target=surely, args=("reach", self._ask, failed), name="reach", daemon=True)
 
@@ -90,7 +90,7 @@ class Place:
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
         """Wait until the other nodes have taken over what this one is master of, as long as there are others."""
         deadline = time.monotonic() + HAND_OVER_S
-        while self._thread.is_alive() and time.monotonic() < deadline and len(self.membership.outlook().members) > 1:
+        while self._thread.is_alive() and time.monotonic() < deadline and len(self.membership.snapshot().members) > 1:
             if handed_over():
                 return
             time.sleep(LOOK_S)
@@ -118,7 +118,7 @@ class Place:
             self._left.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
 
 
-def look_at_coordinator(config: Config, instance: str) -> "Survey":
+def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
     """What is to be seen of the cluster from outside. Raises ConfigurationError, CoordinatorUnavailable."""
     from chronos.adapters.zookeeper.inspection import survey
 

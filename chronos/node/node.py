@@ -1,7 +1,7 @@
 """The node: everything is constructed here, started in order, and stopped in the reverse order.
 
-start: data directory, log, topics, stores, membership, shards (replay, then steps), keeper      (HTTP comes last, in `cli`)
-stop:  (HTTP first) masterships handed over, keeper, shards, membership, stores, log, data directory
+start: data directory, log, topics, stores, membership, shards (replay, then steps), maintenance      (HTTP comes last, in `cli`)
+stop:  (HTTP first) masterships handed over, maintenance, shards, membership, stores, log, data directory
 """
 
 import secrets
@@ -19,26 +19,26 @@ from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, State, unpack_state
 from chronos.core.keys import STATE_KEY
-from chronos.core.roles import ANSWERS, Member
+from chronos.core.roles import OK, Member
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
-from chronos.node.bootstrap import Beginning
-from chronos.node.checkpointing import Keeping
-from chronos.node.cluster import SILENT_SHARE, Place, open_coordinator
+from chronos.node.bootstrap import StoreBootstrap
+from chronos.node.checkpointing import CheckpointScheduler
+from chronos.node.cluster import UNREACHABLE_SHARE, ClusterNode, open_coordinator
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, surely
 from chronos.node.opening import check_identity, identity, open_log, open_store, own_topics
 from chronos.node.shards import described, make_shard
 from chronos.ports import Clock, Log, TopicInfo
-from chronos.workers.checkpoint import Position, needed_from
-from chronos.workers.delete import words_kept_ms
+from chronos.workers.checkpoint import LogPosition, needed_from
+from chronos.workers.delete import id_states_kept_ms
 from chronos.workers.membership import Membership
-from chronos.workers.replica import STANDALONE, Replay
-from chronos.workers.watch import LOOK_EVERY_MS, Watch
+from chronos.workers.replica import STANDALONE, RecoveryCost
+from chronos.workers.watch import LOOK_EVERY_MS, TopicWatch
 
 log = structlog.get_logger("chronos.node")
 
-KEEPER_S = 1.0
-"""How often the keeper looks whether a flush or a cleaning is due."""
+MAINTENANCE_S = 1.0
+"""How often the maintenance thread looks whether a flush or a cleaning is due."""
 
 EXPIRE_EVERY_S = 60.0
 """How often the embedded log drops what is older than its retention."""
@@ -68,17 +68,17 @@ class Node:
         """Why the node cannot go on, once that is so."""
         self.failed = threading.Event()
         self._cache = shared_cache(config.store.block_cache)
-        self.checkpoints: Keeping | None = None
+        self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
         self._from_checkpoint = from_checkpoint
-        self._flushed: dict[int, Position] = {}
+        self._flushed: dict[int, LogPosition] = {}
         """Where each shard's store stood at its last flush: what a crash would leave."""
-        self._place: Place | None = None
+        self._place: ClusterNode | None = None
         self._leaving = False
         self._stores: list[RocksStore] = []
         self._stopping = threading.Event()
-        keep = ("keeper", self._keep, self._fail)
-        self._keeper = threading.Thread(target=surely, args=keep, name="keeper", daemon=True)
+        keep = ("maintenance", self._maintain, self._fail)
+        self._maintenance = threading.Thread(target=surely, args=keep, name="maintenance", daemon=True)
 
     @property
     def membership(self) -> Membership | None:
@@ -100,20 +100,20 @@ class Node:
             self.log = open_log(config, self.directory, self.clock)
             topics = own_topics(config)
             infos = self.log.prepare(topics, create=config.topics.create)
-            self._watch = Watch(self.log, topics[:2], infos)
+            self._watch = TopicWatch(self.log, topics[:2], infos)
             self.copier = self._make_copier()
             self.checkpoints = self._open_checkpoints()
             if config.coordinator.kind == "zookeeper":
-                self._place = Place(
+                self._place = ClusterNode(
                     open_coordinator(config, self.instance),
                     node=config.node.id,
                     log=self.log,
-                    silent_ms=int(config.coordinator.zookeeper.session_timeout * SILENT_SHARE),
+                    unreachable_ms=int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE),
                     clock=self.clock,
                     describe=self.describe,
                     failed=self._fail,
                 )
-            self._beginning = Beginning(
+            self._beginning = StoreBootstrap(
                 self.copier,
                 keeping=self.checkpoints,
                 membership=self.membership,
@@ -128,7 +128,7 @@ class Node:
                 self._place.take()
             for shard in self.shards:
                 shard.start()
-            self._keeper.start()
+            self._maintenance.start()
             if self.checkpoints is not None:
                 self.checkpoints.start()
         except BaseException:
@@ -142,10 +142,10 @@ class Node:
             self.directory.path / "copies",
             node=self.config.node.id,
             version=__version__,
-            remembered_ms=words_kept_ms(retention.delivered, retention.deduplication),
+            remembered_ms=id_states_kept_ms(retention.delivered, retention.deduplication),
         )
 
-    def _open_checkpoints(self) -> Keeping | None:
+    def _open_checkpoints(self) -> CheckpointScheduler | None:
         if self.config.checkpoints.location is None:
             return None
         if self.config.log.kind == "embedded":
@@ -153,7 +153,7 @@ class Node:
                 "checkpoints.location: the embedded log lies on the same disk as the store, and a checkpoint of the store is"
                 " worth nothing without it. Copy the whole data directory instead, or use log.kind: kafka"
             ])  # fmt: skip
-        return Keeping(self.config, self.log, self.clock, copier=self.copier, failed=self._fail)
+        return CheckpointScheduler(self.config, self.log, self.clock, copier=self.copier, failed=self._fail)
 
     def _open_shard(self, number: int, infos: dict[str, TopicInfo]) -> ShardDriver:
         """Its store, and the driver of its replica."""
@@ -183,19 +183,19 @@ class Node:
             )
         return shard
 
-    def _begin(self, store: RocksStore, mine: Identity, replay: Replay) -> bool:
+    def _begin(self, store: RocksStore, mine: Identity, replay: RecoveryCost) -> bool:
         found = self._beginning.begin(store, mine, replay)
         if found is not None:
-            self._flushed[mine.shard] = Position(applied=found.applied, pull_offset=found.pull_offset)
+            self._flushed[mine.shard] = LogPosition(applied=found.applied, pull_offset=found.pull_offset)
         return found is not None
 
-    def _replica_positions(self, number: int) -> list[Position | None]:
+    def _replica_positions(self, number: int) -> list[LogPosition | None]:
         """From where on each registered replica needs the logs; None: not known, so nothing may be trimmed."""
         kept = self._flushed[number]
         if self.membership is None:
             return [kept]
         return needed_from(
-            self.membership.outlook(), number, node=self.config.node.id, kept=kept, now_ms=self.clock.now_ms()
+            self.membership.snapshot(), number, node=self.config.node.id, kept=kept, now_ms=self.clock.now_ms()
         )
 
     # --- the cluster
@@ -210,7 +210,7 @@ class Node:
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
-            log=ANSWERS if self._place is None else self._place.reach.says,
+            log=OK if self._place is None else self._place.reach.verdict,
             token=self.token,
             replicas={shard.number: described(shard, self._flushed[shard.number]) for shard in self.shards},
         )
@@ -243,12 +243,12 @@ class Node:
             shard.role in IN_PLACE and shard.paused is None for shard in self.shards
         )  # fmt: skip
 
-    def _keep(self) -> None:
+    def _maintain(self) -> None:
         """Look at the topics; flush what a replay would have to repeat; let the embedded log forget what is flushed."""
         flushed_s = expired_s = time.monotonic()
         look_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
-        while not self._stopping.wait(KEEPER_S):
+        while not self._stopping.wait(MAINTENANCE_S):
             now_s = time.monotonic()
             try:
                 now_ms = self.clock.now_ms()
@@ -293,7 +293,7 @@ class Node:
         self._stopping.set()
         for shard in self.shards:
             shard.stop()
-        for thread in (self._keeper, *self.shards):
+        for thread in (self._maintenance, *self.shards):
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         if self._place is not None:
@@ -314,5 +314,5 @@ class Node:
         log.info("stopped")
 
 
-def _position(state: State) -> Position:
-    return Position(applied=state.applied, pull_offset=state.pull_offset)
+def _position(state: State) -> LogPosition:
+    return LogPosition(applied=state.applied, pull_offset=state.pull_offset)

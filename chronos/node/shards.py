@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from chronos.config import Config
-from chronos.core.message import Rules
-from chronos.core.roles import Replica as Described
+from chronos.core.roles import ReplicaReport
+from chronos.core.rules import Rules
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
 from chronos.ports import Clock, Log, Store
-from chronos.workers.checkpoint import Position
+from chronos.workers.checkpoint import LogPosition
 from chronos.workers.master import Limits
 from chronos.workers.push import Pusher
-from chronos.workers.replica import Replay, Replica, Role
+from chronos.workers.replica import Assignment, RecoveryCost, Replica
 
 
 def make_shard(
@@ -23,8 +23,8 @@ def make_shard(
     clock: Clock,
     instance: str,
     guard: Callable[[], str | None],
-    assigned: Callable[[], Role],
-    begin: Callable[[Replay], bool],
+    assigned: Callable[[], Assignment],
+    begin: Callable[[RecoveryCost], bool],
     failed: Callable[[ChronosError], None],
 ) -> ShardDriver:
     """The driver, not started yet. `guard`, `assigned` and `begin` are those of `workers.replica`."""
@@ -81,10 +81,10 @@ def make_shard(
     return ShardDriver(replica, clock=clock, failed=failed)
 
 
-def described(shard: ShardDriver, kept: Position) -> Described:
+def described(shard: ShardDriver, kept: LogPosition) -> ReplicaReport:
     """What the node says of the replica to the cluster; `kept`: where its store stood at its last flush."""
     state = shard.state
-    return Described(
+    return ReplicaReport(
         applied=state.applied if shard.replica.known else None,
         pull_offset=state.pull_offset,
         role_epoch=state.role_epoch,

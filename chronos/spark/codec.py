@@ -11,9 +11,11 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
-from chronos.core.keys import address
-from chronos.core.message import Action, Entry, Keyed, OnConflict, Reason, Record, Refusal, Rules, parse
+from chronos.core.keys import generated_id
+from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection
+from chronos.core.parsing import parse
 from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 
 Batches = Iterator[pa.RecordBatch]
@@ -65,17 +67,17 @@ def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) ->
 def _asked(record: Record, rules: Rules) -> Parsed:
     ask = parse(record, rules)
     if type(ask) is Entry:
-        message_id = ask.id or address(rules.shard, ask.due_ms, record.offset)
+        message_id = ask.id or generated_id(rules.shard, ask.due_ms, record.offset)
         policy = None if ask.id is None else _word(OnConflict.REJECT.name)
         return "schedule", message_id, ask.target, ask.key, ask.due_ms, ask.due_ms, ask.expire_at_ms, policy, None
-    if type(ask) is Keyed:
+    if type(ask) is ConditionalSchedule:
         entry = ask.entry
         return (_word(ask.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
                 entry.expire_at_ms, _word(ask.on_conflict.name), None)  # fmt: skip
     if type(ask) is Action:
         return _word(ask.verb.name), ask.id or None, None, None, ask.due_ms, ask.due_ms, None, None, None
-    assert type(ask) is Refusal
-    return "refused", record.key, None, None, None, None, None, None, ask.reason.word
+    assert type(ask) is Rejection
+    return "refused", record.key, None, None, None, None, None, None, ask.reason.label
 
 
 def _word(name: str) -> str:
@@ -144,7 +146,7 @@ def _reason(code: int) -> str | None:
     if not code:
         return None
     try:
-        return Reason(code).word
+        return Reason(code).label
     except ValueError:
         return f"reason-{code}"  # of a newer version
 

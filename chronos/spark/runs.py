@@ -41,10 +41,10 @@ class Brokers(Protocol):
     def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for one that is not there."""
 
-    def ends(self, topic: str, partition: int) -> Any:
-        """`Ends` of a partition."""
+    def watermarks(self, topic: str, partition: int) -> Any:
+        """`Watermarks` of a partition."""
 
-    def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
+    def commit_offsets(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
 
 
@@ -173,20 +173,20 @@ def _begin_topic(brokers: Brokers, topic: str, info: Any, table: str, old: Topic
     reads = {}
     for number in range(info.partitions):
         at = old.partitions.get(str(number)) if old is not None else None
-        reads[str(number)] = _from(brokers.ends(topic, number), at, same=same)
+        reads[str(number)] = _from(brokers.watermarks(topic, number), at, same=same)
     return TopicRead(id=info.id, table=table, partitions=reads)
 
 
-def _from(ends: Any, old: PartitionRead | None, *, same: bool) -> PartitionRead:
-    begin, gap = ends.start, None
+def _from(watermarks: Any, old: PartitionRead | None, *, same: bool) -> PartitionRead:
+    begin, gap = watermarks.start, None
     if old is not None and not same:
         gap = "recreated"
-    elif old is not None and old.position > ends.high:
+    elif old is not None and old.position > watermarks.high:
         gap = "recreated"  # a log that is shorter than it was is not the one it was
     elif old is not None:
-        begin = max(old.position, ends.start)
+        begin = max(old.position, watermarks.start)
         gap = "trimmed" if begin > old.position else None
-    return PartitionRead(begin=begin, log_start=ends.start, stable_end=ends.stable, high_watermark=ends.high,
+    return PartitionRead(begin=begin, log_start=watermarks.start, stable_end=watermarks.stable, high_watermark=watermarks.high,
                          gap_reason=gap, position=begin)  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def positions(place: Place, name: str, run: Run) -> Run:
         number = committed_batch(place, name, table)
         if number < 0:
             continue
-        for topic, ends in batch_ends(place, name, table, number).items():
-            for partition, offset in ends.items():
+        for topic, watermarks in batch_ends(place, name, table, number).items():
+            for partition, offset in watermarks.items():
                 run.topics[topic].partitions[partition].position = offset
     return run

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from chronos.core.codec import Identity
-from chronos.core.roles import Assignment, Replica
+from chronos.core.roles import ReplicaReport, ShardRoles
 from chronos.errors import ChronosError
-from chronos.ports import Checkpoint, Checkpoints, Log, Outlook, Store
+from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Log, Store
 
 CHECKPOINTS_MIN = 3
 """Whole checkpoints without which nothing is trimmed: one may be damaged, and another lost on the same day."""
@@ -27,7 +27,7 @@ AWAY_MS = 7 * 86_400_000
 """A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
 
 
-class Position(Struct, frozen=True, kw_only=True):
+class LogPosition(Struct, frozen=True, kw_only=True):
     """From where on a replica needs the two logs of its shard: as of its last flush, which is what a crash leaves."""
 
     applied: int
@@ -37,27 +37,27 @@ class Position(Struct, frozen=True, kw_only=True):
 
 
 def needed_from(
-    outlook: Outlook, shard: int, *, node: str, kept: Position, now_ms: int, away_ms: int = AWAY_MS
-) -> list[Position | None]:
+    snapshot: ClusterSnapshot, shard: int, *, node: str, kept: LogPosition, now_ms: int, away_ms: int = AWAY_MS
+) -> list[LogPosition | None]:
     """From where on each registered replica of the shard needs the logs; None: not known.
 
     `node`: this one, and `kept`: where its own store stood at its last flush. `away_ms`: how long one is waited for.
     """
-    if outlook.roles is None or not outlook.sure:
+    if snapshot.roles is None or not snapshot.confirmed:
         return [None]
-    positions: list[Position | None] = [kept]
-    listed = outlook.roles.shards.get(shard, Assignment()).replicas
-    for member in outlook.members.values():
-        replica = member.replicas.get(shard, Replica(role="none"))
+    positions: list[LogPosition | None] = [kept]
+    listed = snapshot.roles.shards.get(shard, ShardRoles()).replicas
+    for member in snapshot.members.values():
+        replica = member.replicas.get(shard, ReplicaReport(role="none"))
         # One that was given the shard just now begins with what it held before.
         if member.node == node or (replica.role == "none" and member.node not in listed):
             continue
         if replica.kept_applied is None or replica.kept_pull_offset is None:
             positions.append(None)
         else:
-            positions.append(Position(applied=replica.kept_applied, pull_offset=replica.kept_pull_offset))
+            positions.append(LogPosition(applied=replica.kept_applied, pull_offset=replica.kept_pull_offset))
     if any(
-        now_ms - outlook.roles.away.get(other, now_ms) < away_ms for other in listed if other not in outlook.members
+        now_ms - snapshot.roles.away.get(other, now_ms) < away_ms for other in listed if other not in snapshot.members
     ):
         positions.append(None)
     return positions
@@ -94,7 +94,7 @@ class Checkpointer:
         every_ms: int,
         keep: int,
         keep_logs_ms: int,
-        replicas: Callable[[], Sequence[Position | None]],
+        replicas: Callable[[], Sequence[LogPosition | None]],
         archived: Callable[[str, int], int | None] = lambda topic, partition: None,
         trims: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -188,7 +188,7 @@ class Checkpointer:
                 [None if replica is None else replica.applied for replica in replicas],
             ),
         ):
-            start = self._log.ends(topic, self._shard).start
+            start = self._log.watermarks(topic, self._shard).start
             to = trim_to(
                 checkpoints=checkpoints,
                 replicas=positions,

@@ -5,24 +5,33 @@ a word goes only if it is still the settled one that the expiry entry was writte
 shard, between steps, a bounded portion at a time.
 """
 
-from chronos.core.codec import PENDING, unpack_word
-from chronos.core.keys import ENTRY, EXPIRY, MINUTE_MS, TRAIL, entry_key, key_number, trail_key, word_key
+from chronos.core.codec import PENDING, unpack_id_state
+from chronos.core.keys import (
+    CURSOR_HISTORY,
+    ENTRY,
+    EXPIRY,
+    MINUTE_MS,
+    cursor_history_key,
+    entry_key,
+    id_key,
+    key_number,
+)
 from chronos.core.shard import Shard
 from chronos.ports import Store
 
 PORTION = 1_000
 """Words looked at in one step: a few milliseconds, so that nothing due waits for the cleaning."""
 
-WORDS_LONGER_MS = 3 * MINUTE_MS
+ID_STATES_LONGER_MS = 3 * MINUTE_MS
 """Words outlive their entries, which go by whole minutes: an expired message must not be found as a delivered one."""
 
 EVERY_MS = 60_000
 """How often to look for something to drop."""
 
 
-def words_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
+def id_states_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
     """How long a settled word is kept at the least, after it was settled."""
-    return max(delivered_ms + WORDS_LONGER_MS, deduplication_ms)
+    return max(delivered_ms + ID_STATES_LONGER_MS, deduplication_ms)
 
 
 class Deleter:
@@ -32,7 +41,7 @@ class Deleter:
         self._store = store
         self._shard = shard
         self._delivered_ms = delivered_ms
-        self._words_ms = words_kept_ms(delivered_ms, deduplication_ms)
+        self._words_ms = id_states_kept_ms(delivered_ms, deduplication_ms)
 
     def step(self, now_ms: int) -> int:
         """Drop one portion; when to come again."""
@@ -45,13 +54,13 @@ class Deleter:
         """Everything at or behind where the cursor stood at that time."""
         if before_ms <= 0:
             return
-        trail = self._store.scan(TRAIL, trail_key(before_ms // MINUTE_MS + 1), PORTION, 1_000_000)
-        if not trail:
+        history = self._store.scan(CURSOR_HISTORY, cursor_history_key(before_ms // MINUTE_MS + 1), PORTION, 1_000_000)
+        if not history:
             return
-        stood = trail[-1][1]
+        stood = history[-1][1]
         assert stood <= entry_key(*self._shard.state.cursor), "the trail runs ahead of the cursor"
         self._store.delete_range(ENTRY, stood + b"\x00")
-        self._store.delete_range(TRAIL, trail[-1][0] + b"\x00")
+        self._store.delete_range(CURSOR_HISTORY, history[-1][0] + b"\x00")
 
     def _drop_words(self, before_ms: int) -> bool:
         """One portion of settled words; whether there is more."""
@@ -62,11 +71,11 @@ class Deleter:
         if not rows:
             return False
         ids = [key[9:] for key, _ in rows]
-        words = self._store.get([word_key(message_id) for message_id in ids])
+        id_states = self._store.get([id_key(message_id) for message_id in ids])
         deletes = [key for key, _ in rows]
-        for (key, _), message_id, data in zip(rows, ids, words, strict=True):
-            word = None if data is None else unpack_word(data)
-            if word is not None and word.state != PENDING and word.settled_ms == key_number(key):
-                deletes.append(word_key(message_id))
+        for (key, _), message_id, data in zip(rows, ids, id_states, strict=True):
+            id_state = None if data is None else unpack_id_state(data)
+            if id_state is not None and id_state.state != PENDING and id_state.settled_ms == key_number(key):
+                deletes.append(id_key(message_id))
         self._store.write([], deletes)
         return len(rows) == PORTION

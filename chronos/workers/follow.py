@@ -66,12 +66,12 @@ class Follower:
     def _apply(self, record: Record) -> None:
         progress = unpack_progress(record.value)
         shard = self._shard
-        staged = shard.stage_as_told(self._delay_to(progress.pull_offset), progress.refusals())
+        staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
         assert staged.pull_offset == progress.pull_offset
-        selection = shard.select_through(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
         changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
         self._store.write(changes.puts, changes.deletes)
-        shard.adopt(changes)
+        shard.install(changes)
         self.refused += progress.refused
         self.last = progress
 
@@ -93,7 +93,7 @@ class Follower:
         return records[:upto]
 
     def _check_end(self, pull_offset: int) -> None:
-        end = self._log.ends(self._delay_topic, self._partition).stable
+        end = self._log.watermarks(self._delay_topic, self._partition).stable
         if end < pull_offset:
             raise LogMismatch(
                 f"{self._delay_topic}/{self._partition} ends at {end}, but a master had read it up to {pull_offset}:"

@@ -30,7 +30,7 @@ PULL_LINGER_MS = 8
 LINGERING_MAX = 1_000
 """So many records are company enough."""
 
-SUSPECT_FAILURES = 2
+POISON_FAILURES = 2
 """A message alone in its transaction is the culprit at the second failure: the first after an abort may be
 OUT_OF_ORDER_SEQUENCE_NUMBER, which is nobody's fault (measured)."""
 
@@ -47,7 +47,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     push: bool
 
 
-class Identity(Struct, frozen=True, kw_only=True):
+class WriterEpoch(Struct, frozen=True, kw_only=True):
     """In whose name a master commits."""
 
     node: str
@@ -56,7 +56,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     log_epoch: int
 
 
-class Suspicion(Struct, kw_only=True):
+class PoisonSearch(Struct, kw_only=True):
     """What failed transactions say about messages; outlives a mastership, because a refusal may cost the producer."""
 
     messages_max: int
@@ -65,9 +65,9 @@ class Suspicion(Struct, kw_only=True):
     """Source offset of the message that stood alone in the last one that failed."""
     failures: int = 0
     """How often in a row it did."""
-    convicted: int | None = None
+    poison_offset: int | None = None
     """Source offset of a message that did so often enough: the next plan retries or buries it."""
-    apart: bool = False
+    separate: bool = False
     """A message and refused records failed together: from now on they go in turns."""
 
 
@@ -94,9 +94,9 @@ class Master:
         puller: Puller,
         pusher: Pusher,
         clock: Clock,
-        identity: Identity,
+        writer_epoch: WriterEpoch,
         limits: Limits,
-        suspicion: Suspicion,
+        poison_search: PoisonSearch,
     ) -> None:
         self._shard = shard
         self._store = store
@@ -104,9 +104,9 @@ class Master:
         self._puller = puller
         self._pusher = pusher
         self._clock = clock
-        self._identity = identity
+        self._writer_epoch = writer_epoch
         self._limits = limits
-        self._suspicion = suspicion
+        self._poison_search = poison_search
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -116,7 +116,7 @@ class Master:
 
     def begin(self) -> None:
         """The epoch record: from here on every earlier master's commits are behind ours in the log."""
-        self._beat()
+        self._heartbeat()
 
     def step(self, now_ms: int) -> int:
         """One step; when to be called again, in epoch ms. At most one transaction."""
@@ -127,7 +127,7 @@ class Master:
             return self._clock.now_ms()
         # A clock that went back would hold the heartbeat up, and with it the word that the clock is wrong.
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
-            self._beat()
+            self._heartbeat()
         records, reached_ms = self._pull(now_ms)
         staged = self._shard.stage(records)
         self._check_pulled(staged, now_ms)
@@ -185,7 +185,7 @@ class Master:
                 records, reached = [], self._shard.state.pull_offset >= end
             if reached:
                 self._reached_ms = now_ms
-        elif limits.pull and not (something_due and self._suspicion.apart and self._puller.waiting == 0):
+        elif limits.pull and not (something_due and self._poison_search.separate and self._puller.waiting == 0):
             records = self._puller.batch(limits.messages, limits.bytes)
         else:
             records = []
@@ -202,9 +202,9 @@ class Master:
 
     def _select(self, staged: Staged, until_ms: int) -> Selection:
         limits = self._limits
-        if not limits.push or (self._suspicion.apart and staged.refusals):
+        if not limits.push or (self._poison_search.separate and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
-        selection = self._shard.select(staged, until_ms, self._suspicion.messages_max, limits.bytes)
+        selection = self._shard.select(staged, until_ms, self._poison_search.messages_max, limits.bytes)
         # One that was refused before stands alone, so that a second refusal costs the others nothing.
         tried = next((at for at in selection.named if selection.entries[at].attempt > 1), None)
         if tried is None or len(selection.entries) == 1:
@@ -213,20 +213,20 @@ class Master:
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
         """Push, commit, apply; when each message that was delivered was due."""
-        suspicion = self._suspicion
-        self._pusher.convicted = suspicion.convicted
-        plan = self._pusher.plan(selection, staged.refusals, now_ms)
+        poison_search = self._poison_search
+        self._pusher.poison_offset = poison_search.poison_offset
+        plan = self._pusher.plan(selection, staged.rejections, now_ms)
         progress = self._progress(staged, selection, plan.decisions)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
             appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
-            self._suspect_of(error, staged, selection)
+            self._search_poison(error, staged, selection)
             raise
         if selection.items:
-            suspicion.offset, suspicion.convicted, suspicion.apart = None, None, False
-            suspicion.messages_max = min(self._limits.messages, suspicion.messages_max * 2)
+            poison_search.offset, poison_search.poison_offset, poison_search.separate = None, None, False
+            poison_search.messages_max = min(self._limits.messages, poison_search.messages_max * 2)
         self._apply(staged, selection, progress, appended)
         return plan.due_ms
 
@@ -294,9 +294,9 @@ class Master:
             self._store.write(changes.puts, changes.deletes)
         except Retry as error:
             raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error
-        self._shard.adopt(changes)
+        self._shard.install(changes)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """A progress record alone: an epoch's first word, a heartbeat, or a test whether the clocks agree."""
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
@@ -307,12 +307,12 @@ class Master:
         self._apply(nothing, nobody, progress, self._finish(produced_ms))
 
     def _progress(self, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
-        identity = self._identity
+        writer_epoch = self._writer_epoch
         return Progress(
-            role_epoch=identity.role_epoch,
-            log_epoch=identity.log_epoch,
-            node=identity.node,
-            instance=identity.instance,
+            role_epoch=writer_epoch.role_epoch,
+            log_epoch=writer_epoch.log_epoch,
+            node=writer_epoch.node,
+            instance=writer_epoch.instance,
             cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1],
             pull_offset=staged.pull_offset,
@@ -322,33 +322,33 @@ class Master:
             probes=staged.probes,
         )
 
-    def _suspect_of(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
+    def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
         """Halve what the next step selects until the culprit stands alone, then convict it.
 
         A failure that makes nobody a culprit halves too: what is smaller may fit the time that was too short.
         """
-        suspicion = self._suspicion
+        poison_search = self._poison_search
         if selection.items:
-            suspicion.messages_max = max(1, len(selection.items) // 2)
-        if not error.culprit_likely:
+            poison_search.messages_max = max(1, len(selection.items) // 2)
+        if not error.poison_likely:
             return
         self._pusher.targets.forget_all()
         if len(selection.items) > 1:
             return
-        if staged.refusals or not selection.items:
+        if staged.rejections or not selection.items:
             # Nobody is convicted in the company of refused records: it may be their topic that takes nothing.
             if selection.items:
-                suspicion.apart = True
+                poison_search.separate = True
                 return
             if isinstance(error, ProducerLost):
                 return  # what would be raised in its place would have the lost producer used again
             raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
-        suspicion.failures = suspicion.failures + 1 if suspicion.offset == offset else 1
-        suspicion.offset = offset
-        if suspicion.failures >= SUSPECT_FAILURES:
+        poison_search.failures = poison_search.failures + 1 if poison_search.offset == offset else 1
+        poison_search.offset = offset
+        if poison_search.failures >= POISON_FAILURES:
             log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
-            suspicion.convicted = offset
+            poison_search.poison_offset = offset
 
     def _bound_wheel(self) -> bool:
         """Give up what is more than memory may hold, if it is; the store has it all."""
@@ -373,8 +373,8 @@ class Master:
         ):
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
-        beat_ms = self._committed_ms + HEARTBEAT_MS
-        return beat_ms if due_ms is None else min(due_ms, beat_ms)
+        heartbeat_ms = self._committed_ms + HEARTBEAT_MS
+        return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for records, or for the time to pass."""

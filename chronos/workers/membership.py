@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import structlog
 
-from chronos.core.roles import SILENT, Assignment, Member, Request, Roles, View
+from chronos.core.roles import UNREACHABLE, ClusterView, Member, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorUnavailable
-from chronos.ports import Clock, Coordinator, Outlook
-from chronos.workers.replica import Role
+from chronos.ports import Clock, ClusterSnapshot, Coordinator
+from chronos.workers.replica import Assignment
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -35,7 +35,7 @@ class Membership:
         node: str,
         clock: Clock,
         describe: Callable[[], Member],
-        plan: Callable[[View], Roles],
+        plan: Callable[[ClusterView], Roles],
     ) -> None:
         self.controls = False
         """Whether this node was the controller at the last step."""
@@ -59,8 +59,8 @@ class Membership:
     def step(self, now_ms: int) -> int:
         """One turn; when to be called again. Raises NodeIdTaken."""
         try:
-            outlook = self._coordinator.look()
-            if outlook.roles is None and not outlook.sure:
+            snapshot = self._coordinator.look()
+            if snapshot.roles is None and not snapshot.confirmed:
                 self.controls = False
                 self.join()
             self._report(now_ms)
@@ -86,7 +86,7 @@ class Membership:
         self._coordinator.report(member)
         self._reported, self._reported_ms = member, now_ms
 
-    def outlook(self) -> Outlook:
+    def snapshot(self) -> ClusterSnapshot:
         """What is known of the cluster now."""
         return self._coordinator.look()
 
@@ -94,22 +94,25 @@ class Membership:
         """Leave an operator's request to the controller. Raises CoordinatorUnavailable."""
         self._coordinator.request(request)
 
-    def role(self, shard: int) -> Role:
+    def role(self, shard: int) -> Assignment:
         """What this node's replica of the shard is to be now; called by the shards' own threads."""
-        outlook = self._coordinator.look()
-        if outlook.roles is None:
-            return Role(kind="follower", sure=False)
-        given = outlook.roles.shards.get(shard)
+        snapshot = self._coordinator.look()
+        if snapshot.roles is None:
+            return Assignment(kind="follower", confirmed=False)
+        given = snapshot.roles.shards.get(shard)
         if given is None:
-            return Role(kind="follower", sure=outlook.sure)
+            return Assignment(kind="follower", confirmed=snapshot.confirmed)
         if given.master == self._node:
-            return Role(
-                kind="master", epoch=given.epoch, sure=outlook.sure, awaited=self._awaits(outlook, shard, given)
+            return Assignment(
+                kind="master",
+                epoch=given.epoch,
+                confirmed=snapshot.confirmed,
+                predecessor_active=self._predecessor_active(snapshot, shard, given),
             )
         held = not given.replicas or self._node in given.replicas
-        return Role(kind="follower" if held else "none", sure=outlook.sure)
+        return Assignment(kind="follower" if held else "none", confirmed=snapshot.confirmed)
 
-    def _awaits(self, outlook: Outlook, shard: int, given: Assignment) -> bool:
+    def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, given: ShardRoles) -> bool:
         """Whether the master before this one is there and still says it is master: it finishes its step first."""
         now_ms = self._clock.now_ms()
         epoch, since_ms = self._given_ms.get(shard, (0, 0))
@@ -118,8 +121,8 @@ class Membership:
             self._given_ms[shard] = (given.epoch, now_ms)
         if given.previous is None or given.previous == self._node or not 0 <= now_ms - since_ms < AWAIT_MS:
             return False
-        before = outlook.members.get(given.previous)
-        if before is None or before.log == SILENT:
+        before = snapshot.members.get(given.previous)
+        if before is None or before.log == UNREACHABLE:
             return False  # It cannot finish anything.
         replica = before.replicas.get(shard)
         return replica is not None and replica.role == "master"

@@ -10,7 +10,7 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.codec import unpack_entry
-from chronos.core.keys import murmur2, parse_address, partition_of
+from chronos.core.keys import murmur2, parse_generated_id, partition_of
 from chronos.core.message import (
     ATTEMPT,
     DETAIL,
@@ -23,11 +23,11 @@ from chronos.core.message import (
     Entry,
     Reason,
     Record,
-    Refusal,
-    Rules,
+    Rejection,
     receipt,
 )
 from chronos.core.progress import Decision, Outcome
+from chronos.core.rules import Rules
 from chronos.core.shard import Selection
 from chronos.core.size import batch_bytes
 from chronos.errors import ConfigurationError, LogUnavailable
@@ -70,7 +70,7 @@ class Look(Struct, kw_only=True):
     """The first of the looks in a row that did not find it."""
 
 
-class Plan(Struct, kw_only=True):
+class PlannedTransaction(Struct, kw_only=True):
     """What a transaction will hold."""
 
     messages: list[Outgoing]
@@ -83,10 +83,10 @@ class Ready(Struct, kw_only=True):
     """What a selection becomes, if its targets are then as they were when this was made."""
 
     selection: Selection
-    fine: dict[str, int]
-    """The targets and what they took, as `_fine` tells."""
-    convicted: int | None
-    plan: Plan
+    limits_by_target: dict[str, int]
+    """The targets and what they took, as `_fast_path_limits` tells."""
+    poison_offset: int | None
+    plan: PlannedTransaction
 
 
 class Targets:
@@ -124,7 +124,7 @@ class Targets:
         except ConfigurationError as error:
             why = str(error)
         except LogUnavailable as error:
-            if not self._log.answers(ANSWER_S):
+            if not self._log.ping(ANSWER_S):
                 raise
             info, why = NOT_YET, str(error)
         before = self._looks.get(topic)
@@ -188,66 +188,76 @@ class Pusher:
         self._attempts_max = attempts_max
         self._retry_base_ms = retry_base_ms
         self._retry_cap_ms = retry_cap_ms
-        self.convicted: int | None = None
+        self.poison_offset: int | None = None
         """Source offset of the message that failed a transaction on its own; the next plan retries or buries it."""
         self._ready: Ready | None = None
 
-    def plan(self, selection: Selection, refusals: Iterable[tuple[Record, Refusal]], now_ms: int) -> Plan:
+    def plan(
+        self, selection: Selection, rejections: Iterable[tuple[Record, Rejection]], now_ms: int
+    ) -> PlannedTransaction:
         """What to write for the selected messages and the refused records."""
-        plan = Plan(
-            messages=[self._rejection(record, refusal, now_ms) for record, refusal in refusals], decisions=[], due_ms=[]
+        plan = PlannedTransaction(
+            messages=[self._rejection(record, rejection, now_ms) for record, rejection in rejections],
+            decisions=[],
+            due_ms=[],
         )
         ready, self._ready = self._ready, None
         if not selection.items:
             return plan
         if ready is not None and ready.selection is not selection:
             ready = None
-        topics = ready.fine.keys() if ready is not None else {entry.target for entry in selection.entries}
+        topics = ready.limits_by_target.keys() if ready is not None else {entry.target for entry in selection.entries}
         looks = self.targets.look(topics, now_ms)
-        fine = self._fine(looks)
+        limits_by_target = self._fast_path_limits(looks)
         if ready is not None:
-            if ready.fine == fine and ready.convicted == self.convicted:
+            if ready.limits_by_target == limits_by_target and ready.poison_offset == self.poison_offset:
                 plan.messages += ready.plan.messages
                 plan.due_ms = ready.plan.due_ms
                 return plan
             _unpack_again(selection, len(selection.items))
         self._write(
-            plan, selection, fine,
-            lambda due_ms, offset, entry: self._weigh(plan, due_ms, offset, entry, looks[entry.target], now_ms),
+            plan, selection, limits_by_target,
+            lambda due_ms, offset, entry: self._decide(plan, due_ms, offset, entry, looks[entry.target], now_ms),
         )  # fmt: skip
         return plan
 
     def plan_ahead(self, selection: Selection) -> None:
         """Do now what the `plan` of this selection would do, if nothing about it is in doubt."""
-        fine = self._fine(self.targets.known({entry.target for entry in selection.entries}))
-        plan = Plan(messages=[], decisions=[], due_ms=[])
-        if self._write(plan, selection, fine, None):
-            self._ready = Ready(selection=selection, fine=fine, convicted=self.convicted, plan=plan)
+        limits_by_target = self._fast_path_limits(self.targets.known({entry.target for entry in selection.entries}))
+        plan = PlannedTransaction(messages=[], decisions=[], due_ms=[])
+        if self._write(plan, selection, limits_by_target, None):
+            self._ready = Ready(
+                selection=selection, limits_by_target=limits_by_target, poison_offset=self.poison_offset, plan=plan
+            )
         else:
             _unpack_again(selection, len(plan.messages))
 
     def _write(
-        self, plan: Plan, selection: Selection, fine: Mapping[str, int], weigh: Callable[[int, int, Entry], None] | None
+        self,
+        plan: PlannedTransaction,
+        selection: Selection,
+        limits_by_target: Mapping[str, int],
+        decide: Callable[[int, int, Entry], None] | None,
     ) -> bool:
         """The messages that go out as they are; every other one is weighed, or where nobody does it ends with False."""
         shard, prefix = self._rules.shard, self._source_prefix
         append, note = plan.messages.append, plan.due_ms.append
-        convicted = self.convicted
+        poison_offset = self.poison_offset
         last_ms, due, stem = -1, b"", b""
         for (due_ms, offset, data), entry in zip(selection.items, selection.entries, strict=True):
             headers = entry.headers
             doubtful = (
-                len(data) > fine.get(entry.target, -1)
+                len(data) > limits_by_target.get(entry.target, -1)
                 or entry.expire_at_ms is not None
-                or offset == convicted
+                or offset == poison_offset
                 or entry.attempt > 1
                 or entry.occurrence > 1
                 or type(headers) is not dict
             )
             if doubtful:
-                if weigh is None:
+                if decide is None:
                     return False
-                weigh(due_ms, offset, entry)
+                decide(due_ms, offset, entry)
                 continue
             # `message.receipt` written out, into the headers themselves: they were unpacked for this step alone.
             if entry.due_ms != last_ms:
@@ -262,7 +272,7 @@ class Pusher:
             note(due_ms)
         return True
 
-    def _fine(self, looks: Mapping[str, Look]) -> dict[str, int]:
+    def _fast_path_limits(self, looks: Mapping[str, Look]) -> dict[str, int]:
         """The targets that are plainly fine, and the size below which they take any message; every doubt is weighed."""
         return {
             topic: look.info.bytes_max - RECEIPT_BYTES
@@ -270,19 +280,23 @@ class Pusher:
             if look.info is not None and _is_plain(look.info) and self._rules.allows(topic)
         }
 
-    def _weigh(self, plan: Plan, due_ms: int, offset: int, entry: Entry, look: Look, now_ms: int) -> None:
+    def _decide(
+        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, look: Look, now_ms: int
+    ) -> None:
         """Deliver, or decide what else becomes of the message."""
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
             return
         if not self._rules.allows(entry.target):
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "targets.allow and targets.deny")
+            self._dead_letter(
+                plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "targets.allow and targets.deny"
+            )
             return
         if look.info is None:
             assert look.missing_since_ms is not None
             # A look from before the message was due proves nothing: the topic may have been created since.
             if look.looked_ms >= due_ms and look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS:
-                self._bury(
+                self._dead_letter(
                     plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, "two looks did not find the topic"
                 )
             else:
@@ -290,9 +304,11 @@ class Pusher:
                 self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
             return
         if not look.info.writable:
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write")
+            self._dead_letter(
+                plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write"
+            )
             return
-        if offset == self.convicted or (look.info.keyed_only and entry.key is None):
+        if offset == self.poison_offset or (look.info.compacted and entry.key is None):
             self._retry(plan, due_ms, offset, entry, now_ms)
             return
         partition = _partition(entry, look.info, offset)
@@ -302,21 +318,23 @@ class Pusher:
         headers = [*_pairs(entry), *receipt(entry, offset, self._rules.shard, self._source_prefix).items()]
         size = batch_bytes(entry.key, entry.value, headers)
         if size > look.info.bytes_max:
-            self._bury(plan, due_ms, offset, entry, now_ms, Reason.TOO_LARGE,
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TOO_LARGE,
                        f"{size} bytes; {entry.target} takes {look.info.bytes_max}")  # fmt: skip
             return
         plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
         plan.due_ms.append(due_ms)
 
-    def _defer(self, plan: Plan, due_ms: int, offset: int, entry: Entry, reason: Reason, next_ms: int) -> None:
+    def _defer(
+        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, reason: Reason, next_ms: int
+    ) -> None:
         plan.decisions.append(
             Decision(due_ms, offset, Outcome.DEFERRED, reason, next_ms, entry.occurrence, entry.attempt)
         )
 
-    def _retry(self, plan: Plan, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
+    def _retry(self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
         """Exponential backoff with jitter drawn from position and attempt; after the last attempt a dead letter."""
         if entry.attempt >= self._attempts_max:
-            self._bury(
+            self._dead_letter(
                 plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, "refused by the broker every time"
             )
             return
@@ -329,8 +347,8 @@ class Pusher:
             )
         )
 
-    def _bury(
-        self, plan: Plan, due_ms: int, offset: int, entry: Entry, now_ms: int, reason: Reason, detail: str
+    def _dead_letter(
+        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int, reason: Reason, detail: str
     ) -> None:
         """A dead letter carries all that is needed to send it again: its headers, its target and why it ended here."""
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
@@ -345,18 +363,18 @@ class Pusher:
         if entry.attempt == 1:
             headers.append((ATTEMPT, b"1"))
         # A key of the user's own is kept; an address as key would be refused when the letter is sent round again.
-        own = entry.id is not None and parse_address(entry.id, self._rules.shards) is None
+        own = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
         plan.messages.append(
             self._explained(
                 self._dead_letter_topic, entry.id if own else None, entry.value, headers, reason, detail, now_ms
             )
         )
 
-    def _rejection(self, record: Record, refusal: Refusal, now_ms: int) -> Outgoing:
+    def _rejection(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
         """The record as it came, with the reason and where it came from."""
         headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
         return self._explained(
-            self._rejected_topic, record.key, record.value, headers, refusal.reason, refusal.detail, now_ms
+            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
         )
 
     def _explained(
@@ -373,7 +391,7 @@ class Pusher:
         own = self.targets.look([topic], now_ms)[topic].info
         if own is None:
             raise LogUnavailable(f"{topic} is not there: create it again, or restart Chronos, which does")
-        why: list[tuple[str, bytes | None]] = [(REASON, reason.word.encode()), (DETAIL, detail[:500].encode())]
+        why: list[tuple[str, bytes | None]] = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
         if batch_bytes(key, value, headers + why) > own.bytes_max:
             source = [(name, content) for name, content in headers if name == SOURCE][-1:]
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
@@ -387,7 +405,7 @@ def _unpack_again(selection: Selection, count: int) -> None:
 
 
 def _is_plain(info: TopicInfo) -> bool:
-    return info.writable and not info.keyed_only and not info.leaderless
+    return info.writable and not info.compacted and not info.leaderless
 
 
 def _pairs(entry: Entry) -> list[tuple[str, bytes | None]]:

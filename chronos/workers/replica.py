@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH, State, unpack_state
 from chronos.core.keys import STATE_KEY
-from chronos.core.message import Rules
+from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.errors import (
     ApplyFailed,
@@ -36,7 +36,7 @@ from chronos.errors import (
 from chronos.ports import Clock, Log, Reader, Store, Writer
 from chronos.workers.delete import EVERY_MS, Deleter
 from chronos.workers.follow import Follower
-from chronos.workers.master import Identity, Limits, Master, Stepped, Suspicion
+from chronos.workers.master import Limits, Master, PoisonSearch, Stepped, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 
@@ -63,28 +63,28 @@ HALVINGS_MAX = 20
 DIGITS = re.compile(r"\d+")
 
 
-class Role(Struct, frozen=True, kw_only=True):
+class Assignment(Struct, frozen=True, kw_only=True):
     """What a replica is to be at the moment."""
 
     kind: str
     """`master`, `follower`, or `none`: this node does not hold the shard."""
     epoch: int | None = None
     """The role epoch that came with the role of master; None: nobody gives out roles (standalone)."""
-    sure: bool = True
+    confirmed: bool = True
     """The coordinator confirms it now. False: go on, but begin nothing."""
-    awaited: bool = False
+    predecessor_active: bool = False
     """The master before this one may still be finishing its step: give it a moment."""
 
-    def continues(self, other: "Role | None") -> bool:
+    def continues(self, other: "Assignment | None") -> bool:
         """Whether a mastership that began under `other` is still the same."""
         return other is not None and self.kind == other.kind and self.epoch == other.epoch
 
 
-STANDALONE = Role(kind="master")
+STANDALONE = Assignment(kind="master")
 """The role of every replica where there is nobody else."""
 
 
-class Replay(Struct, frozen=True, kw_only=True):
+class RecoveryCost(Struct, frozen=True, kw_only=True):
     """What it would take to go on with the logs from what a store holds."""
 
     empty: bool
@@ -118,8 +118,8 @@ class Replica:
         delivered_ms: int | None,
         deduplication_ms: int,
         guard: Callable[[], str | None],
-        assigned: Callable[[], Role],
-        begin: Callable[[Replay], bool] = lambda replay: False,
+        assigned: Callable[[], Assignment],
+        begin: Callable[[RecoveryCost], bool] = lambda replay: False,
     ) -> None:
         """`begin`: put a checkpoint in the place of what the store holds, where that is better than a replay, or the only
         way; whether it did. Raises Retry: it cannot be done yet."""
@@ -150,12 +150,12 @@ class Replica:
         self._deduplication_ms = deduplication_ms
         self._guard = guard
         self._assigned = assigned
-        self._begin_elsewhere = begin
-        self._suspicion = Suspicion(messages_max=limits.messages)
+        self._restore = begin
+        self._poison_search = PoisonSearch(messages_max=limits.messages)
         self._phase: Callable[[int], int] = self._start
         self._pause_ms = ABORT_PAUSE_MS
         self._resting = False
-        self._reigned_epoch: int | None = None
+        self._led_epoch: int | None = None
         self._forget()
         self.shard = self._load()
 
@@ -165,7 +165,7 @@ class Replica:
         self._writer: Writer | None = None
         self._master: Master | None = None
         self._pusher: Pusher | None = None
-        self._reign_role: Role | None = None
+        self._leadership: Assignment | None = None
         self._replayed = 0
         self._told_ms = 0
         self._aborts_in_a_row = 0
@@ -245,7 +245,7 @@ class Replica:
         if self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
-        if self._take_beginning(self.state):
+        if self._restore_store(self.state):
             self.shard = self._load()
             if self.state.applied:
                 # It may have taken long, and the logs may begin behind it by now: look again.
@@ -270,15 +270,15 @@ class Replica:
             return now_ms
         if role.kind == "follower":
             return self._stay(now_ms)
-        if not role.sure or role.awaited:
-            return self._rest(now_ms + (LOOK_MS if not role.sure else LOOK_MS // 10))
-        if follower.position < self._log.ends(self._progress_topic, self.number).stable:
+        if not role.confirmed or role.predecessor_active:
+            return self._rest(now_ms + (LOOK_MS if not role.confirmed else LOOK_MS // 10))
+        if follower.position < self._log.watermarks(self._progress_topic, self.number).stable:
             return now_ms + LOOK_MS
-        if not self._may_reign(role, now_ms):
+        if not self._may_lead(role, now_ms):
             return now_ms + LOOK_MS
         # 2. Fence every earlier master, and have its last transaction resolved.
         self.role = "taking over"
-        self._reign_role = role
+        self._leadership = role
         self._writer = self._log.writer(self.number)
         self._phase = self._resolve
         return now_ms
@@ -294,7 +294,7 @@ class Replica:
 
     def _resolve(self, now_ms: int) -> int:
         """3. What that resolved: the end counts only when no transaction hides behind it."""
-        follower, writer, role = self._follower, self._writer, self._reign_role
+        follower, writer, role = self._follower, self._writer, self._leadership
         assert follower is not None
         assert writer is not None
         assert role is not None
@@ -302,14 +302,14 @@ class Replica:
             return now_ms
         if self._role_ended():
             return now_ms
-        ends = self._log.ends(self._progress_topic, self.number)
-        if follower.position < ends.high:
-            if ends.stable < ends.high and follower.position >= ends.stable:
+        watermarks = self._log.watermarks(self._progress_topic, self.number)
+        if follower.position < watermarks.high:
+            if watermarks.stable < watermarks.high and follower.position >= watermarks.stable:
                 self._pause(LogUnavailable(
                     f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
                 ))  # fmt: skip
             return now_ms + LOOK_MS
-        if not self._may_reign(role, now_ms):
+        if not self._may_lead(role, now_ms):
             # Somebody took over with a later role between 1 and 2: our fence was the mistake, and it ends here.
             self._restart()
             return now_ms + LOOK_MS
@@ -318,11 +318,11 @@ class Replica:
         reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset)
         self._follower = None
         follower.close()
-        self._crown(writer, reader, role)
+        self._make_master(writer, reader, role)
         self._phase = self._begin
         return now_ms
 
-    def _crown(self, writer: Writer, reader: Reader, role: Role) -> None:
+    def _make_master(self, writer: Writer, reader: Reader, role: Assignment) -> None:
         self._pusher = self._make_pusher()
         self._master = Master(
             shard=self.shard,
@@ -331,14 +331,14 @@ class Replica:
             puller=Puller(self._log, reader, self._delay_topic, self.number),
             pusher=self._pusher,
             clock=self._clock,
-            identity=Identity(
+            writer_epoch=WriterEpoch(
                 node=self._node,
                 instance=self._instance,
                 role_epoch=self.state.role_epoch + 1 if role.epoch is None else role.epoch,
                 log_epoch=self.state.log_epoch + 1,
             ),
             limits=self._limits,
-            suspicion=self._suspicion,
+            poison_search=self._poison_search,
         )
 
     def _begin(self, now_ms: int) -> int:
@@ -356,7 +356,7 @@ class Replica:
             self._count(error)
             self._pause(error)
             return self._rest(now_ms + PAUSE_MS)
-        self._reigned_epoch = self.state.log_epoch
+        self._led_epoch = self.state.log_epoch
         self.role = "master"
         self._resume()
         log.info(
@@ -366,10 +366,10 @@ class Replica:
             pending=self.state.pending,
             replayed=self._replayed,
         )
-        self._phase = self._reign
+        self._phase = self._lead
         return now_ms
 
-    def _reign(self, now_ms: int) -> int:
+    def _lead(self, now_ms: int) -> int:
         """5. Step, until the role ends."""
         master = self._master
         assert master is not None
@@ -407,7 +407,7 @@ class Replica:
         self.aborts += 1
         log.warning("transaction aborted", shard=self.number, why=str(error))
         self._aborts_in_a_row += 1
-        if error.culprit_likely and self._aborts_in_a_row <= HALVINGS_MAX:
+        if error.poison_likely and self._aborts_in_a_row <= HALVINGS_MAX:
             return now_ms
         wake_ms = now_ms + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
@@ -449,20 +449,20 @@ class Replica:
     def _role_ended(self) -> bool:
         """Whether this is no more the mastership that was begun; then everything is given back."""
         role = self._assigned()
-        if role.continues(self._reign_role):
+        if role.continues(self._leadership):
             return False
         log.info("no longer master", shard=self.number, role=role.kind, epoch=role.epoch)
         self._restart()
         self._resting = False
         return True
 
-    def _take_beginning(self, state: State) -> bool:
+    def _restore_store(self, state: State) -> bool:
         """Whether the store was exchanged for one that is further."""
-        progress = self._log.ends(self._progress_topic, self.number)
-        delay = self._log.ends(self._delay_topic, self.number)
+        progress = self._log.watermarks(self._progress_topic, self.number)
+        delay = self._log.watermarks(self._delay_topic, self.number)
         if progress.high == 0:
             return False
-        replay = Replay(
+        replay = RecoveryCost(
             empty=state.applied == 0,
             whole=progress.start <= state.applied and delay.start <= state.pull_offset,
             records=progress.high - state.applied + delay.high - state.pull_offset,
@@ -471,36 +471,36 @@ class Replica:
         )
         if replay.empty or not replay.whole:
             self.role, self.known = "restoring", False
-        taken = self._begin_elsewhere(replay)
+        taken = self._restore(replay)
         self.known = True
         return taken
 
     def _check_positions(self, state: State) -> None:
         """The logs must hold everything from the store's positions on."""
-        progress = self._log.ends(self._progress_topic, self.number)
-        delay = self._log.ends(self._delay_topic, self.number)
+        progress = self._log.watermarks(self._progress_topic, self.number)
+        delay = self._log.watermarks(self._delay_topic, self.number)
         if state.applied == 0 and progress.high == 0 and delay.start > 0:
             # Nobody ever was master: what the topic lost before Chronos came is not Chronos's to deliver.
             self.shard.state = State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
             return
-        for topic, position, ends in (
+        for topic, position, watermarks in (
             (self._progress_topic, state.applied, progress),
             (self._delay_topic, state.pull_offset, delay),
         ):
-            if ends.start > position:
+            if watermarks.start > position:
                 raise LogMismatch(
-                    f"{topic}/{self.number} begins at {ends.start}, but the store needs it from {position} on: the topic"
+                    f"{topic}/{self.number} begins at {watermarks.start}, but the store needs it from {position} on: the topic"
                     " was trimmed ahead of the store. Restore a checkpoint that is newer, or, if what is missing may be"
                     f" lost, remove the store of shard {self.number} and both topics' contents."
                 )
-            if ends.high < position:
+            if watermarks.high < position:
                 raise LogMismatch(
-                    f"{topic}/{self.number} ends at {ends.high}, but the store has applied it up to {position}: the topic"
+                    f"{topic}/{self.number} ends at {watermarks.high}, but the store has applied it up to {position}: the topic"
                     " was deleted and created again, or this is another cluster. Point Chronos to the right one, or remove"
                     f" the store of shard {self.number}."
                 )
 
-    def _may_reign(self, role: Role, now_ms: int) -> bool:
+    def _may_lead(self, role: Assignment, now_ms: int) -> bool:
         """Whether the last word in the progress log leaves the shard to us."""
         state = self.state
         if state.instance in ("", self._instance):
@@ -512,7 +512,7 @@ class Replica:
                     f" node was given {role.epoch}: it waits for a later role"
                 )
             return True
-        if self._reigned_epoch is not None and state.log_epoch > self._reigned_epoch:
+        if self._led_epoch is not None and state.log_epoch > self._led_epoch:
             raise Deposed(
                 f"node {state.node} (instance {state.instance}) took over shard {self.number} from this one:"
                 " two standalone nodes serve the same cluster. Stop one of them, or give each its own `cluster`"

@@ -16,7 +16,7 @@ MISSING_LOOKS = 2
 """Looks in a row that must miss a topic, or find it otherwise: a broker that has just started may know less than the others."""
 
 
-class Watch:
+class TopicWatch:
     """Looks at the delay and the progress topic while the node runs."""
 
     def __init__(self, log: Log, topics: Sequence[TopicSpec], found: Mapping[str, TopicInfo]) -> None:

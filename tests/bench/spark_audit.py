@@ -333,11 +333,12 @@ def _offsets(spark: SparkSession, messages: int) -> DataFrame:
     from chronos.spark import schema
 
     read_ms = START_MS + length_ms(messages) + 60_000
-    ends = [("messages", "delay", shard, messages // SHARDS) for shard in range(SHARDS)]
-    ends += [("progress", "progress", shard, 2 * length_ms(messages) // STEP_MS + 1) for shard in range(SHARDS)]
+    watermarks = [("messages", "delay", shard, messages // SHARDS) for shard in range(SHARDS)]
+    watermarks += [("progress", "progress", shard, 2 * length_ms(messages) // STEP_MS + 1) for shard in range(SHARDS)]
     targets = ["orders", *(f"t-{number}" for number in range(TARGETS))]
-    ends += [("deliveries", target, number, messages) for target in targets for number in range(PARTITIONS)]
+    watermarks += [("deliveries", target, number, messages) for target in targets for number in range(PARTITIONS)]
     rows = [
-        (table, topic, number, "id", 0, end, 0, end, end, read_ms, False, None) for table, topic, number, end in ends
+        (table, topic, number, "id", 0, end, 0, end, end, read_ms, False, None)
+        for table, topic, number, end in watermarks
     ]
     return spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1)

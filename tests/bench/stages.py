@@ -12,8 +12,9 @@ from typing import TypeVar
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Record, Rules
+from chronos.core.message import Record
 from chronos.core.progress import Progress, count_outcomes
+from chronos.core.rules import Rules
 from chronos.core.shard import Selection, Shard, Staged, nothing_selected
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
@@ -72,7 +73,7 @@ def _step(watch: _Stopwatch, shard: Shard, store: RocksStore, staged: Staged, se
         f"{way}: apply", lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS)
     )
     watch.time(f"{way}: write to the store", lambda: store.write(changes.puts, changes.deletes))
-    watch.time(f"{way}: adopt", lambda: shard.adopt(changes))
+    watch.time(f"{way}: adopt", lambda: shard.install(changes))
 
 
 def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:

@@ -54,7 +54,7 @@ def write(
 def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
     """The worst lateness by the second in which messages were due, and what was wrong.
 
-    Ends once it has found as many as it is told were written, or `rest_s` after it was told.
+    Watermarks once it has found as many as it is told were written, or `rest_s` after it was told.
     """
     told: list[int] = []
     threading.Thread(target=lambda: told.extend(map(int, sys.stdin)), daemon=True).start()

@@ -174,7 +174,7 @@ def read_log(path: Path) -> list[Record]:
         records: list[Record] = []
         while found := reader.read(50, NO_LIMIT):
             records += found
-        assert len(records) == log.ends("t", 0).stable
+        assert len(records) == log.watermarks("t", 0).stable
         return records
     finally:
         log.close()

@@ -28,7 +28,7 @@ from chronos.adapters.embedded.rows import (
 )
 from chronos.core.message import Record
 from chronos.errors import ClockDisagrees, LogMismatch, LogUnavailable, StoreCorrupt, StoreInUse, TransactionAborted
-from chronos.ports import Ends, Outgoing, TopicSpec
+from chronos.ports import Outgoing, TopicSpec, Watermarks
 
 TIMEOUT_S = 30.0
 NO_LIMIT = 10**9
@@ -67,7 +67,7 @@ class Bench:
         self.log.append([message(topic, value, partition) for value in values], TIMEOUT_S)
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        reader = self.log.reader(topic, partition, self.log.ends(topic, partition).start)
+        reader = self.log.reader(topic, partition, self.log.watermarks(topic, partition).start)
         return [record.value for record in reader.read(100_000, NO_LIMIT)]
 
 
@@ -129,7 +129,7 @@ def test_a_restart_keeps_records_offsets_and_topic_ids(bench):
     log = bench.again()
     assert log.topics() == before
     assert bench.values("own") == [b"a", b"b"]
-    assert log.ends("own", 1) == Ends(start=3, stable=3, high=3)
+    assert log.watermarks("own", 1) == Watermarks(start=3, stable=3, high=3)
     (appended,) = log.append([message("own", b"next", 1)], TIMEOUT_S)
     assert appended.offset == 3
 
@@ -172,7 +172,7 @@ def test_nothing_is_written_while_the_clock_of_the_host_is_off(tmp_path):
     clock.shift(700)
     writer.send([message("target", b"c")], b"")
     writer.commit(lambda timestamp_ms: None)
-    assert log.ends("target", 0).stable == 1
+    assert log.watermarks("target", 0).stable == 1
     log.close()
 
 
@@ -193,7 +193,7 @@ def test_a_target_is_made_by_the_first_record_for_it(bench):
 def test_records_without_a_key_take_turns(bench):
     """One for each partition."""
     bench.log.append([("turns", None, b"%d" % n, [], -1) for n in range(10)], TIMEOUT_S)
-    assert [bench.log.ends("turns", partition).high for partition in (0, 1)] == [5, 5]
+    assert [bench.log.watermarks("turns", partition).high for partition in (0, 1)] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_a_message_that_cannot_be_written_is_the_culprit(bench, refused):
     writer = bench.log.writer(0)
     with pytest.raises(TransactionAborted) as aborted:
         writer.send([message("own", b"innocent"), refused], b"")
-    assert aborted.value.culprit_likely
+    assert aborted.value.poison_likely
     with pytest.raises(LogUnavailable):
         bench.log.append([message("own", b"innocent"), refused], TIMEOUT_S)
     assert bench.values("own") == []
     with pytest.raises(LogMismatch):
-        bench.log.ends("not a name", 0)
+        bench.log.watermarks("not a name", 0)
 
 
 # ------------------------------------------------------------------------------------------- Space
@@ -222,7 +222,7 @@ def test_trimming_never_goes_back_nor_beyond_the_end(bench):
     starts = []
     for offset in (4, 2, 0, 7, 100, 3):
         bench.log.trim("own", 0, offset)
-        starts.append(bench.log.ends("own", 0).start)
+        starts.append(bench.log.watermarks("own", 0).start)
     assert starts == [4, 4, 4, 7, 10, 10]
     bench.append("own", b"next")
     assert bench.values("own") == [b"next"]

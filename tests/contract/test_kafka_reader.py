@@ -47,15 +47,15 @@ class Client:
         self.at = partition.offset
 
     def consume(self, count: int, timeout_s: float) -> list[Answer]:
-        answers: list[Answer] = []
-        while len(answers) < count and self.at < 10:
+        ping: list[Answer] = []
+        while len(ping) < count and self.at < 10:
             troubles = self.troubles.get(self.at)
             if troubles:
-                answers.append(Answer(self.at, troubles.pop(0)))
+                ping.append(Answer(self.at, troubles.pop(0)))
             else:
-                answers.append(Answer(self.at))
+                ping.append(Answer(self.at))
                 self.at += 1
-        return answers
+        return ping
 
 
 @pytest.mark.parametrize(

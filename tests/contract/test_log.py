@@ -113,9 +113,9 @@ def settled_end(case: Case, topic: str, partition: int = 0) -> int:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            ends = case.log.ends(topic, partition)
-            if ends.stable == ends.high:
-                return ends.stable
+            watermarks = case.log.watermarks(topic, partition)
+            if watermarks.stable == watermarks.high:
+                return watermarks.stable
         except LogUnavailable:  # the leader of a new topic's partition takes a moment to know that it is
             pass
         assert time.monotonic() < deadline
@@ -129,10 +129,10 @@ def committed(case: Case, topic: str, partition: int = 0) -> list[Record]:
 
 def readable(case: Case, topic: str, partition: int = 0) -> list[Record]:
     """Everything a read_committed reader is shown at this moment."""
-    ends = case.log.ends(topic, partition)
-    reader = case.log.reader(topic, partition, ends.start)
+    watermarks = case.log.watermarks(topic, partition)
+    reader = case.log.reader(topic, partition, watermarks.start)
     try:
-        return read_until(reader, ends.stable)
+        return read_until(reader, watermarks.stable)
     finally:
         reader.close()
 
@@ -193,9 +193,9 @@ def test_records_without_a_key_go_to_some_partition(case):
     """And are counted there."""
     topic = case.topic()
     appended = case.log.append([outgoing(topic, b"%d" % n, partition=-1) for n in range(40)], TIMEOUT_S)
-    ends = [case.log.ends(topic, partition).high for partition in range(PARTITIONS)]
-    assert sum(ends) == 40
-    assert all(each.offset < ends[each.partition] for each in appended)
+    watermarks = [case.log.watermarks(topic, partition).high for partition in range(PARTITIONS)]
+    assert sum(watermarks) == 40
+    assert all(each.offset < watermarks[each.partition] for each in appended)
 
 
 def test_many_appenders_at_once_get_offsets_of_their_own_in_their_order(case):
@@ -334,7 +334,7 @@ def test_a_message_too_large_for_its_topic_aborts_its_transaction_and_is_named_t
     innocent = outgoing(wide, b"innocent")
     with pytest.raises(TransactionAborted) as aborted:
         commit(writer, [innocent, outgoing(narrow, b"x" * 20_000)])
-    assert aborted.value.culprit_likely
+    assert aborted.value.poison_likely
     for attempt in itertools.count():
         try:
             commit(writer, [innocent])
@@ -420,7 +420,7 @@ def test_reading_what_was_trimmed_is_a_named_error(case):
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
     case.trim(topic, 0, 4)
-    assert case.log.ends(topic, 0).start == 4
+    assert case.log.watermarks(topic, 0).start == 4
     assert values(readable(case, topic)) == [b"%d" % n for n in range(4, 10)]
     reader = case.log.reader(topic, 0, 3)
     with pytest.raises(LogMismatch, match="3"):
@@ -435,8 +435,8 @@ def test_a_trimmed_log_begins_where_it_was_trimmed(case):
     end = settled_end(case, topic)
     for offset, start in ((0, 0), (4, 4), (2, 4), (end, end), (end + 100, end)):
         case.log.trim(topic, 0, offset)
-        ends = case.log.ends(topic, 0)
-        assert (ends.start, ends.stable, ends.high) == (start, end, end)
+        watermarks = case.log.watermarks(topic, 0)
+        assert (watermarks.start, watermarks.stable, watermarks.high) == (start, end, end)
         assert [record.offset for record in readable(case, topic)] == list(range(start, end))
     (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
     assert appended.offset == end
@@ -448,8 +448,8 @@ def test_a_trim_spares_the_other_partitions(case):
     case.log.append([outgoing(topic, partition=n % 2) for n in range(6)], TIMEOUT_S)
     settled_end(case, topic, 1)
     case.log.trim(topic, 1, 2)
-    assert case.log.ends(topic, 0).start == 0
-    assert case.log.ends(topic, 1).start == 2
+    assert case.log.watermarks(topic, 0).start == 0
+    assert case.log.watermarks(topic, 1).start == 2
 
 
 def test_an_open_transaction_is_not_trimmed_away(case):
@@ -581,7 +581,7 @@ def test_what_cannot_be_a_topic_is_not_there(case, name):
 def test_the_ends_of_a_partition_that_is_not_there_are_a_named_error(case):
     """Not 0, which would look like an empty one."""
     with pytest.raises((LogMismatch, LogUnavailable)):
-        case.log.ends(case.name("nowhere"), 0)
+        case.log.watermarks(case.name("nowhere"), 0)
     with pytest.raises((LogMismatch, LogUnavailable)):
         case.log.stable_end(case.topic(partitions=1), 1)
 
@@ -590,8 +590,8 @@ def test_ends_follow_what_is_written(case):
     """A transaction in the making holds back the stable end where the log shows it at all."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic)] * 3, TIMEOUT_S)
-    ends = case.log.ends(topic, 0)
-    assert (ends.start, ends.stable, ends.high) == (0, 3, 3)
+    watermarks = case.log.watermarks(topic, 0)
+    assert (watermarks.start, watermarks.stable, watermarks.high) == (0, 3, 3)
     assert case.log.stable_end(topic, 0) == 3
     writer = case.log.writer(0)
     writer.send([outgoing(topic)], b"")

@@ -274,7 +274,7 @@ class Clients:
     ) -> list[ConsoleRecord]:
         """Reads with Kafka's own console consumer: from the beginning, or from an offset of one partition.
 
-        Ends after `max_messages`, or when nothing came for `timeout_ms`; then it returns what had come.
+        Watermarks after `max_messages`, or when nothing came for `timeout_ms`; then it returns what had come.
         """
         start = ("--from-beginning",)
         if partition is not None:

@@ -315,7 +315,7 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
     """Join, and control while possible, for ever; each plan is another one, so that each is published."""
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
     from chronos.core.assignment import plan
-    from chronos.core.roles import Member, Replica, Roles, View
+    from chronos.core.roles import ClusterView, Member, ReplicaReport, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
 
@@ -324,7 +324,7 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
     def say(event: str, **more: object) -> None:
         print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
-    def always_new(view: View) -> Roles:
+    def always_new(view: ClusterView) -> Roles:
         planned = plan(view)
         return Roles(
             controller=planned.controller,
@@ -337,11 +337,11 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
         hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=SESSION_S
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"
-    replicas = {shard: Replica(applied=1) for shard in range(2)}
+    replicas = {shard: ReplicaReport(applied=1) for shard in range(2)}
     member = Member(node=node, instance=instance, address=address, version="1", started_ms=0, replicas=replicas)
     while True:
         try:
-            if coordinator.look().roles is None and not coordinator.look().sure:
+            if coordinator.look().roles is None and not coordinator.look().confirmed:
                 coordinator.join(member)
                 say("joined")
             if coordinator.control(always_new):

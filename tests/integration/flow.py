@@ -85,7 +85,7 @@ class Found:
 
 
 @dataclass
-class Ends:
+class Watermarks:
     """Behind the last record that was acknowledged, by shard."""
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Flow:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.sent: list[Sent] = []
-        self.ends = Ends()
+        self.watermarks = Watermarks()
         self.target = "target"
 
     def plan(self, soonest_ms: int, latest_ms: int, *, keyed: bool) -> Sent:
@@ -125,7 +125,8 @@ class Flow:
         """Whether everything acknowledged was pulled, and nothing is pending."""
         shards = service.shards()
         pulled = all(
-            shard["pull_offset"] >= self.ends.offsets.get(shard["shard"], 0) and shard["role"] in ("master", "follower")
+            shard["pull_offset"] >= self.watermarks.offsets.get(shard["shard"], 0)
+            and shard["role"] in ("master", "follower")
             for shard in shards
         )
         return pulled and sum(shard["pending"] for shard in shards) == 0
@@ -289,7 +290,7 @@ class KafkaFlow(Flow):
             shard, offset = message.partition(), message.offset()
             assert shard is not None
             assert offset is not None
-            self.ends.saw(shard, offset)
+            self.watermarks.saw(shard, offset)
             done(message)
 
         self._unanswered += 1
@@ -443,7 +444,7 @@ class HttpFlow(Flow):
                 for message, accepted in zip(batch, answer, strict=True):
                     message.accepted = True
                     message.id = accepted["id"]
-                    self.ends.saw(accepted["shard"], accepted["offset"])
+                    self.watermarks.saw(accepted["shard"], accepted["offset"])
                 return
             if status is not None and 0 < status < 500:
                 raise RuntimeError(f"POST answered {status}: {answer}")
@@ -463,7 +464,7 @@ class HttpFlow(Flow):
                 message.cancel_unsure = False
                 message.cancel_ms = now_ms()
                 message.cancel_result = answer["result"]
-                self.ends.saw(answer["shard"], answer["offset"])
+                self.watermarks.saw(answer["shard"], answer["offset"])
 
     def _ask(self, method: str, path: str, body: object) -> tuple[int | None, Any]:
         """The status and the answer; NOT_CONNECTED when nothing was sent, None when the answer got lost."""
@@ -548,7 +549,7 @@ class LogFlow(HttpFlow):
 
     def end_of_target(self) -> int:
         """Records in the target topic, which has one partition."""
-        return self._log.ends(self.target, 0).stable
+        return self._log.watermarks(self.target, 0).stable
 
     def _append(self, batch: list[Sent]) -> None:
         records: list[Outgoing] = []
@@ -563,7 +564,7 @@ class LogFlow(HttpFlow):
         for message, appended in zip(batch, self._log.append(records, READ_S), strict=True):
             message.accepted = True
             message.id = message.id or f"{appended.partition}-{message.due_ms}-{appended.offset}"
-            self.ends.saw(appended.partition, appended.offset)
+            self.watermarks.saw(appended.partition, appended.offset)
 
     def cancel(self, messages: Iterable[Sent]) -> None:
         """Cancel messages, by key or by address."""
@@ -577,7 +578,7 @@ class LogFlow(HttpFlow):
                 record = ("chronos.delay", None, None, headers, int(message.id.split("-")[0]))
             (appended,) = self._log.append([record], READ_S)
             message.cancel_ms = appended.timestamp_ms
-            self.ends.saw(appended.partition, appended.offset)
+            self.watermarks.saw(appended.partition, appended.offset)
 
 
 def _epoch_ms(text: str) -> int:

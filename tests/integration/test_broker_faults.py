@@ -155,12 +155,12 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
 def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
     """Partitions of the progress topic that end in a transaction which is neither committed nor aborted."""
     admin = broker.admin()
-    ends = []
+    watermarks = []
     for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
         asked = {TopicPartition(f"{flow.prefix}.progress", shard): OffsetSpec.latest() for shard in range(SHARDS)}  # type: ignore[no-untyped-call]
         found = admin.list_offsets(asked, isolation_level=level)
-        ends.append({part.partition: future.result(10).offset for part, future in found.items()})
-    return sum(ends[0][shard] < ends[1][shard] for shard in range(SHARDS))
+        watermarks.append({part.partition: future.result(10).offset for part, future in found.items()})
+    return sum(watermarks[0][shard] < watermarks[1][shard] for shard in range(SHARDS))
 
 
 def wait_until(condition: object, what: str, timeout_s: float = 40.0) -> None:

@@ -32,6 +32,6 @@ def test_asking_for_groups_that_never_were_does_not_end_the_process(own_broker: 
     log = KafkaLog(
         bootstrap_servers=own_broker.bootstrap, properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10
     )
-    log.mark("archive", {("topic", 0): 7})
+    log.commit_offsets("archive", {("topic", 0): 7})
     assert log.committed("archive", "topic", 0) == 7
     log.close()

@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from chronos.adapters.rocksdb.store import RocksStore
-from chronos.core.message import Action, Entry, Keyed, Reason, Record, Rules, Verb, parse
+from chronos.core.message import Action, ConditionalSchedule, Entry, Reason, Record, Verb
+from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import Got, RawProducer, Sent, Tail, Topics, produce, progress_of, schedule
@@ -258,7 +260,7 @@ def _account(place: Place, count: int) -> dict[str, int]:
             kinds["actions"] += 1
         else:
             # Cancelled or replaced: somebody must have named it.
-            assert isinstance(ask, Entry | Keyed), (offset, ask, refused.get(offset))
+            assert isinstance(ask, Entry | ConditionalSchedule), (offset, ask, refused.get(offset))
             assert _named(ask) in changed, (offset, given_in[offset])
             kinds["cancelled or replaced"] += 1
     totals = place.totals()
@@ -277,7 +279,7 @@ def _asked(got: Got, rules: Rules) -> object:
 
 
 def _named(ask: object) -> bytes | None:
-    return ask.id if isinstance(ask, Entry | Keyed | Action) else None
+    return ask.id if isinstance(ask, Entry | ConditionalSchedule | Action) else None
 
 
 def _rows(folder: Path) -> list[tuple[bytes, bytes]]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
-from chronos.core.roles import Member, Replica, Request, Roles, View
+from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
 from tests.harness.broker import free_port
 from tests.harness.proxy import Network
@@ -99,7 +99,7 @@ def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: b
         version="1",
         started_ms=0,
         leaving=leaving,
-        replicas={shard: Replica(applied=applied) for shard in range(2)},
+        replicas={shard: ReplicaReport(applied=applied) for shard in range(2)},
     )
 
 
@@ -127,13 +127,13 @@ def test_before_it_joined_and_after_it_left_a_node_is_nobodys_master(nodes: Node
     """It knows nothing, is sure of nothing, and can publish nothing."""
     coordinator = nodes.coordinator("a")
     for _ in range(2):
-        outlook = coordinator.look()
-        assert (outlook.roles, outlook.members, outlook.sure) == (None, {}, False)
+        snapshot = coordinator.look()
+        assert (snapshot.roles, snapshot.members, snapshot.confirmed) == (None, {}, False)
         assert not coordinator.control(plan)
         with pytest.raises(CoordinatorUnavailable, match="has to join again"):
             coordinator.report(member("a"))
         coordinator.join(member("a"))
-        assert coordinator.look().sure
+        assert coordinator.look().confirmed
         coordinator.leave()
 
 
@@ -259,7 +259,7 @@ def test_roles_are_written_only_over_those_that_were_read(nodes: Nodes, raw: Kaz
     a = nodes.joined("a")
     path = f"/chronos/{nodes.cluster}/roles"
 
-    def overtaken(view: View) -> Roles:
+    def overtaken(view: ClusterView) -> Roles:
         raw.set(path, msgspec.json.encode(Roles(controller="other", controller_epoch=7)))
         return plan(view)
 
@@ -276,7 +276,7 @@ def test_who_is_no_member_any_more_publishes_nothing(nodes: Nodes, raw: KazooCli
     a = nodes.joined("a")
     base = f"/chronos/{nodes.cluster}"
 
-    def deposed(view: View) -> Roles:
+    def deposed(view: ClusterView) -> Roles:
         raw.delete(f"{base}/members/a")
         return plan(view)
 
@@ -300,7 +300,7 @@ def test_another_data_directory_with_the_same_id_is_refused(nodes: Nodes) -> Non
     with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
         nodes.joined("a", instance="another")
     assert SESSION_S <= time.monotonic() - begun < SESSION_S + 5
-    assert a.look().sure
+    assert a.look().confirmed
     assert a.control(plan)
 
 
@@ -309,7 +309,7 @@ def test_another_data_directory_gets_the_id_once_the_first_is_gone(nodes: Nodes)
     with Process(nodes.hosts, nodes.cluster, "a") as killed:
         killed.expect("joined")
         killed.signal(signal.SIGKILL)
-        assert nodes.joined("a", instance="another").look().sure
+        assert nodes.joined("a", instance="another").look().confirmed
 
 
 def test_a_restarted_node_takes_its_own_place_at_once_and_is_never_missed(nodes: Nodes, raw: KazooClient) -> None:
@@ -342,14 +342,14 @@ def test_without_a_server_nothing_is_sure_and_all_recovers(own_zookeeper: Ensemb
     a = nodes.joined("a", session_timeout_s=10.0)
     until(lambda: masters(a) == {"a"}, a)
     own_zookeeper[0].kill()
-    until(lambda: not a.look().sure, a)
+    until(lambda: not a.look().confirmed, a)
     assert masters(a) == {"a"}
     assert not a.control(plan)
     for verb in (lambda: a.report(member("a")), lambda: a.request(Request(kind="drain", node="a"))):
         with pytest.raises(CoordinatorUnavailable, match="answers"):
             verb()
     own_zookeeper[0].start()
-    until(lambda: a.look().sure, a)
+    until(lambda: a.look().confirmed, a)
     assert a.control(plan)
     a.report(member("a", applied=5))
     a.leave()
@@ -365,7 +365,7 @@ def test_a_frozen_server_blocks_nobody(own_zookeeper: Ensemble) -> None:
     with pytest.raises(CoordinatorUnavailable):
         a.report(member("a", applied=2))
     assert time.monotonic() - begun < 4
-    until(lambda: not a.look().sure, a)
+    until(lambda: not a.look().confirmed, a)
     begun = time.monotonic()
     with pytest.raises(CoordinatorUnavailable, match="no ZooKeeper server answers within"):
         a.join(member("a"))
@@ -458,7 +458,7 @@ def test_over_tls_both_sides_show_a_certificate(certificates: Path) -> None:
         a = nodes.joined("a", ca=str(certificates / "ca.pem"), **shown)
         until(lambda: masters(a) == {"a"}, a)
         server.freeze()
-        until(lambda: not a.look().sure, a)
+        until(lambda: not a.look().confirmed, a)
         server.thaw()
         a.join(member("a"))
         assert a.control(plan)
@@ -478,9 +478,9 @@ def test_a_clock_that_is_set_makes_nobody_older_for_the_controller(
 ) -> None:
     """An hour forward would have members that just came, or went, there or away for an hour."""
     a = nodes.joined("a")
-    seen: list[View] = []
+    seen: list[ClusterView] = []
 
-    def noted(view: View) -> Roles:
+    def noted(view: ClusterView) -> Roles:
         seen.append(view)
         return plan(view)
 
@@ -509,7 +509,7 @@ def test_a_server_that_says_nothing_costs_no_session_where_there_are_others() ->
                     a.control(plan)
                 a.wait(0.1)
                 assert a.look().roles is not None, "the session was lost"
-            until(lambda: a.look().sure, a)
+            until(lambda: a.look().confirmed, a)
             cut.mend()
         a.leave()
 

@@ -15,7 +15,9 @@ import pytest
 
 import chronos
 from chronos.client import NotFound, Refused, ServiceFailed, Unreachable, message
-from chronos.core.message import Action, Entry, Keyed, Record, Rules, Verb, parse
+from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
+from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from tests.harness.broker import free_port
 from tests.harness.service import Service
 
@@ -242,7 +244,7 @@ def test_the_headers_are_what_a_shard_understands():
     """All of them together."""
     headers = chronos.headers(target="orders", at=2_000_000, key="k", on_conflict="replace", expire_at=3_000_000)
     found = asked(headers, b"id")
-    assert type(found) is Keyed
+    assert type(found) is ConditionalSchedule
     assert (found.entry.target, found.entry.due_ms, found.entry.key, found.entry.expire_at_ms) == (
         "orders", 2_000_000, b"k", 3_000_000,
     )  # fmt: skip

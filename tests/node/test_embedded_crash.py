@@ -70,8 +70,8 @@ def commit():
         done = writer.commit(lambda timestamp_ms: None)
         tell("commit", done.partition, done.offset, value.decode())
         if turn % 10 == 9:
-            log.trim("c", 0, log.ends("c", 0).stable - 7)
-            tell("trim", 0, log.ends("c", 0).start, "-")
+            log.trim("c", 0, log.watermarks("c", 0).stable - 7)
+            tell("trim", 0, log.watermarks("c", 0).start, "-")
 
 for work in (lambda: append(1), lambda: append(2), commit):
     threading.Thread(target=work, daemon=True).start()
@@ -81,12 +81,12 @@ threading.Event().wait()
 
 def values(log: EmbeddedLog, topic: str, partition: int) -> dict[int, str]:
     """Offset -> value of everything readable, read as a consumer does."""
-    ends = log.ends(topic, partition)
-    reader = log.reader(topic, partition, ends.start)
+    watermarks = log.watermarks(topic, partition)
+    reader = log.reader(topic, partition, watermarks.start)
     found: dict[int, str] = {}
     while records := reader.read(1_000, NO_LIMIT):
         found.update((record.offset, (record.value or b"").decode()) for record in records)
-    assert list(found) == list(range(ends.start, ends.stable))
+    assert list(found) == list(range(watermarks.start, watermarks.stable))
     return found
 
 
@@ -131,10 +131,10 @@ def _check(path: Path, acknowledged: dict[tuple[str, int], dict[int, str]], trim
         log.close()
         return
     for target in TARGETS:
-        start = log.ends(target, 0).start
+        start = log.watermarks(target, 0).start
         expected = [value * 9 for _, value in sorted(committed.items()) for _ in range(5)]
         assert list(values(log, target, 0).values()) == expected[start:]
-    assert log.ends("c", 0).start >= trimmed
+    assert log.watermarks("c", 0).start >= trimmed
     log.close()
 
 
@@ -301,7 +301,7 @@ def test_whoever_waits_when_a_sync_fails_hears_that_nobody_knows(tmp_path, monke
     monkeypatch.setattr(database, "sync", lambda: (_ for _ in ()).throw(NoSpace("the disk is full")))
     with pytest.raises(LogUnavailable, match="may be there or not"):
         log.append([("own", None, b"who knows", [], 0)], 30.0)
-    assert log.ends("own", 0).stable == 0
+    assert log.watermarks("own", 0).stable == 0
     log.append([("own", None, b"known", [], 0)], 30.0)
     found = list(values(log, "own", 0).values())
     assert found in (["known"], ["who knows", "known"])

@@ -32,9 +32,9 @@ def test_the_log_is_not_trimmed_behind_a_store_that_began_anew_meanwhile(tmp_pat
 
         store.flush = flush_late  # type: ignore[method-assign]
         node._flush()
-        assert node.log.ends(topic, 0).start == 0
+        assert node.log.watermarks(topic, 0).start == 0
         store.flush = flush  # type: ignore[method-assign]
         node._flush()
-        assert node.log.ends(topic, 0).start == 0
+        assert node.log.watermarks(topic, 0).start == 0
     finally:
         node.stop()

@@ -9,10 +9,11 @@ import pytest
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.codec import pack_entry, unpack_entry
-from chronos.core.message import Entry, Rules
+from chronos.core.message import Entry
+from chronos.core.rules import Rules
 from chronos.core.shard import Selection
 from chronos.ports import TopicSpec
-from chronos.workers.push import Plan, Pusher
+from chronos.workers.push import PlannedTransaction, Pusher
 from tests.harness.clock import HandClock
 
 NOW_MS = 1_800_000_000_000
@@ -67,11 +68,11 @@ def selected(*expiries: int | None) -> Selection:
 
 
 def convict_first(pusher: Pusher) -> None:
-    pusher.convicted = 7
+    pusher.poison_offset = 7
 
 
 def convict_second(pusher: Pusher) -> None:
-    pusher.convicted = 8
+    pusher.poison_offset = 8
 
 
 def forget(pusher: Pusher) -> None:
@@ -90,7 +91,7 @@ def test_what_was_planned_ahead_is_what_would_be_planned_now(
 ) -> None:
     """Also when the targets or the suspicion changed in between; no header is given twice."""
 
-    def planned(*, ahead: bool) -> Plan:
+    def planned(*, ahead: bool) -> PlannedTransaction:
         pusher, selection = pusher_on(log, seen=seen), selected(*expiries)
         if ahead:
             pusher.plan_ahead(selection)

@@ -8,11 +8,11 @@ from pathlib import Path
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.config import Config, load
-from chronos.core.keys import WORD
+from chronos.core.keys import ID_STATE
 from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.ports import Clock, Log, Store
-from chronos.workers.replica import STANDALONE, Replay, Replica
+from chronos.workers.replica import STANDALONE, RecoveryCost, Replica
 from tests.harness.clock import HandClock
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -43,7 +43,7 @@ def opened(config: Config, tmp_path: Path, clock: Clock) -> EmbeddedLog:
 
 
 def made(
-    config: Config, log: Log, store: Store, clock: Clock, begin: Callable[[Replay], bool] = lambda replay: False
+    config: Config, log: Log, store: Store, clock: Clock, begin: Callable[[RecoveryCost], bool] = lambda replay: False
 ) -> Replica:
     """The replica of a node that is always master."""
     return make_shard(
@@ -73,9 +73,9 @@ def test_a_clock_that_was_ahead_once_does_not_put_the_retention_off(tmp_path: Pa
     log.append([(config.topics.delay, b"id", b"v", {"chronos-target-topic": b"t", "chronos-delay": b"0"}, 0)], 9.0)
     step(replica, clock, 2)
     assert replica.state.totals.delivered == 1
-    assert len(store.scan(WORD, b"j", 9, 10**6)) == 1
+    assert len(store.scan(ID_STATE, b"j", 9, 10**6)) == 1
     step(replica, clock, 120)
-    assert store.scan(WORD, b"j", 9, 10**6) == []
+    assert store.scan(ID_STATE, b"j", 9, 10**6) == []
     replica.close()
     log.close()
 
@@ -93,7 +93,7 @@ def test_logs_that_are_trimmed_while_a_store_is_fetched_have_it_begin_with_a_lat
     replica.close()
     fresh, given = MemoryStore(), []
 
-    def begin(replay: Replay) -> bool:
+    def begin(replay: RecoveryCost) -> bool:
         if not replay.empty and replay.whole:
             return False
         applied, rows = copies[len(given)]

@@ -13,7 +13,7 @@ from chronos.config import load
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, CoordinatorUnavailable
 from chronos.node import Node
-from chronos.node.cluster import Place
+from chronos.node.cluster import ClusterNode
 from tests.harness.files import no_more_files
 
 
@@ -36,11 +36,11 @@ def test_a_thread_of_the_place_that_fails_fails_the_node(thread: str) -> None:
 
     failures: list[ChronosError] = []
     unforeseen: Any = None
-    place = Place(
+    place = ClusterNode(
         coordinator(),
         node="n",
         log=unforeseen,
-        silent_ms=9,
+        unreachable_ms=9,
         clock=SystemClock(),
         describe=describe,
         failed=failures.append,
@@ -52,8 +52,8 @@ def test_a_thread_of_the_place_that_fails_fails_the_node(thread: str) -> None:
     assert f"{thread} failed" in str(failure)
 
 
-def test_a_keeper_that_fails_fails_the_node(tmp_path: Path) -> None:
+def test_a_maintenance_thread_that_fails_fails_the_node(tmp_path: Path) -> None:
     node = Node(load(None, {}, [f"node.data_dir={tmp_path}"]))
-    node._keeper.start()  # Nothing that it looks at was ever made.
+    node._maintenance.start()  # Nothing that it looks at was ever made.
     assert node.failed.wait(9.0)
-    assert "keeper failed" in str(node.failure)
+    assert "maintenance failed" in str(node.failure)

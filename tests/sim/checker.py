@@ -320,7 +320,7 @@ class Checker:
             if not known:
                 raise broken("1", f"{source} was refused as a duplicate of nothing")
         else:
-            raise broken("1", f"{source} was refused for no reason: {Reason(reason).word}")
+            raise broken("1", f"{source} was refused for no reason: {Reason(reason).label}")
 
     def note_meant(self, partition: Partition, offset: int, meant: Meant) -> None:
         """A producer wrote this."""

@@ -18,11 +18,11 @@ from chronos.core.codec import Identity, State, unpack_state
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import Member, Roles
 from chronos.errors import NoSpace, Retry, StoreCorrupt
-from chronos.node.bootstrap import Beginning
+from chronos.node.bootstrap import StoreBootstrap
 from chronos.ports import Checkpoint, Store
-from chronos.workers.checkpoint import Checkpointer, Position, needed_from
+from chronos.workers.checkpoint import Checkpointer, LogPosition, needed_from
 from chronos.workers.membership import Membership
-from chronos.workers.replica import Replay
+from chronos.workers.replica import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
@@ -37,7 +37,7 @@ KEEP_MS = 1_000
 """How often a process looks whether a flush or a checkpoint is due."""
 
 
-class Keeping(Struct, frozen=True, kw_only=True):
+class CheckpointScheduler(Struct, frozen=True, kw_only=True):
     """How checkpoints are kept in a seed."""
 
     every_ms: int
@@ -134,7 +134,9 @@ class Depot:
 class SimCheckpoints:
     """See `ports.Checkpoints`: the depot as one node sees it; also what restores a store from there."""
 
-    def __init__(self, depot: Depot, machine: Machine, keeping: Keeping, pause: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, depot: Depot, machine: Machine, keeping: CheckpointScheduler, pause: Callable[[str, int], None]
+    ) -> None:
         self._depot = depot
         self._machine = machine
         self._keeping = keeping
@@ -182,7 +184,7 @@ class SimCheckpoints:
         return None
 
 
-class SimBeginning(Beginning):
+class SimBeginning(StoreBootstrap):
     """The code under test, with another way to a node's store than HTTP."""
 
     def __init__(self, checkpoints: SimCheckpoints, machine: Machine, membership: Membership | None,
@@ -264,16 +266,16 @@ class Keeper:
             trims=lambda: thread.replica.role == "master",
         )
 
-    def _needed_from(self, shard: int) -> list[Position | None]:
+    def _needed_from(self, shard: int) -> list[LogPosition | None]:
         membership, kept = self.process.membership, self.flushed[shard]
         if membership is None:
             return [kept]
         now_ms = self.machine.clock.now_ms()
-        outlook, away_ms = membership.outlook(), self.settings.away_ms
-        self.heard[shard] = outlook.roles or Roles()
-        return needed_from(outlook, shard, node=self.machine.node, kept=kept, now_ms=now_ms, away_ms=away_ms)
+        snapshot, away_ms = membership.snapshot(), self.settings.away_ms
+        self.heard[shard] = snapshot.roles or Roles()
+        return needed_from(snapshot, shard, node=self.machine.node, kept=kept, now_ms=now_ms, away_ms=away_ms)
 
-    def begin(self, store: SimStore, replay: Replay) -> bool:
+    def begin(self, store: SimStore, replay: RecoveryCost) -> bool:
         """Put a checkpoint in the place of what the store holds, where that is needed and can be."""
         shard = int(store.path.name)
         identity = identity_of(shard, self.machine.setting.shards)
@@ -281,7 +283,7 @@ class Keeper:
         if found is None:
             return False
         self.world.tell(f"{self.machine.name}/{shard} begins with {found.name}")
-        self.flushed[shard] = Position(applied=found.applied, pull_offset=found.pull_offset)
+        self.flushed[shard] = LogPosition(applied=found.applied, pull_offset=found.pull_offset)
         return True
 
     def _step(self) -> None:
@@ -322,5 +324,5 @@ class Keeper:
         self.process.touch(where)
 
 
-def _position(state: State) -> Position:
-    return Position(applied=state.applied, pull_offset=state.pull_offset)
+def _position(state: State) -> LogPosition:
+    return LogPosition(applied=state.applied, pull_offset=state.pull_offset)

@@ -9,12 +9,12 @@ import random
 from collections import Counter
 from functools import partial
 
-from chronos.core.roles import REBALANCE_AFTER_MS, Assignment, Request, Roles
+from chronos.core.roles import REBALANCE_AFTER_MS, Request, Roles, ShardRoles
 from chronos.workers.checkpoint import AWAY_MS, CHECKPOINTS_MIN
 from chronos.workers.master import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
-from tests.sim.checkpoints import Depot, Keeping
+from tests.sim.checkpoints import CheckpointScheduler, Depot
 from tests.sim.coordinator import Ensemble
 from tests.sim.node import Machine, Setting
 from tests.sim.workload import MAX_DELAY_MS, Producers
@@ -109,7 +109,7 @@ class Cluster:
         """From now on checkpoints are kept, and the logs trimmed behind them."""
         draw = self.trims
         self.depot = Depot(self.world)
-        keeping = Keeping(
+        keeping = CheckpointScheduler(
             every_ms=draw.choice([1_000, 3_000]),
             keep=CHECKPOINTS_MIN + draw.choice([0, 1]),
             keep_logs_ms=draw.choice([0, 2_000]),
@@ -129,7 +129,7 @@ class Cluster:
         (keeper,) = [each.process.keeper for each in self.machines if each.name == by and each.process is not None]
         assert keeper is not None
         # Whoever was given the shard since then looks where the logs begin before it goes on.
-        heard = keeper.heard.get(partition.number, Roles()).shards.get(partition.number, Assignment())
+        heard = keeper.heard.get(partition.number, Roles()).shards.get(partition.number, ShardRoles())
         for machine in self.there():
             store = machine.stores.get(partition.number)
             counted = self.ensemble is None or machine.node in heard.replicas
@@ -146,7 +146,7 @@ class Cluster:
         if self.ensemble is None:
             return True
         roles, member = self.ensemble.roles, self.ensemble.members().get(machine.node)
-        listed = roles.shards.get(shard, Assignment()).replicas
+        listed = roles.shards.get(shard, ShardRoles()).replicas
         is_there = machine.node not in roles.away if member is None else member.instance == machine.instance
         return machine.node in listed and is_there
 
@@ -161,7 +161,7 @@ class Cluster:
         there = self.there()
         if self.ensemble is None or self.replication is None:
             return there
-        given = self.ensemble.roles.shards.get(shard, Assignment())
+        given = self.ensemble.roles.shards.get(shard, ShardRoles())
         return [machine for machine in there if machine.node in given.replicas]
 
     def ask(self, kind: str, node: str, shard: int = -1) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, Member, Request, Roles, View
+from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
-from chronos.ports import Outlook
+from chronos.ports import ClusterSnapshot
 from tests.sim.world import World
 
 
@@ -36,7 +36,7 @@ class Ensemble:
         self._sessions = 0
 
     @property
-    def answers(self) -> bool:
+    def ping(self) -> bool:
         return self.world.now_ms >= self.down_ms
 
     def pause(self, wait_ms: int) -> None:
@@ -46,7 +46,7 @@ class Ensemble:
 
     def expire(self) -> None:
         """End the sessions nobody heard of for too long; the lock goes to the oldest session left."""
-        if not self.answers:
+        if not self.ping:
             return
         now_ms = self.world.now_ms
         for session in [at for at, heard_ms in self._heard_ms.items() if now_ms - heard_ms > self.session_ms]:
@@ -122,7 +122,7 @@ class SimCoordinator:
         self._session: int | None = None
         self._roles: Roles | None = None
         self._members: Mapping[str, Member] = {}
-        self._sure = False
+        self._confirmed = False
         self._waits_ms: int | None = None
         """Since when it waits for its place, which another data directory has."""
         self._since_ms: dict[str, int] = {}
@@ -134,7 +134,7 @@ class SimCoordinator:
 
     @property
     def _connected(self) -> bool:
-        return self._ensemble.answers and self._ensemble.world.now_ms >= self.cut_ms
+        return self._ensemble.ping and self._ensemble.world.now_ms >= self.cut_ms
 
     @property
     def joined(self) -> bool:
@@ -144,16 +144,16 @@ class SimCoordinator:
         if self._session is None:
             return
         if not self._connected:
-            self._sure = False
+            self._confirmed = False
         elif not self._ensemble.hear(self._session):
-            self._session, self._roles, self._sure = None, None, False
+            self._session, self._roles, self._confirmed = None, None, False
         else:
             self.refresh()
 
     def refresh(self) -> None:
         if self._session is None or not self._connected or self.asleep():
             return
-        self._roles, self._members, self._sure = self._ensemble.roles, self._ensemble.members(), True
+        self._roles, self._members, self._confirmed = self._ensemble.roles, self._ensemble.members(), True
         for node in sorted(self._members):
             self._since_ms.setdefault(node, self._ensemble.world.now_ms)
         for node in sorted(self._since_ms.keys() - self._members.keys()):
@@ -178,20 +178,20 @@ class SimCoordinator:
             raise CoordinatorUnavailable("the session is over")
         self._ensemble.update(self._session, member)
 
-    def look(self) -> Outlook:
-        return Outlook(roles=self._roles, members=self._members, sure=self._sure)
+    def look(self) -> ClusterSnapshot:
+        return ClusterSnapshot(roles=self._roles, members=self._members, confirmed=self._confirmed)
 
     def request(self, request: Request) -> None:
         self._check_connected()
         self._ensemble.requests.append(request)
 
-    def control(self, plan: Callable[[View], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         ensemble = self._ensemble
-        if not self._sure or not self._connected or ensemble.controller != self._session:
+        if not self._confirmed or not self._connected or ensemble.controller != self._session:
             return False
         version, roles, requests = ensemble.version, ensemble.roles, tuple(ensemble.requests)
         self.refresh()
-        view = View(
+        view = ClusterView(
             now_ms=ensemble.world.now_ms,
             controller=self._node,
             controller_epoch=ensemble.controller_epoch,
@@ -218,7 +218,7 @@ class SimCoordinator:
             # Nobody hears it of a node that is cut off: then the session expires.
             if self._connected:
                 self._ensemble.end(self._session)
-            self._session, self._roles, self._sure = None, None, False
+            self._session, self._roles, self._confirmed = None, None, False
 
     def _check_connected(self) -> None:
         if not self._connected:

@@ -15,7 +15,7 @@ from typing import Any
 
 from chronos.core.assignment import _Table
 from chronos.core.shard import Shard
-from chronos.node.bootstrap import Beginning
+from chronos.node.bootstrap import StoreBootstrap
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
@@ -29,7 +29,7 @@ Change = tuple[type, str, str, str]
 
 FAULTS: dict[str, list[Change]] = {
     "a retry or deferral is forgotten on apply": [
-        (Shard, "_settle", "if decision.outcome in CARRIED_ON:", "if decision.outcome in CARRIED_ON:\n    continue\nif 0:"),
+        (Shard, "_settle", "if decision.outcome in RESCHEDULING:", "if decision.outcome in RESCHEDULING:\n    continue\nif 0:"),
     ],
     "apply before commit": [
         (
@@ -44,13 +44,13 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a new master replays nothing": [
         (Replica, "_resolve", "if self._catch_up(follower, now_ms):", "if False:"),
-        (Replica, "_resolve", "if follower.position < ends.high:", "if False:"),
+        (Replica, "_resolve", "if follower.position < watermarks.high:", "if False:"),
     ],
     "select ahead of the watermark": [
         (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
-        (Shard, "stage_as_told", "return self._stage(", "return self.stage(records) or self._stage("),
+        (Shard, "replay_stage", "return self._stage(", "return self.stage(records) or self._stage("),
     ],
     "placed behind the cursor": [
         (
@@ -73,11 +73,11 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_apply", "except Retry as error:", "except __import__('chronos').errors.NoSpace as error:"),
     ],
     "the role epoch is not compared": [
-        (Replica, "_may_reign", "if state.role_epoch >= role.epoch:", "if False:"),
-        (Replica, "_role_ended", "if role.continues(self._reign_role):", "if True:"),
+        (Replica, "_may_lead", "if state.role_epoch >= role.epoch:", "if False:"),
+        (Replica, "_role_ended", "if role.continues(self._leadership):", "if True:"),
     ],
     "the end is the last stable offset": [
-        (Replica, "_resolve", "if follower.position < ends.high:", "if follower.position < ends.stable:"),
+        (Replica, "_resolve", "if follower.position < watermarks.high:", "if follower.position < watermarks.stable:"),
     ],
     "a cancelled message is delivered": [
         (Shard, "_merge", "if staged.removed:", "if False:"),
@@ -87,10 +87,10 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_check_pulled", "> CLOCK_TOLERANCE_MS", "> 10**9"),
     ],
     "an abort forgets what was staged": [
-        (Master, "_commit", "self._suspect_of(error, staged, selection)", "self._puller.release(10**9)\nraise"),
+        (Master, "_commit", "self._search_poison(error, staged, selection)", "self._puller.release(10**9)\nraise"),
     ],
     "the wheel keeps what was taken away": [
-        (Shard, "adopt", "wheel.forget(due_ms, offset)", "pass"),
+        (Shard, "install", "wheel.forget(due_ms, offset)", "pass"),
     ],
     "the cursor passes what did not fit": [
         (Shard, "select", "items[-1][:2], complete=False", "max(known, self.state.cursor), complete=False"),
@@ -99,11 +99,11 @@ FAULTS: dict[str, list[Change]] = {
         (Shard, "_holds", "and not staged.removed", ""),
         (Shard, "_holds", "and ahead.edits == self.wheel.edits", ""),
     ],
-    "a word read ahead is old": [
-        (Shard, "adopt", "self._parsed.known[message_id] = changes.words[message_id]", "pass"),
+    "a id_state read ahead is old": [
+        (Shard, "install", "self._parsed.known[message_id] = changes.id_states[message_id]", "pass"),
     ],
     "two masters in one epoch": [
-        (Replica, "_crown", "log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)"),
+        (Replica, "_make_master", "log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)"),
     ],
     "a lost producer is taken for an abort": [
         (
@@ -113,7 +113,7 @@ FAULTS: dict[str, list[Change]] = {
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
-            "    raise TransactionAborted('lost', culprit_likely=False)",
+            "    raise TransactionAborted('lost', poison_likely=False)",
         ),
     ],
     "a lost producer is taken for a commit": [
@@ -134,13 +134,13 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "what cannot be written with refused records stays for ever": [
-        (Master, "_suspect_of", "suspicion.apart = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_search_poison", "poison_search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
     ],
     "a lost producer is used again": [
-        (Master, "_suspect_of", "if isinstance(error, ProducerLost):", "if False:"),
+        (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
     ],
     "one look is enough to bury": [
-        (Pusher, "_weigh", "look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS", "True"),
+        (Pusher, "_decide", "look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS", "True"),
     ],
     "selected before it is due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),
@@ -151,7 +151,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_pull", "self._reached_ms = 0 ", "pass "),
     ],
     "an expired message is delivered": [
-        (Pusher, "_weigh", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+        (Pusher, "_decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
     ],
     "what a node that is gone held is taken up by nobody": [
         (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
@@ -163,13 +163,13 @@ FAULTS: dict[str, list[Change]] = {
         (Checkpointer, "_trim", "replicas=positions,", "replicas=positions[:1],"),
     ],
     "an empty store begins with what is left of the logs": [
-        (Replica, "_take_beginning", "taken = self._begin_elsewhere(replay)", "taken = not replay.empty and self._begin_elsewhere(replay)"),
+        (Replica, "_restore_store", "taken = self._restore(replay)", "taken = not replay.empty and self._restore(replay)"),
     ],
     "a store from before the logs' beginning is kept": [
-        (Beginning, "begin", "replay.empty or not replay.whole or", "replay.empty or"),
+        (StoreBootstrap, "begin", "replay.empty or not replay.whole or", "replay.empty or"),
     ],
     "a node is its id, whatever its data directory": [
-        (Replica, "_may_reign", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
+        (Replica, "_may_lead", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
     ],
     "a node that comes back as another waits for a later role for ever": [
         (_Table, "_is_stale", 'replica.role_instance not in ("", instance)', "False"),

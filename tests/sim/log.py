@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chronos.core.message import Record
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
-from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ class SimWriter:
             transaction is not None and transaction.state != "open"
         )
 
-    def _lose(self, text: str, *, culprit_likely: bool = False) -> ProducerLost:
+    def _lose(self, text: str, *, poison_likely: bool = False) -> ProducerLost:
         self._lost = True
-        return ProducerLost(text, culprit_likely=culprit_likely)
+        return ProducerLost(text, poison_likely=poison_likely)
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         log, brokers = self._log, self._brokers
@@ -147,10 +147,10 @@ class SimWriter:
         self._check_fenced()
         if self._culprit:
             self._upset = world.chance(0.5)
-            raise self._abort(culprit_likely=True)
+            raise self._abort(poison_likely=True)
         if self._upset or world.chance(faults.aborts):
             self._upset = False
-            raise self._abort(culprit_likely=False)
+            raise self._abort(poison_likely=False)
         offset = brokers.append(progress, None, self._progress, (), transaction)
         timestamp_ms = world.now_ms
         log.thread.touch("flushed")
@@ -175,12 +175,12 @@ class SimWriter:
         if self._fenced:
             raise self._lose("_FENCED")
 
-    def _abort(self, *, culprit_likely: bool) -> TransactionAborted | ProducerLost:
+    def _abort(self, *, poison_likely: bool) -> TransactionAborted | ProducerLost:
         assert self._transaction is not None
         self._brokers.decide(self._transaction, commit=False)
         if self._log.world.chance(0.1):
-            return self._lose("refused", culprit_likely=culprit_likely)
-        return TransactionAborted("refused", culprit_likely=culprit_likely)
+            return self._lose("refused", poison_likely=poison_likely)
+        return TransactionAborted("refused", poison_likely=poison_likely)
 
     def _end_unclear(self, transaction: Transaction) -> None:
         """The answer got lost, or the question, or it comes late."""
@@ -226,10 +226,10 @@ class SimLog:
             id=str(self.brokers.ids[name]), partitions=len(partitions), leaderless=leaderless, bytes_max=BYTES_MAX
         )
 
-    def ends(self, topic: str, partition: int) -> Ends:
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
         self.thread.touch("ends")
         place = self._answering(topic, partition)
-        return Ends(start=place.start, stable=place.stable, high=place.high)
+        return Watermarks(start=place.start, stable=place.stable, high=place.high)
 
     def stable_end(self, topic: str, partition: int) -> int:
         self.thread.touch("end")
@@ -254,7 +254,7 @@ class SimLog:
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         return None
 
-    def answers(self, timeout_s: float) -> bool:
+    def ping(self, timeout_s: float) -> bool:
         return not self.is_cut
 
     def _answering(self, topic: str, partition: int) -> Partition:

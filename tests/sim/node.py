@@ -12,9 +12,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from chronos.core import assignment
-from chronos.core.message import Rules
-from chronos.core.roles import ANSWERS, Member
-from chronos.core.roles import Replica as Said
+from chronos.core.roles import OK, Member, ReplicaReport
+from chronos.core.rules import Rules
 from chronos.errors import Deposed, NodeIdTaken, Stop, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
@@ -22,11 +21,11 @@ from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.master import Limits
 from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
-from chronos.workers.reachability import Reach
-from chronos.workers.replica import STANDALONE, Replay, Replica, Role
+from chronos.workers.reachability import LogReachability
+from chronos.workers.replica import STANDALONE, Assignment, RecoveryCost, Replica
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
-from tests.sim.checkpoints import Depot, Keeper, Keeping
+from tests.sim.checkpoints import CheckpointScheduler, Depot, Keeper
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.log import SimLog, Trimmed
 from tests.sim.store import Disk, SimStore
@@ -115,7 +114,7 @@ class Machine:
         self.process: Process | None = None
         self.depot: Depot | None = None
         """Where checkpoints are kept; None: nowhere, and no log is trimmed."""
-        self.keeping: Keeping | None = None
+        self.keeping: CheckpointScheduler | None = None
         self.is_registered: Callable[[int], bool] = lambda shard: True
         """Whether others count on it to hold the shard."""
         self.peers: list[Machine] = []
@@ -153,7 +152,7 @@ class Machine:
         """Whether it has a place in the cluster, as far as it knows."""
         return self.process is not None and self.process.coordinator is not None and self.process.coordinator.joined
 
-    def says(self, shard: int) -> str | None:
+    def role_of(self, shard: int) -> str | None:
         """The role that its replica of the shard says it has; None: nothing runs here."""
         threads = [] if self.process is None else self.process.threads
         return next((thread.replica.role for thread in threads if thread.shard == shard), None)
@@ -213,7 +212,7 @@ class Process:
         self.threads: list[Thread] = []
         self.coordinator: SimCoordinator | None = None
         self.membership: Membership | None = None
-        self.reach: Reach | None = None
+        self.reach: LogReachability | None = None
         self._threads_wanted = range(machine.setting.shards)
         if machine.ensemble is not None:
             self.coordinator = SimCoordinator(machine.ensemble, machine.node, self.touch)
@@ -240,7 +239,7 @@ class Process:
         if self.machine.depot is not None:
             self.keeper = Keeper(self)
         if self.coordinator is not None:
-            self.reach = Reach(self.threads[0].log, silent_ms=SILENT_MS, clock=self.machine.clock)
+            self.reach = LogReachability(self.threads[0].log, unreachable_ms=SILENT_MS, clock=self.machine.clock)
             self.world.after(1, self._tick)
 
     def _tick(self) -> None:
@@ -284,7 +283,7 @@ class Process:
             self.world.at(self.machine.frozen_ms, self._hand_over, until_ms, down_ms)
             return
         mastered = [thread.shard for thread in self.threads if thread.replica.role == "master"]
-        others = self.membership is not None and len(self.membership.outlook().members) > 1
+        others = self.membership is not None and len(self.membership.snapshot().members) > 1
         if mastered and others and now_ms < until_ms:
             self.world.after(LOOK_MS, self._hand_over, until_ms, down_ms)
             return
@@ -333,15 +332,15 @@ class Process:
             version="",
             started_ms=self.started_ms,
             leaving=self.leaving,
-            log=ANSWERS if self.reach is None else self.reach.says,
+            log=OK if self.reach is None else self.reach.verdict,
             replicas={thread.shard: self._said(thread) for thread in self.threads},
         )
 
-    def _said(self, thread: Thread) -> Said:
+    def _said(self, thread: Thread) -> ReplicaReport:
         """As `node.shards.described`."""
         replica, state = thread.replica, thread.replica.state
         kept = None if self.keeper is None else self.keeper.flushed[thread.shard]
-        return Said(
+        return ReplicaReport(
             applied=state.applied if replica.known else None,
             pull_offset=state.pull_offset,
             role_epoch=state.role_epoch,
@@ -353,11 +352,11 @@ class Process:
             kept_pull_offset=None if kept is None else kept.pull_offset,
         )
 
-    def begin(self, shard: int, replay: Replay) -> bool:
+    def begin(self, shard: int, replay: RecoveryCost) -> bool:
         """Whether a store was given another beginning than the logs."""
         return self.keeper is not None and self.keeper.begin(self.machine.stores[shard], replay)
 
-    def role(self, shard: int) -> Role:
+    def role(self, shard: int) -> Assignment:
         """What this node is to be for a shard."""
         return STANDALONE if self.membership is None else self.membership.role(shard)
 

@@ -13,8 +13,8 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.codec import FRESH
-from chronos.core.message import Rules
-from chronos.core.roles import Assignment
+from chronos.core.roles import ShardRoles
+from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from tests.sim.broker import DELAY, PROGRESS
@@ -135,13 +135,13 @@ class Simulation(Part):
         misplaced = []
         for shard in range(self.shards):
             holders = self.cluster.holders(shard)
-            given = self.ensemble.roles.shards.get(shard, Assignment())
+            given = self.ensemble.roles.shards.get(shard, ShardRoles())
             if not len(holders) == len(given.replicas) == min(self.cluster.replication, len(there)):
                 misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
             misplaced += [
                 f"{machine.name} does not let go of shard {shard}"
                 for machine in there
-                if machine not in holders and machine.says(shard) != "none"
+                if machine not in holders and machine.role_of(shard) != "none"
             ]
         return misplaced
 
@@ -163,7 +163,7 @@ class Simulation(Part):
             return all(machine.process is not None for machine in self.machines)
         members, given = self.ensemble.members(), self.ensemble.roles.shards
         return all(machine.gone or machine.node in members for machine in self.machines) and all(
-            machine.says(shard) == ("master" if given[shard].master == machine.node else "follower")
+            machine.role_of(shard) == ("master" if given[shard].master == machine.node else "follower")
             for shard in range(self.shards)
             for machine in self.cluster.holders(shard)
         )

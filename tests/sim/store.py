@@ -8,8 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, PENDING, State, unpack_state, unpack_word
-from chronos.core.keys import COUNT, ENTRY, STATE_KEY, WORD, entry_position
+from chronos.core.codec import FRESH, PENDING, State, unpack_id_state, unpack_state
+from chronos.core.keys import COUNT, ENTRY, ID_STATE, STATE_KEY, entry_position
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
@@ -146,7 +146,7 @@ class SimStore(MemoryStore):
             if (
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
-                or (space == WORD and unpack_word(value).state == PENDING)
+                or (space == ID_STATE and unpack_id_state(value).state == PENDING)
                 or space == COUNT
                 or key == STATE_KEY
             ):

@@ -143,12 +143,12 @@ class History:
 
     def offsets(self) -> Iterator[Row]:
         """Rows of `offsets`: everything was read."""
-        ends = {
+        watermarks = {
             ("messages", DELAY): max((record.offset for record in self.master.producers.records), default=-1) + 1,
             ("progress", "chronos.progress"): 2 * len(self.master.progress) + 1,
             ("deliveries", TARGET): len(self.master.deliveries),
         }
-        for (table, topic), end in ends.items():
+        for (table, topic), end in watermarks.items():
             yield offsets_row(table, topic, self.shard, end)
 
 

@@ -20,7 +20,7 @@ from chronos.spark.ledger import Report, Request
 from chronos.spark.storage import Place
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Ends, Found, KafkaFlow, Sent, now_ms, read_committed
+from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, Watermarks, now_ms, read_committed
 from tests.spark.logs import nothing
 
 
@@ -85,9 +85,11 @@ class Outage:
     def trim(self, name: str) -> None:
         """All records of one of the cluster's own topics are gone."""
         topic = f"{self.flow.prefix}.{name}"
-        ends = [TopicPartition(topic, shard, self.brokers.ends(topic, shard).high) for shard in range(SHARDS)]
+        watermarks = [
+            TopicPartition(topic, shard, self.brokers.watermarks(topic, shard).high) for shard in range(SHARDS)
+        ]
         admin = self.broker.admin()  # kept: a client that is gone answers nobody
-        for future in admin.delete_records(ends).values():
+        for future in admin.delete_records(watermarks).values():
             future.result(30)
 
     # --- the archive
@@ -134,12 +136,14 @@ class Outage:
     def settle_replays(self, *, timeout_s: float = 90.0) -> None:
         """Wait until the node has pulled all that was sent, and nothing is pending."""
         for shard in range(SHARDS):
-            self.flow.ends.offsets[shard] = max(self.flow.ends.offsets.get(shard, 0), self.last(self.delay, shard))
+            self.flow.watermarks.offsets[shard] = max(
+                self.flow.watermarks.offsets.get(shard, 0), self.last(self.delay, shard)
+            )
         self.flow.wait_settled(self.service, timeout_s=timeout_s)
 
     def is_pulled(self) -> bool:
         """Whether the node has executed everything that was acknowledged."""
-        offsets = self.flow.ends.offsets
+        offsets = self.flow.watermarks.offsets
         return all(shard["pull_offset"] >= offsets.get(shard["shard"], 0) for shard in self.service.shards())
 
     def begin_anew(self) -> None:
@@ -147,7 +151,7 @@ class Outage:
         self.service.close()
         self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
         self.broker.create_topic(self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
-        self.flow.ends = Ends()
+        self.flow.watermarks = Watermarks()
         names = {f"topics.{name}": f"{self.flow.prefix}.new.{name}" for name in ("delay", "progress")}
         self.service = Service(
             self.directory / "new-node", bootstrap=self.broker.bootstrap, settings=self.flow.settings() | names
@@ -156,11 +160,11 @@ class Outage:
 
     def last(self, topic: str, partition: int) -> int:
         """Behind the last record of a partition; the marker of a transaction is none."""
-        ends = self.brokers.ends(topic, partition)
-        reader = self.brokers.reader(topic, partition, ends.start)
-        last, deadline = ends.start, time.monotonic() + 30
+        watermarks = self.brokers.watermarks(topic, partition)
+        reader = self.brokers.reader(topic, partition, watermarks.start)
+        last, deadline = watermarks.start, time.monotonic() + 30
         try:
-            while reader.position < ends.stable:
+            while reader.position < watermarks.stable:
                 assert time.monotonic() < deadline
                 if reader.wait(0.05):
                     records = reader.read(10_000, 1 << 24)

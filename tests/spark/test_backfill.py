@@ -29,13 +29,15 @@ from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import BATCH_BYTES
 from chronos.cli.backfill import _end, request_of
 from chronos.cli.output import Format
-from chronos.core.message import Entry, Keyed, Record, Rules, parse
+from chronos.core.message import ConditionalSchedule, Entry, Record
+from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.backfill.job import Backfill, selection
 from chronos.spark.backfill import job as module
+from chronos.spark.backfill.job import Backfill, selection
 from chronos.spark.backfill.sending import PORTION_BYTES, PORTION_ROWS, Job, records_of, rows_together, send_parts
 from chronos.spark.ledger import Attempt, Request, Run
 from chronos.spark.storage import Place
@@ -232,7 +234,7 @@ def test_a_replay_asks_for_what_was_lost_byte_for_byte(
     derived = b"replay:p:c.delay/3/70/2"
     assert id_ == (key if named and mode == "pending" else derived)
     asked = parse(Record(0, T, id_, payload, sent), Rules(shard=0, shards=1))
-    assert isinstance(asked, Keyed)
+    assert isinstance(asked, ConditionalSchedule)
     entry: Entry = asked.entry
     own = [pair for pair in headers if not pair[0].startswith("chronos-")]
     added = [(ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_PLACE, b"r1/4/9")]
@@ -283,7 +285,7 @@ def test_a_replay_is_due_before_it_expires() -> None:
     for job, due_ms, expire_at_ms in ((JOB, T + 501, T + 501), (structs.replace(JOB, expired=True), T + 550, None)):
         ((_, id_, value, headers),) = records_of(batch, job, part=0, first=100, rank=0)
         asked = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
-        assert isinstance(asked, Keyed)
+        assert isinstance(asked, ConditionalSchedule)
         assert (asked.entry.due_ms, asked.entry.expire_at_ms) == (due_ms, expire_at_ms)
 
 
@@ -406,7 +408,7 @@ class Lost:
 
     def in_log(self) -> int:
         """Offsets of the delay topic, markers and all."""
-        return sum(self.brokers.ends(self.logs.delay, shard).high for shard in range(SHARDS))
+        return sum(self.brokers.watermarks(self.logs.delay, shard).high for shard in range(SHARDS))
 
     def complaints(self) -> list[str]:
         """What a `read_committed` reader of the delay topic finds missing, doubled or changed."""
@@ -594,12 +596,12 @@ def test_a_run_that_was_begun_is_ended_on_purpose_and_by_what_is_known(make: Cal
     job.send(run)
     run.state = "sending"
     ledger.save_run(lost.place, run)
-    ends = [
-        TopicPartition(lost.logs.delay, shard, lost.brokers.ends(lost.logs.delay, shard).high)
+    watermarks = [
+        TopicPartition(lost.logs.delay, shard, lost.brokers.watermarks(lost.logs.delay, shard).high)
         for shard in range(SHARDS)
     ]
     admin = lost.logs.broker.admin()  # kept: a client that is gone answers nobody
-    for future in admin.delete_records(ends).values():
+    for future in admin.delete_records(watermarks).values():
         future.result(30)
     with pytest.raises(ArchiveFailed, match="trimmed to offset"):
         job._stock.take(run)

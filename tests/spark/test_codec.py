@@ -8,9 +8,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.keys import address
-from chronos.core.message import Action, Entry, Keyed, Record, Refusal, Rules, parse
+from chronos.core.keys import generated_id
+from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection
+from chronos.core.parsing import parse
 from chronos.core.progress import Decision, Outcome, Progress, pack_progress
+from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
@@ -59,20 +61,20 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
     """What the core says, as columns."""
     ask = parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX))
     row: dict[str, Any] = dict.fromkeys(PARSED)
-    entry = ask.entry if isinstance(ask, Keyed) else ask
+    entry = ask.entry if isinstance(ask, ConditionalSchedule) else ask
     if isinstance(entry, Entry):
         row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
                 "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
-                "id": entry.id or address(shard, entry.due_ms, record.offset)}  # fmt: skip
+                "id": entry.id or generated_id(shard, entry.due_ms, record.offset)}  # fmt: skip
     if isinstance(ask, Entry) and ask.id is not None:
         row |= {"on_conflict": "reject"}
-    elif isinstance(ask, Keyed):
+    elif isinstance(ask, ConditionalSchedule):
         row |= {"verb": ask.verb.name.lower(), "on_conflict": ask.on_conflict.name.lower()}
     elif isinstance(ask, Action):
         row |= {"verb": ask.verb.name.lower().replace("_", "-"), "id": ask.id or None, "requested_due_ms": ask.due_ms,
                 "due_ms": ask.due_ms}  # fmt: skip
-    elif isinstance(ask, Refusal):
-        row |= {"verb": "refused", "id": record.key, "reason": ask.reason.word}
+    elif isinstance(ask, Rejection):
+        row |= {"verb": "refused", "id": record.key, "reason": ask.reason.label}
     return row
 
 

@@ -98,7 +98,7 @@ def unread(history: History) -> set[int]:
         for ask in history.master.producers.asks
         if ask.offset >= history.master.model.pull_offset
         and ask.verb in ("schedule", "replace")
-        and not (ask.refusal and ask.refusal.word == "unknown-header")
+        and not (ask.refusal and ask.refusal.label == "unknown-header")
     }
 
 

@@ -18,12 +18,12 @@ FATES = (
 )
 DUE_MS = 1_900_000_000_000
 
-Replay = tuple[str, str]
+RecoveryCost = tuple[str, str]
 """How it was sent, and the fate it had when that was planned."""
 
 DELAY, DIRECT, COPY = ("delay", "missing"), ("direct", "missing"), ("direct", "delivered")
 
-CASES: list[tuple[str, tuple[str, str | None, int], list[Replay], tuple[str, str | None]]] = [
+CASES: list[tuple[str, tuple[str, str | None, int], list[RecoveryCost], tuple[str, str | None]]] = [
     ("missing, and not replayed", ("missing", None, 0), [], ("missing", None)),
     ("missing, and replayed", ("missing", None, 0), [DELAY], ("replaced", "replayed")),
     ("missing, and replayed for two purposes", ("missing", None, 0), [DELAY, DELAY], ("replaced", "replayed")),

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Action, Keyed, Record, Rules, parse
+from chronos.core.message import Action, ConditionalSchedule, Record
 from chronos.core.message import OnConflict as Policy
+from chronos.core.parsing import parse
 from chronos.core.progress import Progress, unpack_progress
+from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import OFFSET_END, Event, Unit, follow
 from chronos.spark.codec import OUTCOMES
@@ -47,9 +49,9 @@ def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event
         if verb != "probe":
             found[asked.id].append(Event(verb, record.offset, record.timestamp_ms, asked.due_ms, *cursor))
         return
-    entry = asked.entry if type(asked) is Keyed else asked
+    entry = asked.entry if type(asked) is ConditionalSchedule else asked
     named = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
-    takes_over = type(asked) is Keyed and asked.on_conflict is Policy.REPLACE
+    takes_over = type(asked) is ConditionalSchedule and asked.on_conflict is Policy.REPLACE
     owners[record.offset] = named
     found[named].append(
         Event("schedule", record.offset, record.timestamp_ms, entry.due_ms, *cursor, entry.target, entry.due_ms, takes_over)
@@ -118,7 +120,7 @@ def schedule(offset: int, due_ms: int, cursor_ms: int = 0, *, takes_over: bool =
     return Event("schedule", offset, 10, due_ms, cursor_ms, at, "t", due_ms, takes_over)
 
 
-def ends(*events: Event) -> list[tuple[int, int, str | None]]:
+def watermarks(*events: Event) -> list[tuple[int, int, str | None]]:
     """Source offset, due time and end of each unit."""
     return [(unit.source_offset, unit.due_ms, unit.ended) for unit in follow(events)]
 
@@ -127,22 +129,25 @@ def test_what_stands_at_the_cursor_is_settled() -> None:
     """To the offset: at the cursor it was delivered before it could be replaced or cancelled, behind it it was not."""
     first = schedule(1, 100)
     for at, ended in ((0, "replaced"), (1, None), (2, None)):
-        assert ends(first, schedule(5, 900, 100, takes_over=True, at=at))[0] == (1, 100, ended)
+        assert watermarks(first, schedule(5, 900, 100, takes_over=True, at=at))[0] == (1, 100, ended)
     for at, ended in ((0, "cancelled"), (1, None)):
-        assert ends(first, Event("cancel", 5, 99, None, 100, at)) == [(1, 100, ended)]
+        assert watermarks(first, Event("cancel", 5, 99, None, 100, at)) == [(1, 100, ended)]
     for at, due_ms in ((0, 900), (1, 100)):
-        assert ends(first, Event("reschedule", 5, 99, 900, 100, at)) == [(1, due_ms, None)]
+        assert watermarks(first, Event("reschedule", 5, 99, 900, 100, at)) == [(1, due_ms, None)]
 
 
 def test_firing_what_is_next_anyway_changes_nothing() -> None:
     """By its place: not later than the record that fires it, or right behind the cursor."""
     first = schedule(1, 100)
     for at_ms, cursor_ms, due_ms in ((99, 0, 99), (100, 0, 100), (101, 0, 100), (50, 99, 100), (50, 98, 50)):
-        assert ends(first, Event("fire-now", 5, at_ms, None, cursor_ms, OFFSET_END)) == [(1, due_ms, None)]
+        assert watermarks(first, Event("fire-now", 5, at_ms, None, cursor_ms, OFFSET_END)) == [(1, due_ms, None)]
 
 
 def test_a_decision_concerns_the_message_it_names() -> None:
     """Not another one of the same id that took its place."""
     replaced = schedule(1, 100), schedule(5, 900, takes_over=True)
-    assert ends(*replaced, Event("dead-letter", 1, 0, None, 200, OFFSET_END)) == [(1, 100, "replaced"), (5, 900, None)]
-    assert ends(*replaced, Event("dead-letter", 5, 0, None, 950, OFFSET_END))[1] == (5, 900, "dead-letter")
+    assert watermarks(*replaced, Event("dead-letter", 1, 0, None, 200, OFFSET_END)) == [
+        (1, 100, "replaced"),
+        (5, 900, None),
+    ]
+    assert watermarks(*replaced, Event("dead-letter", 5, 0, None, 950, OFFSET_END))[1] == (5, 900, "dead-letter")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chronos.core.codec import FRESH, STATE_WORDS, State, unpack_entry, unpack_state, unpack_word
-from chronos.core.keys import STATE_KEY, entry_key, entry_position, parse_address, word_key
-from chronos.core.message import Reason, Rules, entry_id
+from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
+from chronos.core.keys import STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
+from chronos.core.message import Reason, entry_id
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
+from chronos.core.rules import Rules
 from chronos.core.shard import Selection, Shard, Staged
 from tests.unit.histories import (
     DEDUPLICATION_MS,
@@ -114,7 +115,7 @@ class Master:
 
         refused = model.stage(asks)
         assert staged.refused == refused
-        assert [record.offset for record, _ in staged.refusals] == [
+        assert [record.offset for record, _ in staged.rejections] == [
             offset for offset, reason in refused if reason is not Reason.IGNORED
         ]
         self._check_selection(staged, selection, until_ms, step)
@@ -126,7 +127,7 @@ class Master:
         # A write that failed is tried again: computing it twice gives the same.
         assert shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms) == changes
         self.store.write(changes.puts, changes.deletes)
-        shard.adopt(changes)
+        shard.install(changes)
         self.last_progress = progress
         self.progress.append((offset, timestamp_ms, pack_progress(progress)))
         self.snapshots.append(dict(self.store.rows))
@@ -211,10 +212,10 @@ class Master:
 
     def _lookup(self, message_id: bytes) -> str | None:
         """What a query answers: the last word about the id, or else the entry that stands at the address."""
-        word = self.store.rows.get(word_key(message_id))
-        if word is not None:
-            return STATE_WORDS[unpack_word(word).state]
-        parsed = parse_address(message_id, SHARDS)
+        id_state = self.store.rows.get(id_key(message_id))
+        if id_state is not None:
+            return STATE_NAMES[unpack_id_state(id_state).state]
+        parsed = parse_generated_id(message_id, SHARDS)
         data = parsed and self.store.rows.get(entry_key(*parsed[1:]))
         if not data or not parsed or entry_id(unpack_entry(data), SHARD, parsed[2]) != message_id:
             return None
@@ -237,8 +238,8 @@ class Replica:
             for record in self.master.producers.records
             if shard.state.pull_offset <= record.offset < progress.pull_offset
         ]
-        staged = shard.stage_as_told(records, progress.refusals())
-        selection = shard.select_through(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        staged = shard.replay_stage(records, progress.rejections())
+        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)
-        shard.adopt(changes)
+        shard.install(changes)

@@ -130,7 +130,7 @@ class Producers:
     def _ask(self, sent: Sent) -> Ask:
         due_ms = self._timestamp_ms + sent.in_ms
         flaw = sent.flaw if sent.verb in ("schedule", "replace") else ""
-        refusal = {
+        rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
             "unknown-header": Reason.UNKNOWN_HEADER,
@@ -144,7 +144,7 @@ class Producers:
             policy=sent.policy,
             target="secret" if flaw == "forbidden" else "orders",
             value=b"x" * sent.size,
-            refusal=refusal,
+            rejection=rejection,
         )
 
     def _id(self, sent: Sent) -> bytes | None:
@@ -170,7 +170,7 @@ def render(ask: Ask, form: int = 0) -> Record:
         headers.append(("chronos-action", ask.verb.encode()))
     if ask.verb in ("schedule", "replace"):
         headers.append(("chronos-target-topic", ask.target.encode()))
-        if ask.refusal is Reason.UNKNOWN_HEADER:
+        if ask.rejection is Reason.UNKNOWN_HEADER:
             headers.append(("chronos-wish", b"1"))
     if ask.verb in ("schedule", "replace", "reschedule"):
         delay_ms = ask.due_ms - ask.timestamp_ms

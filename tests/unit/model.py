@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chronos.core.codec import State, Totals, Word, pack_entry, pack_state, pack_word
-from chronos.core.keys import STATE_KEY, count_key, entry_key, expiry_key, trail_key, word_key
+from chronos.core.codec import IdState, State, Totals, pack_entry, pack_id_state, pack_state
+from chronos.core.keys import STATE_KEY, count_key, cursor_history_key, entry_key, expiry_key, id_key
 from chronos.core.message import Entry, Reason
 
 MINUTE_MS = 60_000
@@ -58,7 +58,7 @@ class Ask:
     policy: str = "reject"
     target: str = "orders"
     value: bytes | None = b"payload"
-    refusal: Reason | None = None
+    rejection: Reason | None = None
     """What is wrong with it whatever the shard holds."""
 
 
@@ -118,7 +118,7 @@ class Model:
     cursor: tuple[int, int] = (0, LAST)
     pull_offset: int = 0
     watermark_ms: int = 0
-    trail_minute: int = 0
+    history_minute: int = 0
     pending: dict[int, Message] = field(default_factory=dict)
     settled: dict[tuple[int, int], Message] = field(default_factory=dict)
     said: dict[bytes, tuple[str, int, int, int]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Model:
         for ask in asks:
             self.pull_offset = ask.offset + 1
             self.watermark_ms = max(self.watermark_ms, ask.timestamp_ms)
-            reason = ask.refusal or self._execute(ask)
+            reason = ask.rejection or self._execute(ask)
             if reason is not None:
                 refused.append((ask.offset, reason))
                 self.totals["ignored" if reason is Reason.IGNORED else "rejected"] += 1
@@ -193,11 +193,11 @@ class Model:
                 del self.pending[holder.offset]
                 self.totals["replaced"] += 1
         place_ms = self._place(ask.due_ms, ask.timestamp_ms)
-        address = b"%d-%d-%d" % (self.shard, ask.due_ms, ask.offset)
+        generated_id = b"%d-%d-%d" % (self.shard, ask.due_ms, ask.offset)
         message = Message(
             place_ms=place_ms,
             offset=ask.offset,
-            id=address if ask.id is None else ask.id,
+            id=generated_id if ask.id is None else ask.id,
             user_id=ask.id is not None,
             moved=place_ms != ask.due_ms,
             due_ms=ask.due_ms,
@@ -254,9 +254,9 @@ class Model:
                 self.said[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_words:
                     self.other_rows[expiry_key(timestamp_ms, message_id)] = b""
-        if timestamp_ms // MINUTE_MS > self.trail_minute:
-            self.trail_minute = timestamp_ms // MINUTE_MS
-            self.other_rows[trail_key(self.trail_minute)] = entry_key(*old_cursor)
+        if timestamp_ms // MINUTE_MS > self.history_minute:
+            self.history_minute = timestamp_ms // MINUTE_MS
+            self.other_rows[cursor_history_key(self.history_minute)] = entry_key(*old_cursor)
         return delivered
 
     def _carry_on(self, message: Message, fate: Fate) -> None:
@@ -284,7 +284,7 @@ class Model:
             rows[entry_key(*message.position)] = message.packed()
         for message_id in self.stored_words:
             state, place_ms, offset, settled_ms = self.said[message_id]
-            rows[word_key(message_id)] = pack_word(Word(STATES[state], place_ms, offset, settled_ms))
+            rows[id_key(message_id)] = pack_id_state(IdState(STATES[state], place_ms, offset, settled_ms))
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")
         state = State(
@@ -299,7 +299,7 @@ class Model:
             instance=instance,
             node=node,
             progress_ms=progress_ms,
-            trail_minute=self.trail_minute,
+            history_minute=self.history_minute,
             totals=Totals(**self.totals),
         )
         return rows | {STATE_KEY: pack_state(state)}

@@ -16,10 +16,10 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import Identity, State, pack_identity, pack_state
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
-from chronos.core.roles import Assignment, Member, Replica, Roles
+from chronos.core.roles import Member, ReplicaReport, Roles, ShardRoles
 from chronos.errors import Retry
-from chronos.ports import Outlook, TopicSpec
-from chronos.workers.checkpoint import AGAIN_MS, AWAY_MS, LOOK_MS, Checkpointer, Position, needed_from, trim_to
+from chronos.ports import ClusterSnapshot, TopicSpec
+from chronos.workers.checkpoint import AGAIN_MS, AWAY_MS, LOOK_MS, Checkpointer, LogPosition, needed_from, trim_to
 from tests.harness.clock import HandClock
 
 HOUR_MS = 3_600_000
@@ -78,17 +78,17 @@ def test_a_log_is_never_trimmed_ahead_of_anybody(checkpoints, replicas, archived
         assert archived is None or to <= archived
 
 
-FLUSHED = Replica(role="follower", kept_applied=7, kept_pull_offset=3)
+FLUSHED = ReplicaReport(role="follower", kept_applied=7, kept_pull_offset=3)
 NOW_MS = 1_800_000_000_000
-MINE = Position(applied=9, pull_offset=5)
-OTHER = Position(applied=7, pull_offset=3)
+MINE = LogPosition(applied=9, pull_offset=5)
+OTHER = LogPosition(applied=7, pull_offset=3)
 
 
 @pytest.mark.parametrize(
     ("said", "listed", "away_ms", "expected"),
     [
         pytest.param({"b": FLUSHED}, "ab", {}, [MINE, OTHER], id="it needs what it has not flushed"),
-        pytest.param({"b": Replica(role="follower")}, "ab", {}, [MINE, None], id="it does not say"),
+        pytest.param({"b": ReplicaReport(role="follower")}, "ab", {}, [MINE, None], id="it does not say"),
         pytest.param({"b": replace(FLUSHED, role="none")}, "a", {}, [MINE], id="it holds nothing"),
         pytest.param(
             {"b": replace(FLUSHED, role="none")}, "ab", {}, [MINE, OTHER], id="it was given the shard just now"
@@ -103,18 +103,18 @@ def test_every_registered_replica_is_asked_what_it_needs(said, listed, away_ms, 
     """This node is `a`; None: what somebody needs is not known, and so nothing may be trimmed."""
     members = {
         node: Member(node=node, instance=node, address="", version="", started_ms=0, replicas={0: replica})
-        for node, replica in {"a": Replica(role="master"), **said}.items()
+        for node, replica in {"a": ReplicaReport(role="master"), **said}.items()
     }
     away = {node: NOW_MS - for_ms for node, for_ms in away_ms.items()}
-    roles = Roles(shards={0: Assignment(master="a", replicas=tuple(listed))}, away=away)
-    outlook = Outlook(roles=roles, members=members, sure=True)
-    assert needed_from(outlook, 0, node="a", kept=MINE, now_ms=NOW_MS) == expected
+    roles = Roles(shards={0: ShardRoles(master="a", replicas=tuple(listed))}, away=away)
+    snapshot = ClusterSnapshot(roles=roles, members=members, confirmed=True)
+    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == expected
 
 
-@pytest.mark.parametrize(("roles", "sure"), [(None, True), (Roles(), False)], ids=["no roles", "not sure"])
-def test_who_does_not_know_the_cluster_does_not_know_what_is_needed(roles, sure) -> None:
-    outlook = Outlook(roles=roles, members={}, sure=sure)
-    assert needed_from(outlook, 0, node="a", kept=MINE, now_ms=NOW_MS) == [None]
+@pytest.mark.parametrize(("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not sure"])
+def test_who_does_not_know_the_cluster_does_not_know_what_is_needed(roles, confirmed) -> None:
+    snapshot = ClusterSnapshot(roles=roles, members={}, confirmed=confirmed)
+    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == [None]
 
 
 # ----------------------------------------------------------------------------------------------- The worker
@@ -143,7 +143,7 @@ class Case:
         self.location = path / "checkpoints"
         copier = Copier(path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
         self.folder = CheckpointFolder(str(self.location), "c", copier, data_dir=path / "data")
-        self.replicas: list[Position | None] = [Position(applied=10**6, pull_offset=10**6)]
+        self.replicas: list[LogPosition | None] = [LogPosition(applied=10**6, pull_offset=10**6)]
         self.archived: dict[str, int] = {}
         self.trims = True
         self.worker = self.new_worker()
@@ -180,7 +180,7 @@ class Case:
         return [checkpoint.applied for checkpoint in self.folder.kept(1, self.identity)]
 
     def starts(self) -> tuple[int, int]:
-        return self.log.ends("delay", 1).start, self.log.ends("progress", 1).start
+        return self.log.watermarks("delay", 1).start, self.log.watermarks("progress", 1).start
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_a_replica_that_is_behind_holds_up_both_logs(case: Case) -> None:
     case.replicas.append(None)
     case.step()
     assert case.starts() == (0, 0)
-    case.replicas[1] = Position(applied=20, pull_offset=31)
+    case.replicas[1] = LogPosition(applied=20, pull_offset=31)
     case.clock.now += LOOK_MS
     case.step()
     assert case.starts() == (31, 20)

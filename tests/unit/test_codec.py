@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core import codec
-from chronos.core.codec import FRESH, Identity, State, Totals, Word
+from chronos.core.codec import FRESH, Identity, IdState, State, Totals
 from chronos.core.message import Entry
 from chronos.errors import StoreCorrupt
 
@@ -28,11 +28,11 @@ ENTRY = Entry(
     attempt=2,
 )
 PLAIN = Entry(id=None, due_ms=5, target="t", key=None, headers=[("a", b"1"), ("a", None)], value=None, timestamp_ms=4)
-WORD = Word(codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500)
+ID_STATE = IdState(codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500)
 STATE = State(
     applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
     role_epoch=7, log_epoch=8,
-    instance="i", node="n", progress_ms=9, trail_minute=10,
+    instance="i", node="n", progress_ms=9, history_minute=10,
     totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21),
 )  # fmt: skip
 IDENTITY = Identity(
@@ -53,15 +53,15 @@ GOLDEN: list[tuple[str, Any, str]] = [
         "019ac4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302",
     ),
     ("entry", PLAIN, "019ac005a174c09292a161c4013192a161c0c004c00101"),
-    ("word", WORD, "019403cf0000018bcfe56be829cf0000018bcfe569f4"),
-    ("word", Word(codec.PENDING, 300, 70_000), "019401cd012cce0001117000"),
+    ("id_state", ID_STATE, "019403cf0000018bcfe56be829cf0000018bcfe569f4"),
+    ("id_state", IdState(codec.PENDING, 300, 70_000), "019401cd012cce0001117000"),
     ("state", STATE, "019d0102030405060708a169a16e090a9b0b0c0d0e0f101112131415"),
     ("state", FRESH, "019d000000cfffffffffffffffff00000000a0a000009b0000000000000000000000"),
     ("identity", IDENTITY, "0197a1630104a164a26469a170a27069"),
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 3, "word": 1, "state": 13, "identity": 0}
+DEFAULTS = {"entry": 3, "id_state": 1, "state": 13, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:
@@ -157,11 +157,11 @@ def test_an_entry_comes_back_as_it_went_in(own: Any, key: bytes | None, value: b
 
 def test_every_state_of_a_word_has_its_name() -> None:
     states = [codec.PENDING, codec.DELIVERED, codec.CANCELLED, codec.EXPIRED, codec.DEAD]
-    assert [codec.STATE_WORDS[state] for state in states] == [
+    assert [codec.STATE_NAMES[state] for state in states] == [
         "pending",
         "delivered",
         "cancelled",
         "expired",
         "dead",
     ]
-    assert len(codec.STATE_WORDS) == len(states)
+    assert len(codec.STATE_NAMES) == len(states)

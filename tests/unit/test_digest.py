@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import DELIVERED, FRESH, PENDING, State, Word, pack_state, pack_word, unpack_state
+from chronos.core.codec import DELIVERED, FRESH, PENDING, IdState, State, pack_id_state, pack_state, unpack_state
 from chronos.core.digest import PORTION_ROWS, digest
-from chronos.core.keys import COUNT, MINUTE_MS, STATE_KEY, count_key, entry_key, expiry_key, trail_key, word_key
+from chronos.core.keys import COUNT, MINUTE_MS, STATE_KEY, count_key, cursor_history_key, entry_key, expiry_key, id_key
 from chronos.core.progress import unpack_progress
 from chronos.core.shard import Shard
-from chronos.workers.delete import Deleter, words_kept_ms
+from chronos.workers.delete import Deleter, id_states_kept_ms
 from tests.unit.drivers import OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, Step, longer, scripts
 from tests.unit.model import Rows
 
 NOW_MS = 1_000 * MINUTE_MS
-REMEMBERED_MS = words_kept_ms(0, DEDUPLICATION_MS)
+REMEMBERED_MS = id_states_kept_ms(0, DEDUPLICATION_MS)
 
 
 class Cleaned(Replica):
@@ -90,13 +90,13 @@ ROWS = {
     entry_key(NOW_MS, 50): b"settled at the cursor",
     entry_key(NOW_MS, 51): b"pending",
     entry_key(NOW_MS + 5, 4): b"pending too",
-    word_key(b"p"): pack_word(Word(PENDING, NOW_MS, 51)),
-    word_key(b"young"): pack_word(Word(DELIVERED, NOW_MS - 9, 2, NOW_MS - 100)),
-    word_key(b"old"): pack_word(Word(DELIVERED, NOW_MS - 9, 1, NOW_MS - 101)),
+    id_key(b"p"): pack_id_state(IdState(PENDING, NOW_MS, 51)),
+    id_key(b"young"): pack_id_state(IdState(DELIVERED, NOW_MS - 9, 2, NOW_MS - 100)),
+    id_key(b"old"): pack_id_state(IdState(DELIVERED, NOW_MS - 9, 1, NOW_MS - 101)),
     expiry_key(NOW_MS - 100, b"young"): b"",
     expiry_key(NOW_MS - 101, b"old"): b"",
     count_key(NOW_MS // MINUTE_MS): (2).to_bytes(8, "big"),
-    trail_key(3): entry_key(1, 1),
+    cursor_history_key(3): entry_key(1, 1),
 }
 
 
@@ -116,10 +116,10 @@ def found(changes: dict[bytes, bytes | None]) -> str:
         {entry_key(NOW_MS, 52): b""},
         {entry_key(2**64 - 1, 2**64 - 1): b"far"},
         {entry_key(NOW_MS, 51): b"pending" + b"too", entry_key(NOW_MS + 5, 4): b""},
-        {word_key(b"p"): None},
-        {word_key(b"p"): pack_word(Word(PENDING, NOW_MS, 52))},
-        {word_key(b"young"): None},
-        {word_key(b"young"): pack_word(Word(DELIVERED, NOW_MS - 9, 2, NOW_MS - 99))},
+        {id_key(b"p"): None},
+        {id_key(b"p"): pack_id_state(IdState(PENDING, NOW_MS, 52))},
+        {id_key(b"young"): None},
+        {id_key(b"young"): pack_id_state(IdState(DELIVERED, NOW_MS - 9, 2, NOW_MS - 99))},
         {expiry_key(NOW_MS - 100, b"young"): None},
         {count_key(NOW_MS // MINUTE_MS): (3).to_bytes(8, "big")},
         {count_key(NOW_MS // MINUTE_MS): None},
@@ -137,9 +137,9 @@ def test_whatever_counts_changes_the_digest(changes: dict[bytes, bytes | None]) 
         {entry_key(NOW_MS - 1, 3): None},
         {entry_key(NOW_MS, 50): None},
         {entry_key(5, 5): b"settled long ago"},
-        {word_key(b"old"): None, expiry_key(NOW_MS - 101, b"old"): None},
+        {id_key(b"old"): None, expiry_key(NOW_MS - 101, b"old"): None},
         {expiry_key(5, b"p"): b""},
-        {trail_key(3): None},
+        {cursor_history_key(3): None},
         {b"midentity": b"somebody"},
     ],
 )

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from chronos.core import keys
 from chronos.core.keys import (
     OFFSET_MAX,
-    address,
     entry_key,
     entry_position,
+    generated_id,
     murmur2,
-    parse_address,
+    parse_generated_id,
     partition_of,
 )
 
@@ -23,16 +23,16 @@ positions = st.tuples(numbers, numbers)
 
 def test_the_layout_of_every_key_is_what_stores_on_disk_already_have() -> None:
     assert entry_key(0x0102, 0x03) == b"e" + bytes.fromhex("0000000000000102 0000000000000003")
-    assert keys.word_key(b"order-7") == b"iorder-7"
+    assert keys.id_key(b"order-7") == b"iorder-7"
     assert keys.expiry_key(0x0102, b"order-7") == b"x" + bytes.fromhex("0000000000000102") + b"order-7"
     assert keys.count_key(0x0102) == b"c" + bytes.fromhex("0000000000000102")
-    assert keys.trail_key(0x0102) == b"t" + bytes.fromhex("0000000000000102")
+    assert keys.cursor_history_key(0x0102) == b"t" + bytes.fromhex("0000000000000102")
     assert keys.STATE_KEY == b"mstate"
     assert keys.IDENTITY_KEY == b"midentity"
 
 
 def test_the_spaces_of_the_store_do_not_overlap() -> None:
-    spaces = [keys.ENTRY, keys.WORD, keys.EXPIRY, keys.COUNT, keys.TRAIL, keys.META]
+    spaces = [keys.ENTRY, keys.ID_STATE, keys.EXPIRY, keys.COUNT, keys.CURSOR_HISTORY, keys.META]
     assert len({space[0] for space in spaces}) == len(spaces)
     assert {len(space) for space in spaces} == {1}
 
@@ -52,19 +52,19 @@ def test_expiries_sort_by_time_and_then_by_id(one: int, one_id: bytes, other: in
 @given(numbers, numbers)
 def test_counts_and_trails_sort_by_minute(one: int, other: int) -> None:
     assert (keys.count_key(one) < keys.count_key(other)) == (one < other)
-    assert (keys.trail_key(one) < keys.trail_key(other)) == (one < other)
+    assert (keys.cursor_history_key(one) < keys.cursor_history_key(other)) == (one < other)
 
 
 @given(numbers, st.binary(max_size=4))
 def test_the_number_behind_a_prefix_is_read_back(number: int, message_id: bytes) -> None:
-    for key in (keys.count_key(number), keys.trail_key(number), keys.expiry_key(number, message_id)):
+    for key in (keys.count_key(number), keys.cursor_history_key(number), keys.expiry_key(number, message_id)):
         assert keys.key_number(key) == number
 
 
 @given(st.integers(0, 9999), st.integers(0, 10**15 - 1), st.integers(0, 2**63 - 1))
 def test_an_address_names_shard_time_and_offset(shard: int, due_ms: int, offset: int) -> None:
-    assert parse_address(address(shard, due_ms, offset), shard + 1) == (shard, due_ms, offset)
-    assert parse_address(address(shard, due_ms, offset), shard) is None
+    assert parse_generated_id(generated_id(shard, due_ms, offset), shard + 1) == (shard, due_ms, offset)
+    assert parse_generated_id(generated_id(shard, due_ms, offset), shard) is None
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_an_address_names_shard_time_and_offset(shard: int, due_ms: int, offset:
     ],
 )  # fmt: skip
 def test_what_is_not_exactly_an_address_is_an_id_like_any_other(message_id: bytes) -> None:
-    assert parse_address(message_id, 4) is None
+    assert parse_generated_id(message_id, 4) is None
 
 
 @given(st.from_regex(rb"[0-9]{1,5}-[0-9]{1,16}-[0-9]{1,20}", fullmatch=True))
 def test_whatever_is_read_as_an_address_is_written_the_same_and_fits_a_key(message_id: bytes) -> None:
-    parsed = parse_address(message_id, 10_000)
+    parsed = parse_generated_id(message_id, 10_000)
     if parsed is not None:
-        assert address(*parsed) == message_id
+        assert generated_id(*parsed) == message_id
         assert entry_position(entry_key(*parsed[1:])) == parsed[1:]
 
 

@@ -13,18 +13,18 @@ from chronos.core.message import (
     RECEIPT,
     SCHEDULING,
     Action,
+    ConditionalSchedule,
     Entry,
-    Keyed,
     OnConflict,
     Reason,
     Record,
-    Refusal,
-    Rules,
+    Rejection,
     Verb,
     entry_id,
-    parse,
     receipt,
 )
+from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from tests.unit.histories import longer
 
 NOW_MS = 1_700_000_000_000
@@ -58,7 +58,7 @@ def does(verb: str) -> tuple[str, bytes]:
 
 def message(*headers: tuple[str, bytes | None], key: bytes | None = None, value: bytes | None = b"v") -> Entry:
     asked = read(*headers, key=key, value=value)
-    entry = asked.entry if isinstance(asked, Keyed) else asked
+    entry = asked.entry if isinstance(asked, ConditionalSchedule) else asked
     assert isinstance(entry, Entry), asked
     return entry
 
@@ -82,7 +82,7 @@ def test_all_that_a_message_may_say_is_kept() -> None:
         ("chronos-expire-at", b"2023-11-14T22:15:00Z"), ("traceparent", b"00-1-2-3"), key=b"\x80\xff",
         value=b"\x00",
     )  # fmt: skip
-    assert asked == Keyed(
+    assert asked == ConditionalSchedule(
         Entry(
             id=b"\x80\xff",
             due_ms=NOW_MS + 90_000,
@@ -128,13 +128,13 @@ def test_a_message_may_expire_at_the_moment_it_is_due() -> None:
 @pytest.mark.parametrize("policy", [OnConflict.REPLACE, OnConflict.IGNORE])
 def test_a_schedule_says_what_to_do_when_its_id_is_taken(policy: OnConflict) -> None:
     asked = read(AT, TO, ("chronos-on-conflict", policy.name.lower().encode()), key=b"order-7")
-    assert isinstance(asked, Keyed)
+    assert isinstance(asked, ConditionalSchedule)
     assert (asked.verb, asked.on_conflict) == (Verb.SCHEDULE, policy)
 
 
 def test_a_replace_replaces() -> None:
     asked = read(AT, TO, does("replace"), key=b"order-7")
-    assert isinstance(asked, Keyed)
+    assert isinstance(asked, ConditionalSchedule)
     assert (asked.verb, asked.on_conflict) == (Verb.REPLACE, OnConflict.REPLACE)
 
 
@@ -318,19 +318,19 @@ def test_what_cannot_be_understood_is_refused_for_the_reason_that_is_true(
     reason: Reason, headers: list[tuple[str, bytes | None]], key: bytes | None
 ) -> None:
     asked = read(*headers, key=key)
-    assert isinstance(asked, Refusal), asked
+    assert isinstance(asked, Rejection), asked
     assert asked.reason is reason
     assert 0 < len(asked.detail) < 400
 
 
 def test_a_cancel_that_names_a_target_by_mistake_is_refused_and_told_so() -> None:
     asked = read(TO, key=b"order-7", value=None)
-    assert asked == Refusal(Reason.CONTRADICTORY_HEADERS, "chronos-target-topic does not go with 'cancel'")
+    assert asked == Rejection(Reason.CONTRADICTORY_HEADERS, "chronos-target-topic does not go with 'cancel'")
 
 
 def test_headers_that_cannot_be_read_are_refused() -> None:
     asked = parse(Record(1, NOW_MS, b"order-7", None, None), RULES)
-    assert isinstance(asked, Refusal)
+    assert isinstance(asked, Rejection)
     assert asked.reason is Reason.UNREADABLE_HEADERS
 
 
@@ -346,7 +346,7 @@ def test_an_id_in_the_wrong_shard_is_refused_only_where_the_configuration_asks_f
     assert isinstance(read(AT, TO, key=here, rules=strict), Entry)
     for headers in ([AT, TO], [does("cancel")]):
         asked = read(*headers, key=elsewhere, rules=strict)
-        assert isinstance(asked, Refusal)
+        assert isinstance(asked, Rejection)
         assert asked.reason is Reason.WRONG_SHARD
     # An address carries its shard with it, whatever its hash says.
     assert read(does("cancel"), key=ADDRESS, rules=strict) == Action(Verb.CANCEL, ADDRESS)
@@ -381,12 +381,12 @@ def test_targets_are_judged_the_same_however_many_were_asked_for() -> None:
     rules = Rules(shard=0, shards=1, allow=["ok-*"])
     for number in range(10_001):
         assert rules.target(b"ok-%d" % number) == f"ok-{number}"
-    assert isinstance(rules.target(b"other"), Refusal)
+    assert isinstance(rules.target(b"other"), Rejection)
     assert rules.target(b"ok-0") == "ok-0"
 
 
 def test_reasons_are_read_as_words_and_fit_one_byte() -> None:
-    assert Reason.TOO_LATE.word == "too-late"
+    assert Reason.TOO_LATE.label == "too-late"
     assert all(0 < reason < 128 for reason in Reason)
 
 
@@ -414,8 +414,8 @@ def test_every_record_whatever_it_holds_is_read_as_something(
     headers: list[tuple[str, bytes | None]] | None, key: bytes | None, value: bytes | None, timestamp_ms: int
 ) -> None:
     asked = parse(Record(7, timestamp_ms, key, value, headers), RULES)
-    assert isinstance(asked, Entry | Keyed | Action | Refusal)
-    entry = asked.entry if isinstance(asked, Keyed) else asked
+    assert isinstance(asked, Entry | ConditionalSchedule | Action | Rejection)
+    entry = asked.entry if isinstance(asked, ConditionalSchedule) else asked
     if isinstance(entry, Entry):
         own = [header for header in headers or [] if not header[0].startswith(PREFIX)]
         kept = list(entry.headers.items()) if isinstance(entry.headers, dict) else entry.headers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core.message import Reason
-from chronos.core.progress import CARRIED_ON, Decision, Outcome, Progress, pack_progress, unpack_progress
+from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, pack_progress, unpack_progress
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
 
@@ -56,7 +56,7 @@ def test_outcomes_and_reasons_keep_their_numbers() -> None:
     assert {outcome.name: int(outcome) for outcome in Outcome} == {
         "DELIVERED": 1, "AGAIN": 2, "RETRY": 3, "DEFERRED": 4, "SKIPPED": 5, "EXPIRED": 6, "DEAD": 7,
     }  # fmt: skip
-    assert {Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED} == CARRIED_ON
+    assert {Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED} == RESCHEDULING
     numbers = {reason.name: int(reason) for reason in Reason}
     expected = {
         "UNREADABLE_HEADERS": 1, "UNKNOWN_HEADER": 2, "REPEATED_HEADER": 3, "CONTRADICTORY_HEADERS": 4,
@@ -108,8 +108,8 @@ def test_any_bytes_are_a_progress_record_or_a_named_error(data: bytes) -> None:
 
 
 def test_refusals_are_looked_up_by_offset() -> None:
-    assert FULL.refusals() == {42: Reason.CONFLICT, 44: Reason.IGNORED}
-    assert SMALL.refusals() == {}
+    assert FULL.rejections() == {42: Reason.CONFLICT, 44: Reason.IGNORED}
+    assert SMALL.rejections() == {}
 
 
 def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from chronos.core.codec import FRESH, State
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Record, Rules
+from chronos.core.message import Record
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
-from chronos.core.query import INTERVALS_MAX, Row, find, next_place_ms, page, timeline
+from chronos.core.query import INTERVALS_MAX, MessageRow, find, next_place_ms, page, timeline
+from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from tests.unit.model import Rows
 
@@ -47,7 +48,7 @@ class Played:
             staged, selection, progress, offset=self.state.applied, timestamp_ms=max(until_ms, NOW_MS)
         )
         self.rows.write(changes.puts, changes.deletes)
-        self.shard.adopt(changes)
+        self.shard.install(changes)
 
     def send(self, due_ms: int, key: bytes | None = None, target: str = "orders", value: bytes = b"v") -> Record:
         """A message, in the delay partition."""
@@ -91,19 +92,19 @@ def test_a_message_without_a_key_is_found_at_its_address():
     """It costs no word: where it stands is its name, and the cursor says whether it is settled."""
     played = Played()
     played.step([played.send(NOW_MS + 50)], NOW_MS)
-    address = b"%d-%d-0" % (SHARD, NOW_MS + 50)
-    assert played.find(address) == "pending"
+    generated_id = b"%d-%d-0" % (SHARD, NOW_MS + 50)
+    assert played.find(generated_id) == "pending"
     played.step([], NOW_MS + 50)
-    assert played.find(address) == "delivered"
+    assert played.find(generated_id) == "delivered"
 
 
 def test_a_message_that_moved_is_found_by_the_address_it_had():
     """Reschedule and retry keep the name."""
     played = Played()
     played.step([played.send(NOW_MS + 50)], NOW_MS)
-    address = b"%d-%d-0" % (SHARD, NOW_MS + 50)
+    generated_id = b"%d-%d-0" % (SHARD, NOW_MS + 50)
     played.step([], NOW_MS + 60, {0: Decision(NOW_MS + 50, 0, Outcome.RETRY, next_due_ms=NOW_MS + 900, attempt=2)})
-    found = find(played.rows, played.state, SHARD, SHARDS, address)
+    found = find(played.rows, played.state, SHARD, SHARDS, generated_id)
     assert found is not None
     assert found.entry is not None
     assert (found.state, found.place_ms, found.entry.due_ms, found.entry.attempt) == (
@@ -127,9 +128,11 @@ def test_an_address_of_nobody_finds_nothing(stranger):
     assert played.find(stranger) is None
 
 
-def read_all(played: Played, limit: int, target: str | None = None, span: tuple[int, int] = (0, 10**15)) -> list[Row]:
+def read_all(
+    played: Played, limit: int, target: str | None = None, span: tuple[int, int] = (0, 10**15)
+) -> list[MessageRow]:
     """All pages, one after the other."""
-    rows: list[Row] = []
+    rows: list[MessageRow] = []
     after = None
     for _ in range(10_000):
         found, after = page(

@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.roles import (
-    ANSWERS,
+    DEGRADED,
     HISTORY_MAX,
-    LATE,
+    OK,
     REBALANCE_AFTER_MS,
     REPLACE_AFTER_MS,
-    SILENT,
-    Assignment,
+    UNREACHABLE,
+    ClusterView,
     Member,
-    Replica,
+    ReplicaReport,
     Request,
     Roles,
-    View,
+    ShardRoles,
 )
 
 NOW_MS = 1_800_000_000_000
@@ -33,14 +33,14 @@ NODES = ("a", "b", "c", "d")
 
 def member(
     node: str,
-    *replicas: Replica,
+    *replicas: ReplicaReport,
     leaving: bool = False,
-    log: str = ANSWERS,
+    log: str = OK,
     applied: int | None = 10,
     shards: int = 4,
 ) -> Member:
     """A member that says the same of all shards, or what is given for each."""
-    said = replicas or tuple(Replica(applied=applied) for _ in range(shards))
+    said = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
     return Member(
         node=node,
         instance=f"i-{node}",
@@ -53,7 +53,7 @@ def member(
     )
 
 
-def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any) -> View:
+def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any) -> ClusterView:
     """A view of these members, all of them there since long ago."""
     settings: dict[str, Any] = {
         "controller": "a",
@@ -62,7 +62,7 @@ def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **m
         "replication": None,
         "since_ms": {each.node: 0 for each in members},
     } | more
-    return View(now_ms=now_ms, members={each.node: each for each in members}, roles=roles or Roles(), **settings)
+    return ClusterView(now_ms=now_ms, members={each.node: each for each in members}, roles=roles or Roles(), **settings)
 
 
 def masters(roles: Roles) -> list[str | None]:
@@ -75,7 +75,7 @@ def whys(roles: Roles) -> list[str]:
     return [change.why for change in roles.history]
 
 
-def later(before: View, ms: int, *members: Member, **more: Any) -> View:
+def later(before: ClusterView, ms: int, *members: Member, **more: Any) -> ClusterView:
     """The same view after its plan was published, some time later, perhaps with other members."""
     new = {each.node: each for each in members} or dict(before.members)
     return replace(before, roles=plan(before), now_ms=before.now_ms + ms, members=new, **({"requests": ()} | more))
@@ -102,7 +102,7 @@ BEST = {
 
 @pytest.mark.parametrize(("applied", "master"), BEST.values(), ids=BEST)
 def test_the_first_master_of_a_shard(applied: tuple[int | None, ...], master: str | None) -> None:
-    members = [member(node, Replica(applied=each)) for node, each in zip(NODES, applied, strict=False)]
+    members = [member(node, ReplicaReport(applied=each)) for node, each in zip(NODES, applied, strict=False)]
     assert masters(plan(view(*members, shards=1))) == [master]
 
 
@@ -110,7 +110,8 @@ def test_a_tie_goes_to_the_node_with_the_fewest_shards() -> None:
     """Shard 2 would prefer c, which has two shards already."""
     leads = {0: "c", 1: "c"}
     members = [
-        member(node, *(Replica(applied=20 if leads.get(shard) == node else 10) for shard in range(3))) for node in "abc"
+        member(node, *(ReplicaReport(applied=20 if leads.get(shard) == node else 10) for shard in range(3)))
+        for node in "abc"
     ]
     assert masters(plan(view(*members, shards=3))) == ["c", "c", "a"]
 
@@ -163,29 +164,32 @@ def test_nobody_left_means_no_master_and_the_next_one_to_come_is_it() -> None:
 # --- Epochs ---------------------------------------------------------------------------------------
 
 EPOCHS = {
-    "nobody knows a later one": (Replica(applied=1, role_epoch=3, role_node="a"), 3),
-    "a later one was reported": (Replica(applied=1, role_epoch=8), 9),
-    "another wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="b"), 4),
-    "it wrote under the same one": (Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
+    "nobody knows a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
+    "a later one was reported": (ReplicaReport(applied=1, role_epoch=8), 9),
+    "another wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="b"), 4),
+    "it wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
     "it lost its disk and wrote under the same one before": (
-        Replica(applied=1, role_epoch=3, role_node="a", role_instance="i-lost"),
+        ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-lost"),
         4,
     ),
-    "an older one was reported": (Replica(applied=1, role_epoch=2, role_node="b"), 3),
+    "an older one was reported": (ReplicaReport(applied=1, role_epoch=2, role_node="b"), 3),
 }
 
 
 @pytest.mark.parametrize(("said", "epoch"), EPOCHS.values(), ids=EPOCHS)
-def test_a_master_whose_log_knows_a_later_role_gets_a_later_one(said: Replica, epoch: int) -> None:
+def test_a_master_whose_log_knows_a_later_role_gets_a_later_one(said: ReplicaReport, epoch: int) -> None:
     """A coordinator that was set back to an older state must not block a shard."""
-    published = Roles(shards={0: Assignment(master="a", epoch=3, replicas=("a",))})
+    published = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a",))})
     roles = plan(view(member("a", said), roles=published, shards=1))
     assert (roles.shards[0].master, roles.shards[0].epoch) == ("a", epoch)
 
 
 def test_a_new_master_gets_an_epoch_greater_than_any_reported() -> None:
     """Also where the roles were lost altogether."""
-    members = [member("a", Replica(applied=5, role_epoch=41)), member("b", Replica(applied=6, role_epoch=40))]
+    members = [
+        member("a", ReplicaReport(applied=5, role_epoch=41)),
+        member("b", ReplicaReport(applied=6, role_epoch=40)),
+    ]
     assert plan(view(*members, shards=1)).shards[0].epoch == 42
 
 
@@ -219,10 +223,10 @@ def test_a_drained_node_serves_when_there_is_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        (SILENT, ANSWERS, "b"),
-        (SILENT, LATE, "a"),
-        (SILENT, SILENT, "a"),
-        (LATE, ANSWERS, "a"),
+        (UNREACHABLE, OK, "b"),
+        (UNREACHABLE, DEGRADED, "a"),
+        (UNREACHABLE, UNREACHABLE, "a"),
+        (DEGRADED, OK, "a"),
     ],
 )
 def test_a_master_that_the_log_does_not_answer_gives_way_to_one_that_it_answers(a: str, b: str, expected: str) -> None:
@@ -236,9 +240,9 @@ def test_a_master_that_the_log_does_not_answer_gives_way_to_one_that_it_answers(
 
 def test_a_vacant_shard_goes_to_a_node_that_hears_the_log_if_there_is_one() -> None:
     before = view(*map(member, "abc"))
-    roles = plan(later(before, 1, member("b", log=SILENT), member("c", log=LATE)))
+    roles = plan(later(before, 1, member("b", log=UNREACHABLE), member("c", log=DEGRADED)))
     assert roles.shards[0].master == "c"
-    assert masters(plan(view(member("b", log=SILENT)))) == ["b"] * 4
+    assert masters(plan(view(member("b", log=UNREACHABLE)))) == ["b"] * 4
 
 
 def test_a_transfer_makes_the_node_master_at_once() -> None:
@@ -261,7 +265,13 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=REFUSED)
 def test_a_request_that_cannot_be_met_is_noted_and_changes_nothing(reason: str, request_: Request) -> None:
-    members = (member("a"), member("b"), member("c", applied=None), member("d", leaving=True), member("e", log=LATE))
+    members = (
+        member("a"),
+        member("b"),
+        member("c", applied=None),
+        member("d", leaving=True),
+        member("e", log=DEGRADED),
+    )
     before = view(*members)
     roles = plan(later(before, 1, requests=(request_,)))
     assert roles.shards == plan(before).shards
@@ -286,7 +296,7 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
 # --- Spreading evenly -----------------------------------------------------------------------------
 
 
-def alone() -> View:
+def alone() -> ClusterView:
     """One node with all shards."""
     return view(member("a"))
 
@@ -361,7 +371,7 @@ def test_a_new_node_takes_over_replicas_once_it_has_caught_up() -> None:
 # --- What holds for every cluster -----------------------------------------------------------------
 
 REPLICAS = st.builds(
-    Replica,
+    ReplicaReport,
     applied=st.none() | st.integers(0, 2_000),
     role_epoch=st.integers(0, 6),
     role_node=st.sampled_from(("", *NODES)),
@@ -375,10 +385,10 @@ MEMBERS = st.builds(
     st.sets(st.sampled_from(NODES)),
     st.lists(st.lists(REPLICAS, min_size=SHARDS, max_size=SHARDS), min_size=4, max_size=4),
     st.lists(st.booleans(), min_size=4, max_size=4),
-    st.lists(st.sampled_from((ANSWERS, ANSWERS, LATE, SILENT)), min_size=4, max_size=4),
+    st.lists(st.sampled_from((OK, OK, DEGRADED, UNREACHABLE)), min_size=4, max_size=4),
 )
 ASSIGNMENTS = st.builds(
-    Assignment,
+    ShardRoles,
     master=st.none() | st.sampled_from(NODES),
     epoch=st.integers(0, 5),
     replicas=st.lists(st.sampled_from(NODES), unique=True).map(tuple),
@@ -392,7 +402,7 @@ REQUESTS = st.builds(
     shard=st.integers(-1, SHARDS),
 )
 VIEWS = st.builds(
-    View,
+    ClusterView,
     now_ms=st.just(NOW_MS),
     controller=st.sampled_from(NODES),
     controller_epoch=st.integers(1, 9),
@@ -411,23 +421,23 @@ VIEWS = st.builds(
 
 
 @given(VIEWS)
-def test_a_master_is_alive_or_there_is_none(before: View) -> None:
+def test_a_master_is_alive_or_there_is_none(before: ClusterView) -> None:
     for shard, given_ in plan(before).shards.items():
         assert given_.master is None or given_.master in before.members, shard
 
 
 @given(VIEWS)
-def test_unknown_progress_never_becomes_master(before: View) -> None:
+def test_unknown_progress_never_becomes_master(before: ClusterView) -> None:
     for shard, given_ in plan(before).shards.items():
-        old = before.roles.shards.get(shard, Assignment())
+        old = before.roles.shards.get(shard, ShardRoles())
         if given_.master is not None and given_.master != old.master:
             assert before.members[given_.master].replicas[shard].applied is not None
 
 
 @given(VIEWS)
-def test_epochs_only_grow_and_with_every_change_of_master(before: View) -> None:
+def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -> None:
     for shard, given_ in plan(before).shards.items():
-        old = before.roles.shards.get(shard, Assignment())
+        old = before.roles.shards.get(shard, ShardRoles())
         assert given_.epoch >= old.epoch
         assert given_.applied >= old.applied
         if given_.master is not None and given_.master != old.master:
@@ -436,20 +446,20 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: View) -> None:
 
 
 @given(VIEWS)
-def test_a_live_master_that_may_stay_keeps_its_shard(before: View) -> None:
+def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> None:
     """Without requests, at most one of them moves, to spread them evenly."""
     roles = plan(replace(before, requests=()))
     moved = 0
     for shard, old in before.roles.shards.items():
         now = before.members.get(old.master or "")
-        if now is not None and not now.leaving and now.log != SILENT and now.node not in roles.drained:
+        if now is not None and not now.leaving and now.log != UNREACHABLE and now.node not in roles.drained:
             held = now.node in roles.shards[shard].replicas
             moved += held and roles.shards[shard].master != now.node
     assert moved <= 1
 
 
 @given(VIEWS)
-def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: View) -> None:
+def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: ClusterView) -> None:
     roles = plan(before)
     for shard, given_ in roles.shards.items():
         able = [
@@ -457,7 +467,7 @@ def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: View) -> None:
             for node in given_.replicas
             if node in before.members
             and not before.members[node].leaving
-            and before.members[node].log != SILENT
+            and before.members[node].log != UNREACHABLE
             and (applied := before.members[node].replicas[shard].applied) is not None
             and applied >= given_.applied
         ]
@@ -466,7 +476,7 @@ def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: View) -> None:
 
 
 @given(VIEWS, st.integers(1, 9))
-def test_a_plan_of_what_was_planned_changes_nothing(before: View, epoch: int) -> None:
+def test_a_plan_of_what_was_planned_changes_nothing(before: ClusterView, epoch: int) -> None:
     """Also for the next controller, and after a way through JSON."""
     once = plan(before)
     read = msgspec.json.decode(msgspec.json.encode(once), type=Roles)
@@ -476,7 +486,7 @@ def test_a_plan_of_what_was_planned_changes_nothing(before: View, epoch: int) ->
 
 
 @given(VIEWS)
-def test_masters_are_even_within_one_in_the_end(before: View) -> None:
+def test_masters_are_even_within_one_in_the_end(before: ClusterView) -> None:
     """Everybody there, everybody caught up: each plan moves one shard, until nothing is left to gain."""
     assume(len(before.roles.drained) < len(NODES))
     well = view(*(member(node, applied=5_000, shards=SHARDS) for node in NODES), roles=before.roles, shards=SHARDS)

@@ -43,7 +43,7 @@ class Story(Master):
         return list(self.last_progress.refused)
 
 
-def address(due_ms: int, offset: int) -> bytes:
+def generated_id(due_ms: int, offset: int) -> bytes:
     return b"%d-%d-%d" % (SHARD, due_ms, offset)
 
 
@@ -174,14 +174,14 @@ def test_a_message_without_a_key_is_cancelled_and_moved_by_its_address(story: St
     gone, moved = story.send("schedule", None, T + 5), story.send("schedule", None, T + 6)
     if batches == 2:
         story.run(T)
-    story.send("cancel", address(T + 5, gone))
-    story.send("reschedule", address(T + 6, moved), T + 8)
-    late = story.send("cancel", address(T + 5, gone))
+    story.send("cancel", generated_id(T + 5, gone))
+    story.send("reschedule", generated_id(T + 6, moved), T + 8)
+    late = story.send("cancel", generated_id(T + 5, gone))
     story.run(T + 1)
     assert story.refused() == [(late, TOO_LATE)]
     # It keeps the id it was given, wherever it stands.
-    story.send("reschedule", address(T + 6, moved), T + 9)
-    never = story.send("cancel", address(T + 8, moved))
+    story.send("reschedule", generated_id(T + 6, moved), T + 9)
+    never = story.send("cancel", generated_id(T + 8, moved))
     assert story.places(story.run(T + 9)) == [(T + 9, moved)]
     assert story.refused() == [(never, UNKNOWN)]
 
@@ -191,7 +191,7 @@ def test_a_message_with_a_key_is_known_by_its_key_alone_and_not_by_its_place(sto
     keyed = story.send("schedule", b"a", T + 5)
     if batches == 2:
         story.run(T)
-    wrong = story.send("cancel", address(T + 5, keyed))
+    wrong = story.send("cancel", generated_id(T + 5, keyed))
     story.run(T + 1)
     assert story.refused() == [(wrong, UNKNOWN)]
     # Had the cancel taken the entry away, this would find a word that points at nothing.
@@ -204,7 +204,7 @@ def test_an_action_on_what_was_taken_by_an_earlier_step_is_too_late(story: Story
     story.run(T + 1)
     expected = []
     for verb in ("cancel", "fire-now", "reschedule"):
-        for message_id in (b"a", address(T + 1, plain)):
+        for message_id in (b"a", generated_id(T + 1, plain)):
             expected.append((story.send(verb, message_id, T + 50, at=T + 1), TOO_LATE))
     expected.append((story.send("replace", b"a", T + 50, at=T + 1), TOO_LATE))
     story.run(T + 60)
@@ -222,7 +222,7 @@ def test_fire_now_makes_nothing_later_than_it_is(story: Story) -> None:
 def test_fire_now_leaves_alone_what_is_due_at_that_very_moment(story: Story) -> None:
     offset = story.send("schedule", None, T + 5)
     story.run(T)
-    story.send("fire-now", address(T + 5, offset), at=T + 5)
+    story.send("fire-now", generated_id(T + 5, offset), at=T + 5)
     selection = story.run(T + 5)
     assert story.places(selection) == [(T + 5, offset)]
     assert selection.entries[0].id is None
@@ -232,7 +232,7 @@ def test_fire_now_leaves_alone_what_is_due_at_that_very_moment(story: Story) -> 
 def test_fire_now_is_delivered_by_the_step_that_reads_it(story: Story) -> None:
     plain = story.send("schedule", None, T + 60_000)
     story.run(T)
-    story.send("fire-now", address(T + 60_000, plain), at=T + 2)
+    story.send("fire-now", generated_id(T + 60_000, plain), at=T + 2)
     keyed = story.send("schedule", b"a", T + 70_000, at=T + 2)
     story.send("fire-now", b"a", at=T + 3)
     assert story.places(story.run(T + 3)) == [(T + 2, plain), (T + 3, keyed)]
@@ -252,7 +252,7 @@ def test_a_message_moved_away_and_back_is_delivered_once(story: Story) -> None:
     offset = story.send("schedule", None, T + 5)
     story.run(T)
     for due_ms in (T + 9, T + 5, T + 7, T + 5):
-        story.send("reschedule", address(T + 5, offset), due_ms)
+        story.send("reschedule", generated_id(T + 5, offset), due_ms)
         story.run(T + 1)
     assert story.places(story.run(T + 9)) == [(T + 5, offset)]
 
@@ -261,7 +261,7 @@ def test_a_message_moved_away_and_back_is_delivered_once(story: Story) -> None:
 def test_what_goes_on_can_still_be_cancelled_and_changed(story: Story, fate: str) -> None:
     plain, keyed = story.send("schedule", None, T + 1), story.send("schedule", b"a", T + 1)
     story.run(T + 1, (fate, 30))
-    story.send("cancel", address(T + 1, plain), at=T + 2)
+    story.send("cancel", generated_id(T + 1, plain), at=T + 2)
     story.send("reschedule", b"a", T + 10, at=T + 2)
     story.run(T + 2)
     assert story.refused() == []
@@ -366,7 +366,7 @@ def test_a_refused_record_is_counted_and_passed_over_and_an_ignored_one_is_not_s
     story.send("cancel", b"nobody")
     story.send("schedule", b"a", T + 9, policy="ignore")
     staged = story.shard.stage(story.producers.records)
-    assert [(record.offset, refusal.reason) for record, refusal in staged.refusals] == [(2, UNKNOWN)]
+    assert [(record.offset, rejection.reason) for record, rejection in staged.rejections] == [(2, UNKNOWN)]
     story.run(T)
     assert (story.shard.state.totals.rejected, story.shard.state.totals.ignored) == (1, 1)
 
@@ -376,7 +376,7 @@ def test_a_replica_finds_out_that_a_record_it_must_execute_cannot_be(story: Stor
     story.run(T)
     replica = Replica(story, 0, story.shard.rules, 1_000_000)
     with pytest.raises(LogMismatch, match="yet the master did not refuse it"):
-        replica.shard.stage_as_told(story.producers.records, {})
+        replica.shard.replay_stage(story.producers.records, {})
 
 
 def test_a_replica_does_not_decide_again_what_a_setting_decided(story: Story) -> None:

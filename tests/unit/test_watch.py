@@ -10,7 +10,7 @@ from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.errors import ConfigurationError
 from chronos.ports import TopicSpec
-from chronos.workers.watch import LOOK_EVERY_MS, Watch
+from chronos.workers.watch import LOOK_EVERY_MS, TopicWatch
 
 
 def test_one_look_that_finds_a_topic_otherwise_ends_nobody(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_one_look_that_finds_a_topic_otherwise_ends_nobody(tmp_path: Path) -> No
     )
     infos = log.prepare([right], create=True)
     topics = [right]
-    watch = Watch(log, topics, infos | {"gone": infos["delay"]})
+    watch = TopicWatch(log, topics, infos | {"gone": infos["delay"]})
     now_ms = 0
     for topics[0] in (wrong, right, missing, right, wrong):
         now_ms = watch.step(now_ms)

@@ -89,7 +89,7 @@ class Copier:
         self, scratch: Path, *, node: str, version: str, remembered_ms: int = 0, open_store: Opener = open_copy
     ) -> None:
         """`scratch`: a folder of its own for what is being copied, on the disk of the stores, so that files are linked
-        and not copied; whatever is in it is removed. `remembered_ms`: for the digest, `workers.delete.words_kept_ms`."""
+        and not copied; whatever is in it is removed. `remembered_ms`: for the digest, `workers.delete.id_states_kept_ms`."""
         self.open_store = open_store
         self.node = node
         self._scratch = scratch

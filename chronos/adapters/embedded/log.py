@@ -34,7 +34,8 @@ from chronos.adapters.embedded.rows import (
     unpack_topic,
 )
 from chronos.core.keys import partition_of
-from chronos.core.message import TOPIC_NAME, Record
+from chronos.core.message import Record
+from chronos.core.rules import TOPIC_NAME
 from chronos.errors import (
     ClockDisagrees,
     ConfigurationError,
@@ -45,7 +46,7 @@ from chronos.errors import (
     StoreCorrupt,
     TransactionAborted,
 )
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Ends, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Outgoing, TopicInfo, TopicSpec, Watermarks
 
 RETENTION_MS = 7 * 86_400_000
 DISK_RESERVE_BYTES = 256 << 20
@@ -311,17 +312,17 @@ class EmbeddedLog:
 
     # --- reading
 
-    def ends(self, topic: str, partition: int) -> Ends:
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
         """Where the partition begins and ends; no transaction is ever open, so all of it is stable."""
         with self._lock:
             found = self._partition(topic, partition)
-            return Ends(start=found.start, stable=found.end, high=found.end)
+            return Watermarks(start=found.start, stable=found.end, high=found.end)
 
     def stable_end(self, topic: str, partition: int) -> int:
         """Behind the last synced record."""
         return self._partition(topic, partition).end
 
-    def answers(self, timeout_s: float) -> bool:
+    def ping(self, timeout_s: float) -> bool:
         """Always: it is here."""
         return True
 
@@ -397,7 +398,7 @@ class EmbeddedLog:
         try:
             placed = self._place(messages)
         except _Refused as refused:
-            raise TransactionAborted(str(refused), culprit_likely=True) from refused
+            raise TransactionAborted(str(refused), poison_likely=True) from refused
         placed.append((self._partition(self._progress_topic, shard), pack_body(None, progress, ())))
         return placed
 

@@ -36,7 +36,7 @@ from chronos.errors import (
     ProducerLost,
     TransactionAborted,
 )
-from chronos.ports import Appended, Ends, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 
 log = structlog.get_logger("chronos.kafka")
 
@@ -121,7 +121,7 @@ REFUSED_TOPIC_CODES = FORBIDDEN_CODES | {
 CONSEQUENCES = frozenset({KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors of messages, and of transactions, that had to go because of another message."""
 
-CULPRIT_CODES = frozenset(
+POISON_CODES = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
@@ -240,12 +240,12 @@ class KafkaWriter:
         progress_topic: str,
         shard: int,
         timeout_s: float,
-        narrow_topics: Mapping[str, int],
+        small_batch_topics: Mapping[str, int],
     ) -> None:
         self._progress_topic = progress_topic
         self._shard = shard
         self._timeout_s = timeout_s
-        self._narrow_topics = narrow_topics
+        self._narrow_topics = small_batch_topics
         self._producer = Producer(dict(settings))
         self._deadline = 0.0
         self._written = -1
@@ -381,19 +381,19 @@ class KafkaWriter:
             )
         # These say that some other message failed, not why: in good time it was that message, later the time-out.
         failed_early = error.code() in CONSEQUENCES and time.monotonic() < deadline - 1.0
-        culprit_likely = failed_early or error.code() in CULPRIT_CODES
+        poison_likely = failed_early or error.code() in POISON_CODES
         # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
-        self._abort(culprit_likely=culprit_likely)
+        self._abort(poison_likely=poison_likely)
         return TransactionAborted(
-            f"a transaction was aborted: {error.str()} ({error.name()})", culprit_likely=culprit_likely
+            f"a transaction was aborted: {error.str()} ({error.name()})", poison_likely=poison_likely
         )
 
-    def _abort(self, *, culprit_likely: bool = False) -> None:
+    def _abort(self, *, poison_likely: bool = False) -> None:
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as error:
             raise ProducerLost(
-                f"a transaction could not be aborted: {error.args[0].str()}", culprit_likely=culprit_likely
+                f"a transaction could not be aborted: {error.args[0].str()}", poison_likely=poison_likely
             ) from error
 
     def close(self) -> None:
@@ -456,7 +456,7 @@ class KafkaLog:
             raise ConfigurationError(problems)
         # An admin client that knows no topic asks every 10 s only which brokers there are, and a question for the controller,
         # one that is gone, waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
-        self.answers(ASK_TIMEOUT_S)
+        self.ping(ASK_TIMEOUT_S)
         return {name: info for name, info in seen.items() if info is not None}
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
@@ -539,7 +539,7 @@ class KafkaLog:
                     part.id for part in description.partitions if part.leader is None or part.leader.id < 0
                 ),
                 bytes_max=bytes_max,
-                keyed_only="compact" in settings[name].get("cleanup.policy", ""),
+                compacted="compact" in settings[name].get("cleanup.policy", ""),
                 writable=AclOperation.WRITE in (description.authorized_operations or (AclOperation.WRITE,)),
                 replicas=min((len(part.replicas) for part in description.partitions), default=None),
             )
@@ -585,11 +585,11 @@ class KafkaLog:
         """The last stable offset."""
         return self._offsets.stable_end(topic, partition)
 
-    def ends(self, topic: str, partition: int) -> Ends:
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
         """Start, last stable offset and high watermark."""
         offsets = self._offsets
         start, stable = offsets.start(topic, partition), offsets.stable_end(topic, partition)
-        return Ends(start=start, stable=stable, high=offsets.high(topic, partition))
+        return Watermarks(start=start, stable=stable, high=offsets.high(topic, partition))
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The first offset at or after a time; where nothing is as young, the end."""
@@ -600,9 +600,9 @@ class KafkaLog:
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before an offset; the broker answers once its replicas know."""
-        ends = self.ends(topic, partition)
-        offset = min(offset, ends.stable)
-        if offset <= ends.start:
+        watermarks = self.watermarks(topic, partition)
+        offset = min(offset, watermarks.stable)
+        if offset <= watermarks.start:
             return
         part = TopicPartition(topic, partition, offset)
         try:
@@ -621,15 +621,15 @@ class KafkaLog:
             raise translated("listing the topics", error) from error
         return sorted(name for name in listed if not name.startswith("__"))
 
-    def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
+    def commit_offsets(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
-        self._offsets.mark(group, places)
+        self._offsets.commit_offsets(group, places)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """What a consumer group committed; None where that is nothing."""
         return self._offsets.committed(group, topic, partition)
 
-    def answers(self, timeout_s: float) -> bool:
+    def ping(self, timeout_s: float) -> bool:
         """Whether any broker tells about the progress topic in time."""
         try:
             self._admin.list_topics(self._progress_topic, timeout=timeout_s)
@@ -659,7 +659,7 @@ class KafkaLog:
             progress_topic=self._progress_topic,
             shard=shard,
             timeout_s=self._transaction_timeout_s,
-            narrow_topics=self._narrow_topics,
+            small_batch_topics=self._narrow_topics,
         )
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:

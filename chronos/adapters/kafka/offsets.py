@@ -93,7 +93,7 @@ class KafkaOffsets:
         found = self._ask(topic, partition, timestamp_ms, COMMITTED)
         return found if found >= 0 else None
 
-    def mark(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
+    def commit_offsets(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
         """Commit the places of a consumer group that has no members."""
         offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
         done = self._ask_group(

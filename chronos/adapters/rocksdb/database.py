@@ -31,7 +31,7 @@ from rocksdict import (
 from chronos.adapters.rocksdb.records import check_records
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, StoreCorrupt, StoreInUse
 
-Row = tuple[bytes, bytes]
+KeyValue = tuple[bytes, bytes]
 
 KEYS_MAX = 1_000
 """Keys of one multi-get, which holds Python's lock for 0.7 µs a key."""
@@ -208,7 +208,7 @@ class Database:
 
     def scan(
         self, start: bytes, stop: bytes | None, count_max: int, bytes_max: int, *, fill_cache: bool = True
-    ) -> list[Row]:
+    ) -> list[KeyValue]:
         """Rows with `start <= key < stop` in order, at most so many and so large, one if there is one."""
         bounds = ReadOptions()
         bounds.fill_cache(fill_cache)  # type: ignore[call-arg]
@@ -220,8 +220,8 @@ class Database:
         except Exception as error:
             raise self._translated(error, "reading") from error
 
-    def _scan(self, start: bytes, bounds: ReadOptions, count_max: int, bytes_max: int) -> list[Row]:
-        rows: list[Row] = []
+    def _scan(self, start: bytes, bounds: ReadOptions, count_max: int, bytes_max: int) -> list[KeyValue]:
+        rows: list[KeyValue] = []
         size = 0
         while True:
             # Twice as fast as the raw iterator, but it ends at a damaged block as it does at the last row.
@@ -299,7 +299,7 @@ class Database:
         return None
 
     def sync(self) -> None:
-        """Make what was written durable through the WAL. Others may read and write meanwhile."""
+        """Make what was written durable through the WAL. Other threads may read and write meanwhile."""
         self._slowly(self._sync_lock, "syncing", lambda: self._db.flush_wal(True))
 
     def flush(self) -> None:

@@ -25,9 +25,9 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from chronos.adapters.zookeeper.session import ANSWER_S, KAZOO_LOG, REQUESTS, Session, decoded
-from chronos.core.roles import REBALANCE_AFTER_MS, Member, Request, Roles, View
+from chronos.core.roles import REBALANCE_AFTER_MS, ClusterView, Member, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
-from chronos.ports import Outlook
+from chronos.ports import ClusterSnapshot
 
 CLOSE_S = 2.0
 """How long `leave` waits for the servers to end the session; after that they find out by themselves."""
@@ -117,12 +117,12 @@ class ZooKeeperCoordinator:
                 session.lose()  # Somebody removed it: as after the end of a session, the place must be taken again.
             raise
 
-    def look(self) -> Outlook:
+    def look(self) -> ClusterSnapshot:
         """What is known now, without asking anybody."""
         session = self._session
         if session is None or session.lost:
-            return Outlook(roles=None, members={}, sure=False)
-        return Outlook(roles=session.roles, members=session.members, sure=session.sure)
+            return ClusterSnapshot(roles=None, members={}, confirmed=False)
+        return ClusterSnapshot(roles=session.roles, members=session.members, confirmed=session.confirmed)
 
     def request(self, request: Request) -> None:
         """Leave a request to the controller. Raises CoordinatorUnavailable."""
@@ -131,14 +131,14 @@ class ZooKeeperCoordinator:
             path = f"{self._base}/{REQUESTS}/request-"
             session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
 
-    def control(self, plan: Callable[[View], Roles]) -> bool:
+    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is."""
         session = self._session
         if session is None or session.lost or not session.connected:
             return False
         with _translated():
             session.refresh()
-            if not (session.sure and session.is_oldest(self._node)):
+            if not (session.confirmed and session.is_oldest(self._node)):
                 return False
             requests = session.read_requests()
             view = self._view(session, tuple(requests.values()))
@@ -207,11 +207,11 @@ class ZooKeeperCoordinator:
                     "directory; give this node an id of its own, or stop the other one"
                 )
 
-    def _view(self, session: Session, requests: tuple[Request, ...]) -> View:
+    def _view(self, session: Session, requests: tuple[Request, ...]) -> ClusterView:
         roles = session.roles or Roles()
         if (roles.controller, roles.controller_epoch) != (self._node, session.epoch):
             session.epoch = roles.controller_epoch + 1
-        return View(
+        return ClusterView(
             now_ms=session.now_ms(),
             controller=self._node,
             controller_epoch=session.epoch,

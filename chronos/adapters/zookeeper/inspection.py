@@ -17,7 +17,7 @@ from chronos.core.roles import Member, Roles
 from chronos.errors import CoordinatorUnavailable
 
 
-class Survey(Struct, frozen=True, kw_only=True):
+class ClusterInspection(Struct, frozen=True, kw_only=True):
     """What was found."""
 
     hosts: str
@@ -35,7 +35,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     roles: Roles | None
 
 
-def survey(coordinator: ZooKeeperCoordinator) -> Survey:
+def survey(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
     """Begin a session with the coordinator's settings, write, read, and end it. Raises CoordinatorUnavailable."""
     settings, base = coordinator._settings, coordinator._base
     client = KazooClient(**{**settings, "connection_retry": {"max_tries": 1}})
@@ -54,7 +54,7 @@ def survey(coordinator: ZooKeeperCoordinator) -> Survey:
         client.close()
 
 
-def _survey(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> Survey:
+def _survey(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> ClusterInspection:
     client.ensure_path_async(f"{base}/{MEMBERS}").get(timeout=ANSWER_S)
     before_ms = time.time_ns() // 1_000_000
     made = client.create_async(f"{base}/doctor-", b"", ephemeral=True, sequence=True).get(timeout=ANSWER_S)
@@ -68,7 +68,7 @@ def _survey(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> Sur
             members[name] = msgspec.json.decode(_read(client, f"{base}/{MEMBERS}/{name}"), type=Member)
         except msgspec.MsgspecError:
             unreadable.append(name)
-    return Survey(
+    return ClusterInspection(
         hosts=hosts,
         base=base,
         asked_ms=asked_ms,

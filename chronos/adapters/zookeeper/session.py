@@ -73,7 +73,7 @@ class Session:
     def __init__(self, settings: Mapping[str, Any], base: str, woken: threading.Event) -> None:
         self.connected = False
         """A server answers."""
-        self.sure = False
+        self.confirmed = False
         """Everything was read since it last did not."""
         self.lost = False
         """The session is over, and with it this node's znode."""
@@ -122,7 +122,7 @@ class Session:
 
     def lose(self) -> None:
         """The session is not to be used any more."""
-        self.lost, self.sure = True, False
+        self.lost, self.confirmed = True, False
         self._woken.set()
 
     def answer(self, result: IAsyncResult) -> Any:
@@ -158,7 +158,7 @@ class Session:
         with self._lock:
             self.connected = state == KazooState.CONNECTED
             if not self.connected:
-                self.sure = False
+                self.confirmed = False
                 self._drops += 1
                 # Watches end with a connection.
                 self._stale |= {MEMBERS, ROLES, REQUESTS, *map(self.member_path, self._stats)}
@@ -197,7 +197,7 @@ class Session:
                 self._stale |= stale
             raise
         with self._lock:
-            self.sure = self.connected and not self.lost and drops == self._drops
+            self.confirmed = self.connected and not self.lost and drops == self._drops
 
     def _children(self, name: str) -> list[str]:
         names: list[str] = self.answer(self.client.get_children_async(f"{self._base}/{name}", watch=self._mark(name)))

@@ -80,7 +80,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Further options of Spark's Kafka source."""
 
 
-Ends = dict[str, dict[str, int]]
+Watermarks = dict[str, dict[str, int]]
 """Offsets by topic and partition."""
 
 Watch = Callable[[str, int, int], None]
@@ -113,7 +113,7 @@ def archive(spark: SparkSession, brokers: Brokers, place: Place, plan: Plan, wat
         archived = {(topic, int(number)): read.position for topic in own
                     for number, read in reached[topic].partitions.items()}  # fmt: skip
         if archived:
-            brokers.mark(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 4
+            brokers.commit_offsets(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 4
         for old in place.folders(RUNS)[:-RUNS_KEPT]:
             place.remove(f"{RUNS}/{old}")
         if failed:
@@ -249,7 +249,7 @@ class _Reading:
         )
         self._watch(stream, self._passed, self._waiting)
 
-    def _offset_rows(self, begin: Ends, end: Ends) -> list[OffsetRow]:
+    def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
         """Of a batch that was read just now. What went from the logs meanwhile was perhaps not read: it is a gap."""
         there = self._brokers.look(list(end))
         rows = []
@@ -258,12 +258,12 @@ class _Reading:
             same = now is not None and now.id == self._run.topics[topic].id
             for part, until in ends.items():
                 since, gap = begin[topic].get(part, until), None if same else "recreated"
-                if same and since < until and (start := self._brokers.ends(topic, int(part)).start) > since:
+                if same and since < until and (start := self._brokers.watermarks(topic, int(part)).start) > since:
                     since, gap = min(start, until), "trimmed"
                 rows.append(offset_row(self._run, topic, part, since, until, gap=gap))
         return rows
 
-    def _range(self, number: int) -> tuple[Ends, Ends]:
+    def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
         begin = batch_ends(self._place, self._name, self._stream.table, number - 1) if number else {}
         return begin or self._begin, batch_ends(self._place, self._name, self._stream.table, number)
 

@@ -169,7 +169,7 @@ class Backfill:
         shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
         if info is None or last is None or last["id"] != info.id or self.to != self.topic:
             return dict.fromkeys(shards, 2**62)
-        return {shard: self._brokers.ends(self.topic, shard).start for shard in shards}
+        return {shard: self._brokers.watermarks(self.topic, shard).start for shard in shards}
 
     def _write_plan(self, report: Report, units: DataFrame, span: Span) -> Report:
         """The plan's files; the report with how many were left out, and why."""
@@ -200,10 +200,10 @@ class Backfill:
         )  # fmt: skip
 
     def _topics(self, request: Request, units: DataFrame) -> tuple[DataFrame, list[str]]:
-        """For each target `bytes_max` and `keyed_only` of the topic to send to; targets it was looked for in vain."""
+        """For each target `bytes_max` and `compacted` of the topic to send to; targets it was looked for in vain."""
         targets = sorted(row["target"] for row in units.select("target").distinct().collect())
         found = self._brokers.look(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
-        rows = [(name, info.bytes_max, info.keyed_only) for name, info in found.items() if info is not None]
+        rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
         topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
@@ -263,7 +263,7 @@ class Backfill:
             run=report.run, state="sending", request=report.request, planned_ms=report.planned_ms, source=self.topic,
             topic=self.to,
             topic_id=info.id,
-            begin={str(shard): self._brokers.ends(self.to, shard).stable for shard in range(info.partitions)},
+            begin={str(shard): self._brokers.watermarks(self.to, shard).stable for shard in range(info.partitions)},
             rows=[self._rows(report.run, path) for path in files],
         )  # fmt: skip
         ledger.save_run(self._place, run)

@@ -34,8 +34,8 @@ class Brokers(Protocol):
     def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for one that is not there."""
 
-    def ends(self, topic: str, partition: int) -> Any:
-        """`Ends` of a partition."""
+    def watermarks(self, topic: str, partition: int) -> Any:
+        """`Watermarks` of a partition."""
 
 
 class Stock:
@@ -88,8 +88,8 @@ class Stock:
         info = self._brokers.look([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = info is not None and info.id == run.topic_id  # another one may have fewer partitions
-        ends = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
-        starts = {shard: seen.start for shard, seen in ends.items()}
+        watermarks = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
+        starts = {shard: seen.start for shard, seen in watermarks.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
         archived: dict[int, int] = {}
         if run.topic == run.source:
@@ -99,7 +99,7 @@ class Stock:
         }
         ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
         begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
-        stable = {shard: ends[shard].stable for shard in shards}
+        stable = {shard: watermarks[shard].stable for shard in shards}
         found = _places(self._read({run.topic: begin}, {run.topic: stable}))
         if any(begin[int(shard)] > first for shard, first in run.begin.items()):
             first = f.create_map(*(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1])))
@@ -109,12 +109,12 @@ class Stock:
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
         """Everything that is committed in some topics now, with the columns of `archive.raw`."""
-        ends = {
+        watermarks = {
             topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
             for topic, count in partitions.items()
         }
-        begin = {topic: {partition: seen.start for partition, seen in of.items()} for topic, of in ends.items()}
-        until = {topic: {partition: seen.stable for partition, seen in of.items()} for topic, of in ends.items()}
+        begin = {topic: {partition: seen.start for partition, seen in of.items()} for topic, of in watermarks.items()}
+        until = {topic: {partition: seen.stable for partition, seen in of.items()} for topic, of in watermarks.items()}
         return self._read(begin, until)
 
     def _read(self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]) -> DataFrame:
@@ -135,13 +135,13 @@ class Stock:
         high: int | None = None
         deadline = time.monotonic() + STABLE_S
         while True:
-            ends = self._brokers.ends(topic, shard)
-            high = ends.high if high is None else high
-            if ends.stable >= high:
-                return ends
+            watermarks = self._brokers.watermarks(topic, shard)
+            high = watermarks.high if high is None else high
+            if watermarks.stable >= high:
+                return watermarks
             if time.monotonic() >= deadline:
                 raise LogUnavailable(
-                    f"a transaction is open in {topic}/{shard} at offset {ends.stable} for more than {STABLE_S:.0f} s;"
+                    f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for more than {STABLE_S:.0f} s;"
                     " end its producer, or wait for its timeout, and run the same command again"
                 )
             time.sleep(POLL_S)

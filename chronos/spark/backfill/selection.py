@@ -108,7 +108,7 @@ def with_records(units: DataFrame, messages: DataFrame, span: Span | None) -> Da
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null: it is. `bytes_max` and `keyed_only` are of the topic it goes to.
+    """Why a row of `PLAN` is not sent; null: it is. `bytes_max` and `compacted` are of the topic it goes to.
 
     One record that its topic does not take would keep all behind it from ever being sent.
     """

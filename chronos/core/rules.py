@@ -1,0 +1,72 @@
+"""The rules of a shard: what the configuration allows a message to ask for.
+
+Rules are consulted while a master decides, never on replay (law 9).
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from chronos.core.message import TARGET_TOPIC, Reason, Rejection
+
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+"""Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`); `.` and `..` are excluded too."""
+
+TARGETS_SEEN_MAX = 10_000
+"""Target topics remembered as good: about 1 MB."""
+
+
+class Rules:
+    """What the master's configuration allows. Only ever asked while deciding, never while replaying."""
+
+    def __init__(
+        self,
+        *,
+        shard: int,
+        shards: int,
+        own_topics: Iterable[str] = (),
+        allow: Sequence[str] = ("*",),
+        deny: Sequence[str] = (),
+        max_delay_ms: int = 400 * 86_400_000,
+        deduplication_ms: int = 6 * 3_600_000,
+        refuse_wrong_shard: bool = False,
+    ) -> None:
+        assert 0 <= shard < shards
+        self.shard = shard
+        self.shards = shards
+        self.own_topics = frozenset(own_topics)
+        self.allow = tuple(allow)
+        self.deny = tuple(deny)
+        self.max_delay_ms = max_delay_ms
+        self.deduplication_ms = deduplication_ms
+        self.refuse_wrong_shard = refuse_wrong_shard
+        self.topics_seen: dict[bytes, str] = {}
+        """Targets judged good before, at most TARGETS_SEEN_MAX."""
+
+    def target(self, raw: bytes) -> str | Rejection:
+        """The topic a `chronos-target-topic` names, or why it may not be used."""
+        known = self.topics_seen.get(raw)
+        if known is not None:
+            return known
+        judged = self._check_target(raw)
+        if isinstance(judged, str):
+            if len(self.topics_seen) >= TARGETS_SEEN_MAX:
+                self.topics_seen.clear()
+            self.topics_seen[raw] = judged
+        return judged
+
+    def _check_target(self, raw: bytes) -> str | Rejection:
+        name = raw.decode("utf-8", "replace")
+        if TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+            return Rejection(Reason.BAD_VALUE, f"{TARGET_TOPIC}: {name[:80]!r} is not a topic name")
+        if name in self.own_topics or name.startswith("__"):
+            return Rejection(Reason.RESERVED_TARGET, f"{name} is a topic of Chronos or of Kafka itself")
+        if not self.allows(name):
+            return Rejection(Reason.FORBIDDEN_TARGET, f"{name} is not allowed by targets.allow and targets.deny")
+        return name
+
+    def allows(self, topic: str) -> bool:
+        """Whether `targets.allow` and `targets.deny` let messages go to the topic; deny wins."""
+        return any(fnmatchcase(topic, pattern) for pattern in self.allow) and not any(
+            fnmatchcase(topic, pattern) for pattern in self.deny
+        )
