@@ -144,18 +144,11 @@ class StoreBootstrap:
             yield chunk
 
     def _holders(self, shard: int) -> list[Member]:
-        """Other nodes that have the shard: followers before its master, and of those the furthest first."""
+        """Other nodes that can give a checkpoint of the shard: followers before the master, the furthest first."""
         if self._membership is None:
             return []
-        found = [
-            (GIVING.index(replica.role), -replica.applied, member)
-            for member in self._membership.snapshot().members.values()
-            if member.node != self._node
-            and (replica := member.replicas.get(shard)) is not None
-            and replica.role in GIVING
-            and replica.applied
-        ]
-        return [member for *_, member in sorted(found, key=lambda each: each[:2])]
+        holders = self._membership.holders(shard, GIVING)
+        return [member for member, replica in holders if replica.role in GIVING and replica.applied]
 
     def _others_hold(self, shard: int) -> bool:
         """Whether another node has the shard, also one that is away."""

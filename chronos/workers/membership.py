@@ -4,11 +4,11 @@ and, while it is the controller, plans for all.
 Safety never rests here (law 5 rests on the log); a mistake costs time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from chronos.core.roles import UNREACHABLE, ClusterView, Member, Request, Roles, ShardRoles
+from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorUnavailable
 from chronos.ports import Clock, ClusterSnapshot, Coordinator
 from chronos.workers.replica import Assignment
@@ -23,6 +23,9 @@ REPORT_MS = 500
 
 AWAIT_MS = 500
 """How long a new master waits for the one before it to finish its step; then it fences it."""
+
+HOLDS_NOTHING = ("none", "failed", "stopped")
+"""Roles of replicas that hold nothing, or cannot be asked for what they hold."""
 
 
 class Membership:
@@ -111,6 +114,22 @@ class Membership:
             )
         held = not given.replicas or self._node in given.replicas
         return Assignment(kind="follower" if held else "none", confirmed=snapshot.confirmed)
+
+    def holders(self, shard: int, preferred: Sequence[str]) -> list[tuple[Member, ReplicaReport]]:
+        """The other nodes that hold the shard, each with its replica.
+
+        In the order of the preferred roles, then those with any other role; the furthest first among equals.
+        """
+        found = [
+            (member, replica)
+            for member in self.snapshot().members.values()
+            if member.node != self._node
+            and (replica := member.replicas.get(shard)) is not None
+            and replica.role not in HOLDS_NOTHING
+            and replica.applied is not None
+        ]
+        rank = {role: at for at, role in enumerate(preferred)}
+        return sorted(found, key=lambda each: (rank.get(each[1].role, len(rank)), -(each[1].applied or 0)))
 
     def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, given: ShardRoles) -> bool:
         """Whether the master before this one is there and still says it is master: it finishes its step first."""
