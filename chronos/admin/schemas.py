@@ -22,6 +22,8 @@ HEADER_NAME_MAX = 1_000
 _Q = "[A-Za-z0-9+/]{4}"
 _ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
 
+TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
+"""From 1970 on."""
 DURATION_PATTERN = r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d))$"
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
@@ -52,7 +54,7 @@ Time = (
         Meta(
             title="time",
             description="RFC 3339 with an offset, from 1970 on, such as 2030-01-31T09:00:00+01:00.",
-            extra_json_schema={"format": "date-time", "pattern": "^(19[7-9]|[2-9][0-9]{2})[0-9]-"},
+            extra_json_schema={"format": "date-time", "pattern": TIME_PATTERN},
         ),
     ]
 )
