@@ -18,8 +18,8 @@ TRANSFER_S = 10.0
 """How long a request waits for its transfer or drain; then the answer is `accepted`."""
 
 MEMBER_S = 3.0
-"""How long a request waits for a node that this node does not see: a node that has just become ready is seen by others
-a moment later."""
+"""How long a request waits for a node that this node does not see yet: a node that has just become ready appears in the
+snapshots of other nodes a moment later."""
 
 PASSWORD = re.compile(r"//[^/@]*@")
 """Credentials in a node's address, which are not shown."""

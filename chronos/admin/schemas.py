@@ -42,7 +42,7 @@ PATTERN_TEXTS = {
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     PAGE_PATTERN: "is not a page key; give back `after` of the page before",
 }
-"""What a request is told where a pattern does not match; regular expressions are for programs."""
+"""Error texts for values that do not match a pattern; no error shows a regular expression."""
 
 Count = Annotated[int, Meta(ge=0)]
 ShardNumber = Annotated[int, Meta(ge=0, le=1023, title="shard", description="Number of a shard.")]
@@ -399,7 +399,7 @@ class NodeShard(Struct, kw_only=True):
 
 
 class NodeInfo(Struct, kw_only=True):
-    """One node; another one than the node asked, as it last reported itself."""
+    """One node. Nodes other than the one asked are shown as they last reported themselves."""
 
     node: str
     cluster: str
