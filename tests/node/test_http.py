@@ -405,11 +405,17 @@ def test_the_timeline_counts_pending_messages(service):
 
 
 def test_a_cancelled_message_is_not_delivered(service):
-    """A second cancel answers `cancelled` too."""
+    """A second cancel answers `cancelled` too, and is counted as ignored, not as rejected."""
+
+    def total(name: str) -> int:
+        return sum(shard["totals"][name] for shard in service.shards())
+
     service.post("/v1/messages", message("never", id="gone", delay="1s"))
     status, done = service.ask("DELETE", "/v1/messages/gone")
     assert (status, done["result"]) == (200, "cancelled")
+    before = total("rejected"), total("ignored")
     assert service.ask("DELETE", "/v1/messages/gone")[1]["result"] == "cancelled"
+    assert (total("rejected"), total("ignored")) == (before[0], before[1] + 1)
     found = service.get("/v1/messages/gone")
     assert (found["state"], found["target"]) == ("cancelled", None)
 
