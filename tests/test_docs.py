@@ -322,7 +322,7 @@ def texts() -> tuple[str, ...]:
 @cache
 def explained() -> dict[str, re.Pattern[str]]:
     """The texts that docs/operations.md quotes in its first columns; an ellipsis stands for what differs."""
-    tables = rows(DOCS / "operations.md", "## What it says and what to do")
+    tables = rows(DOCS / "operations.md", "## Texts and remedies")
     return {
         quoted: re.compile(".*?".join(re.escape(part) for part in quoted.split("…")), re.DOTALL)
         for cells in tables
