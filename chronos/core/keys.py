@@ -19,7 +19,7 @@ OFFSET_MAX = 2**64 - 1
 """As the second half of a position: behind every message due at that time (`u64`)."""
 
 ID_BYTES_MAX = 1024
-"""Longest id, in bytes."""
+"""Longest id, in bytes (docs/reference/headers.md)."""
 
 MINUTE_MS = 60_000
 

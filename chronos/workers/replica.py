@@ -2,7 +2,7 @@
 
 A step machine: `step(now_ms)` does what is due in the present phase and says when it wants to be called again.
 
-    start ──▶ follow ──▶ resolve ──▶ begin ──▶ reign        the numbers of DESIGN section 2, "A new master":
+    start ──▶ follow ──▶ resolve ──▶ begin ──▶ reign        the numbers of docs/concepts/flow.md, "A new master":
       ▲          1          2, 3        4         5          follow 1, resolve 2 and 3, begin 4, reign 5
       └──────────┴──────────┴───────────┴─────────┘
        a lost producer, a role that ended, anything that must be tried again: start from what the store holds
