@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from chronos.core.message import Record
+
 BATCH_OVERHEAD = 61
 """Bytes of a batch's own fields (`DefaultRecordBatch.RECORD_BATCH_OVERHEAD`)."""
 
@@ -17,6 +19,14 @@ def batch_bytes(
     for name, content in pairs:
         body += _field(name.encode()) + _field(content)
     return BATCH_OVERHEAD + _varint(body) + body
+
+
+def record_bytes(record: Record) -> int:
+    """Roughly the bytes of a record in memory and in a transaction; a bound for work, not compared with a broker's limit."""
+    size = 64 + len(record.key or b"") + len(record.value or b"")
+    for name, content in record.headers or ():
+        size += 16 + len(name) + len(content or b"")
+    return size
 
 
 def _field(data: bytes | None) -> int:

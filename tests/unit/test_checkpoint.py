@@ -19,7 +19,15 @@ from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.core.roles import Member, ReplicaReport, Roles, ShardRoles
 from chronos.errors import Retry
 from chronos.ports import ClusterSnapshot, TopicSpec
-from chronos.workers.checkpoint import AGAIN_MS, AWAY_MS, LOOK_MS, Checkpointer, LogPosition, needed_from, trim_to
+from chronos.workers.checkpoint import (
+    AWAY_MS,
+    CHECK_EVERY_MS,
+    RETRY_MS,
+    Checkpointer,
+    LogPosition,
+    needed_from,
+    trim_to,
+)
 from tests.harness.clock import HandClock
 
 HOUR_MS = 3_600_000
@@ -108,13 +116,13 @@ def test_every_registered_replica_is_asked_what_it_needs(said, listed, away_ms, 
     away = {node: NOW_MS - for_ms for node, for_ms in away_ms.items()}
     roles = Roles(shards={0: ShardRoles(master="a", replicas=tuple(listed))}, away=away)
     snapshot = ClusterSnapshot(roles=roles, members=members, confirmed=True)
-    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == expected
+    assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == expected
 
 
 @pytest.mark.parametrize(("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not sure"])
 def test_who_does_not_know_the_cluster_does_not_know_what_is_needed(roles, confirmed) -> None:
     snapshot = ClusterSnapshot(roles=roles, members={}, confirmed=confirmed)
-    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == [None]
+    assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == [None]
 
 
 # ----------------------------------------------------------------------------------------------- The worker
@@ -195,7 +203,7 @@ def test_a_checkpoint_is_made_when_the_youngest_is_old_enough(case: Case) -> Non
     case.move()
     wake_ms = case.step()
     assert case.applied() == [1]
-    assert wake_ms == case.clock.now + LOOK_MS
+    assert wake_ms == case.clock.now + CHECK_EVERY_MS
     case.move(0)
     case.clock.now += HOUR_MS - 1
     case.worker = case.new_worker()
@@ -276,7 +284,7 @@ def grown(case: Case) -> None:
     assert case.applied() == [350, 300, 250]
     assert case.starts() == (0, 0)
     case.trims = True
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
 
 
 def test_the_master_alone_trims(case: Case) -> None:
@@ -293,7 +301,7 @@ def test_a_replica_that_is_behind_holds_up_both_logs(case: Case) -> None:
     case.step()
     assert case.starts() == (0, 0)
     case.replicas[1] = LogPosition(applied=20, pull_offset=31)
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (31, 20)
 
@@ -306,11 +314,11 @@ def test_the_archive_holds_up_what_it_has_not_read(case: Case) -> None:
     assert case.starts() == (17, 182)
     # Kafka has forgotten the group: nobody took the archive away.
     case.archived = {}
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (17, 182)
     case.archived = {"delay": 18}
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (18, 182)
 
@@ -342,9 +350,9 @@ def test_a_failure_is_told_and_tried_again_after_a_minute(case: Case) -> None:
     with pytest.raises(Retry, match=r"checkpoints\.location"):
         case.step()
     assert "checkpoints.location" in str(case.worker.problem)
-    assert case.step() == case.clock.now + AGAIN_MS
+    assert case.step() == case.clock.now + RETRY_MS
     case.location.unlink()
-    case.clock.now += AGAIN_MS
+    case.clock.now += RETRY_MS
     case.step()
     assert case.worker.problem is None
     assert case.applied() == [1]
