@@ -40,7 +40,7 @@ from chronos.errors import (
 from chronos.ports import Clock, Log, Reader, Store, Writer
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
-from chronos.workers.master import Limits, Master, PoisonSearch, Stepped, WriterEpoch
+from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost, check_position
@@ -135,7 +135,7 @@ class Replica:
         """Transactions committed by this process."""
         self.aborts = 0
         """Transactions aborted or lost by this process."""
-        self.last: Stepped | None = None
+        self.last: StepResult | None = None
         """What the last step committed as master."""
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the delay records that were refused in what the last step committed or applied."""
