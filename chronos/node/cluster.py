@@ -9,7 +9,7 @@ from chronos.config import Config
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
 from chronos.node.driver import surely
-from chronos.ports import Clock, Coordinator, Log
+from chronos.ports import Clock, Coordinator, TopicLog
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 
@@ -65,7 +65,7 @@ class ClusterNode:
         coordinator: Coordinator,
         *,
         node: str,
-        log: Log,
+        log: TopicLog,
         unreachable_ms: int,
         clock: Clock,
         describe: Callable[[], Member],

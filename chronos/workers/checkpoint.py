@@ -12,7 +12,7 @@ from msgspec import Struct
 from chronos.core.codec import Identity
 from chronos.core.roles import ReplicaReport, ShardRoles
 from chronos.errors import ChronosError
-from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Log, Store
+from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Store, TopicLog
 
 CHECKPOINTS_MIN = 3
 """Whole checkpoints without which nothing is trimmed: one may be damaged, and another lost on the same day."""
@@ -86,7 +86,7 @@ class Checkpointer:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        log: Log,
+        log: TopicLog,
         store: Store,
         *,
         shard: int,

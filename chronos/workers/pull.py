@@ -6,7 +6,7 @@ Keeps law 6's half of the watermark: it knows whether the end of the log was rea
 from itertools import accumulate
 
 from chronos.core.message import Record
-from chronos.ports import Log, Reader
+from chronos.ports import Reader, TopicLog
 
 CATCH_UP_S = 0.004
 """How long one read may wait for records known to be in the log: a few times the broker's fetch latency."""
@@ -18,7 +18,7 @@ CATCH_UPS_MAX = 5
 class Puller:
     """Records of one delay partition, kept until the step that staged them was applied."""
 
-    def __init__(self, log: Log, reader: Reader, topic: str, partition: int) -> None:
+    def __init__(self, log: TopicLog, reader: Reader, topic: str, partition: int) -> None:
         self._log = log
         self._reader = reader
         self._topic = topic

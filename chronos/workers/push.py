@@ -31,7 +31,7 @@ from chronos.core.rules import Rules
 from chronos.core.shard import Selection
 from chronos.core.size import batch_bytes
 from chronos.errors import ConfigurationError, LogUnavailable
-from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import Outgoing, TopicInfo, TopicLog, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
@@ -92,7 +92,7 @@ class Ready(Struct, kw_only=True):
 class Targets:
     """Fresh looks at target topics, remembered for a while."""
 
-    def __init__(self, log_port: Log, *, creates: Callable[[str], bool]) -> None:
+    def __init__(self, log_port: TopicLog, *, creates: Callable[[str], bool]) -> None:
         """`creates`: whether a topic that is missing is to be created."""
         self._log = log_port
         self._creates = creates
@@ -104,7 +104,7 @@ class Targets:
         stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
         if stale:
             self._forget_old(now_ms)
-            infos = self._log.look(stale)
+            infos = self._log.describe(stale)
             for topic in stale:
                 info = infos[topic]
                 if info is None and self._creates(topic):
@@ -169,7 +169,7 @@ class Pusher:
 
     def __init__(
         self,
-        log_port: Log,
+        log_port: TopicLog,
         rules: Rules,
         *,
         delay_topic: str,

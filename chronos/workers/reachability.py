@@ -7,7 +7,7 @@ waits for its brokers in the middle of a step notices long after its messages we
 import structlog
 
 from chronos.core.roles import DEGRADED, OK, UNREACHABLE
-from chronos.ports import Clock, Log
+from chronos.ports import Clock, TopicLog
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -18,7 +18,7 @@ ASKS = 8
 class LogReachability:
     """What this node hears from the log. `step` is called by one thread, `verdict` by any."""
 
-    def __init__(self, log_port: Log, *, unreachable_ms: int, clock: Clock) -> None:
+    def __init__(self, log_port: TopicLog, *, unreachable_ms: int, clock: Clock) -> None:
         """After `unreachable_ms` without an answer UNREACHABLE, after half of that DEGRADED."""
         self._log = log_port
         self._unreachable_ms = unreachable_ms

@@ -440,7 +440,7 @@ class KafkaLog:
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         """Create the missing ones, check all."""
-        seen = self.look([spec.name for spec in topics])
+        seen = self.describe([spec.name for spec in topics])
         missing = [spec for spec in topics if seen[spec.name] is None]
         if missing and not create:
             names = ", ".join(spec.name for spec in missing)
@@ -450,7 +450,7 @@ class KafkaLog:
         while any(info is None for info in seen.values()):
             if time.monotonic() > deadline:
                 raise LogUnavailable("the topics just created do not appear")
-            seen = self.look([spec.name for spec in topics])
+            seen = self.describe([spec.name for spec in topics])
         problems = [problem for spec in topics for problem in self._misfits(spec, seen[spec.name])]
         if problems:
             raise ConfigurationError(problems)
@@ -504,7 +504,7 @@ class KafkaLog:
                 log.warning("topic setting", topic=spec.name, has=f"{name}={found[name]}", advised=change)
         return problems
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """Describe the topics: one question about partitions, one about settings; neither creates a topic."""
         if not topics:
             return {}
