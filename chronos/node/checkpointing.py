@@ -15,7 +15,7 @@ from chronos.config import Config
 from chronos.core.codec import Identity
 from chronos.errors import ChronosError, Retry, StoreCorrupt
 from chronos.node.driver import ShardDriver
-from chronos.ports import Checkpoint, Clock, Log
+from chronos.ports import Checkpoint, Clock, TopicLog
 from chronos.workers.checkpoint import Checkpointer, LogPosition
 
 log = structlog.get_logger("chronos.checkpoints")
@@ -31,7 +31,13 @@ class CheckpointScheduler:
     """Makes the checkpoints of this node's shards, and restores stores from them."""
 
     def __init__(
-        self, config: Config, log_port: Log, clock: Clock, *, copier: Copier, failed: Callable[[ChronosError], None]
+        self,
+        config: Config,
+        log_port: TopicLog,
+        clock: Clock,
+        *,
+        copier: Copier,
+        failed: Callable[[ChronosError], None],
     ) -> None:
         """`failed`: called with the error when a store is found to be damaged, which ends the thread."""
         assert config.checkpoints.location is not None

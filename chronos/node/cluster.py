@@ -10,7 +10,7 @@ from chronos.core.assignment import plan
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
 from chronos.node.driver import run_guarded
-from chronos.ports import Clock, Coordinator, Log
+from chronos.ports import Clock, Coordinator, TopicLog
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 
@@ -67,7 +67,7 @@ class ClusterNode:
         coordinator: Coordinator,
         *,
         node: str,
-        log: Log,
+        log: TopicLog,
         unreachable_ms: int,
         clock: Clock,
         describe: Callable[[], Member],

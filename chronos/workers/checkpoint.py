@@ -12,7 +12,7 @@ from msgspec import Struct
 from chronos.core.codec import Identity, State
 from chronos.core.roles import ReplicaReport, ShardRoles
 from chronos.errors import ChronosError
-from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Log, Store
+from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Store, TopicLog
 from chronos.workers.replica_state import ReplicaState
 
 CHECKPOINTS_MIN = 3
@@ -95,7 +95,7 @@ class Checkpointer:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        log: Log,
+        log: TopicLog,
         store: Store,
         *,
         shard: int,

@@ -7,7 +7,7 @@ waits for its brokers in the middle of a step notices long after its messages we
 import structlog
 
 from chronos.core.roles import DEGRADED, OK, UNREACHABLE
-from chronos.ports import Clock, Log
+from chronos.ports import Clock, TopicLog
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -18,7 +18,7 @@ PINGS = 8
 class LogReachability:
     """Whether the log's brokers answer this node. One thread calls `step`; any thread may read `verdict`."""
 
-    def __init__(self, log_port: Log, *, unreachable_ms: int, clock: Clock) -> None:
+    def __init__(self, log_port: TopicLog, *, unreachable_ms: int, clock: Clock) -> None:
         """`unreachable_ms`: without an answer for this long UNREACHABLE, for half of it DEGRADED."""
         self._log = log_port
         self._unreachable_ms = unreachable_ms

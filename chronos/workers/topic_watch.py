@@ -7,7 +7,7 @@ record there; and no shard reads a partition that was added. Keeps its part of l
 from collections.abc import Mapping, Sequence
 
 from chronos.errors import ConfigurationError, LogMismatch, Retry
-from chronos.ports import Log, TopicInfo, TopicSpec
+from chronos.ports import TopicInfo, TopicLog, TopicSpec
 
 CHECK_EVERY_MS = 1_000
 """Time between two checks: three requests to a broker, about 5 ms."""
@@ -19,7 +19,7 @@ FAILED_CHECKS = 2
 class TopicWatch:
     """Checks the delay and the progress topic while the node runs."""
 
-    def __init__(self, log: Log, topics: Sequence[TopicSpec], found: Mapping[str, TopicInfo]) -> None:
+    def __init__(self, log: TopicLog, topics: Sequence[TopicSpec], found: Mapping[str, TopicInfo]) -> None:
         self._log = log
         self._topics = topics
         self._ids = {spec.name: found[spec.name].id for spec in topics}
@@ -29,7 +29,7 @@ class TopicWatch:
     def step(self, now_ms: int) -> int:
         """Check once; when to be called again. Raises LogMismatch or ConfigurationError when the topics have changed."""
         try:
-            infos = self._log.look([spec.name for spec in self._topics])
+            infos = self._log.describe([spec.name for spec in self._topics])
             missing = [name for name, info in infos.items() if info is None]
             if not missing:
                 self._compare(self._log.prepare(self._topics, create=False))
