@@ -97,7 +97,7 @@ class StoreBootstrap:
             except (StoreCorrupt, Retry) as error:
                 if self._stopping.is_set():
                     raise
-                log.warning("no checkpoint", shard=shard, why=str(error))
+                log.warning("checkpoint not restored", shard=shard, why=str(error))
                 failures.append(error)
                 continue
             if checkpoint is None:
@@ -120,7 +120,10 @@ class StoreBootstrap:
         return None
 
     def _raise_without_checkpoint(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
-        """The logs are not complete and there is no checkpoint: raise unless nothing was ever there to be lost."""
+        """Raise what the logs being incomplete means: Retry while a checkpoint may still be had, else the damage of the first.
+
+        Returns where no checkpoint was ever made: the replica then finds that its logs begin too late, and raises that.
+        """
         if self._others_hold(shard) or any(isinstance(failure, Retry) for failure in failures):
             why = "; ".join(map(str, failures)) or "no other node that holds it is there"
             raise Retry(

@@ -107,12 +107,12 @@ class CheckpointScheduler:
                 try:
                     checkpointer.step(self._clock.now_ms())
                 except Retry as error:
-                    log.warning("no checkpoint", shard=number, why=str(error))
+                    log.warning("checkpoint failed", shard=number, why=str(error))
                 except StoreCorrupt as error:
                     self._failed(error)
                     return
                 except ChronosError as error:
-                    log.error("no checkpoint", shard=number, why=str(error))
+                    log.error("checkpoint failed", shard=number, why=str(error))
                 except Exception as error:
                     # The thread must not end unnoticed, and no message waits for a checkpoint: try again.
-                    log.exception("no checkpoint", shard=number, why=repr(error))
+                    log.exception("checkpoint failed", shard=number, why=repr(error))

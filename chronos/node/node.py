@@ -33,7 +33,7 @@ from chronos.workers.delete import id_states_kept_ms
 from chronos.workers.membership import Membership
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import STANDALONE
-from chronos.workers.replica_state import SETTLED, ReplicaState
+from chronos.workers.replica_state import IN_PLACE, ReplicaState
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 log = structlog.get_logger("chronos.node")
@@ -46,9 +46,6 @@ EXPIRE_EVERY_S = 60.0
 
 STOP_S = 10.0
 """How long all shards together may take to end their steps; the longest part is a transaction's time-out."""
-
-IN_PLACE = SETTLED
-"""States of a replica that has nothing left to do before its node is ready."""
 
 
 class Node:
@@ -245,7 +242,7 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """True if every shard is in a settled state and none is paused."""
+        """True if every replica is in place and none is paused."""
         return self.failure is None and bool(self.shards) and all(
             shard.role in IN_PLACE and shard.paused is None for shard in self.shards
         )  # fmt: skip

@@ -77,7 +77,7 @@ def own_topics(config: Config) -> list[TopicSpec]:
     # The log is the only other copy of the pending messages, so Kafka must not delete anything by itself.
     kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
             "message.timestamp.type": "LogAppendTime"}  # fmt: skip
-    # Every message that fits the delay topic must fit here, and stays until somebody has looked at it.
+    # Every message that fits the delay topic must fit here, and stays until an operator has looked at it.
     letters = {**common, "retention.ms": "-1", "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES)}
     shards = config.shards
     return [

@@ -29,7 +29,7 @@ PREDECESSOR_MS = 500
 def holders(
     snapshot: ClusterSnapshot, shard: int, *, besides: str, order: Sequence[ReplicaState]
 ) -> list[tuple[Member, ReplicaReport]]:
-    """The members that can be asked about a shard, each with its replica: by state in this order, then by who is furthest.
+    """The members that can be asked about a shard, each with its replica: by state in this order, then the furthest first.
 
     `besides`: the node that asks, which is left out. States that are not in `order` come after those that are.
     """

@@ -85,7 +85,7 @@ class Puller:
 
 
 def _fitting(batch: list[Record], bytes_max: int) -> int:
-    """How many leading records, at least one, stay within so many bytes."""
+    """How many leading records, at least one, stay within the limit."""
     # The payloads are a cheap lower bound: only a batch that comes near the limit is weighed record by record.
     if len(batch) < 10_000 and sum(len(record.value) for record in batch if record.value is not None) < bytes_max // 4:
         few_headers = all(record.headers is None or len(record.headers) < FEW_HEADERS for record in batch)

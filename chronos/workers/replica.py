@@ -84,7 +84,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     kind: Literal["master", "follower", "none"]
     """`none`: this node does not hold the shard."""
     epoch: int | None = None
-    """The role epoch assigned with `master`; None: nobody assigns roles (standalone)."""
+    """The role epoch assigned with `master`; None: the node is standalone."""
     confirmed: bool = True
     """The coordinator confirms the assignment now. False: continue, but begin nothing."""
     predecessor_active: bool = False
@@ -279,7 +279,7 @@ class Replica:
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
-        self._check_positions(self.state)
+        self.shard.state = self._start_state(self.state)
         self._follower = Follower(
             self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
         )
@@ -500,16 +500,16 @@ class Replica:
         self.known = True
         return restored
 
-    def _check_positions(self, state: State) -> None:
-        """The logs must hold everything from the store's positions on. Raises LogMismatch."""
+    def _start_state(self, state: State) -> State:
+        """The state to start from: that of the store, if the logs hold everything from there on. Raises LogMismatch."""
         progress = self._log.watermarks(self._progress_topic, self.number)
         delay = self._log.watermarks(self._delay_topic, self.number)
         if state.applied == 0 and progress.high == 0 and delay.start > 0:
             # No master ever committed: records that the topic lost before Chronos came are not Chronos's to deliver.
-            self.shard.state = State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
-            return
+            return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
         check_position(self._progress_topic, self.number, state.applied, progress)
         check_position(self._delay_topic, self.number, state.pull_offset, delay)
+        return state
 
     def _may_lead(self, assignment: Assignment, now_ms: int) -> bool:
         """True if the last progress record leaves the shard to this node. Raises RoleStale, Deposed."""

@@ -41,7 +41,7 @@ class ReplicaState(StrEnum):
     queries about that state. On leaving, the progress log was read to its end once."""
     FOLLOWER = "follower"
     """The store had every progress record that could be read at the last step, and deletes what is past its retention.
-    On leaving for `taking over`, whatever came since is applied first."""
+    On leaving for `taking over`, records that came since are applied first."""
     WAITING = "waiting"
     """Standalone only: another node committed less than 90 s ago and may still be running. The store is kept up to date
     as that of a follower. Nothing may be fenced before the silence is long enough."""
@@ -51,7 +51,7 @@ class ReplicaState(StrEnum):
     state but `master`."""
     MASTER = "master"
     """The epoch record is committed: everything this replica commits comes after every commit of an earlier master, and
-    nobody else can commit. The only state in which messages are delivered. On leaving, reader and writer are closed; a
+    no other node can commit. The only state in which messages are delivered. On leaving, reader and writer are closed; a
     transaction that is open is left for the next master to resolve."""
     STEPPED_DOWN = "stepped down"
     """The leadership ended, by a new assignment, a lost producer or a failed write to the store. Memory may be ahead of
@@ -83,7 +83,7 @@ TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {
 }  # fmt: skip
 """Which states may follow each state; a replica checks every change against it."""
 
-SETTLED = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.NONE})
+IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.NONE})
 """States of a replica that has nothing left to do before its node is ready."""
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
