@@ -38,7 +38,7 @@ class Brokers(Protocol):
     def names(self) -> list[str]:
         """All topics, those of Kafka itself left out."""
 
-    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
+    def describe(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for one that is not there."""
 
     def watermarks(self, topic: str, partition: int) -> Any:
@@ -140,7 +140,7 @@ def begin_run(
     left_out: dict[str, str] = {}
     read_ms = time.time_ns() // 1_000_000  # before the first look: what is said to be read by then was there to be seen
     for table, named in streams:
-        infos = brokers.look(named)
+        infos = brokers.describe(named)
         for topic in named:
             info, old = infos[topic], known.get(topic)
             if info is None:

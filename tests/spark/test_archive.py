@@ -399,9 +399,9 @@ def test_compaction_makes_as_many_files_as_an_hour_is_large_and_then_no_more(
 class Leaderless(KafkaLog):
     """Brokers of which the one that led a partition is gone."""
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """A partition that has no leader cannot be asked for anything."""
-        infos = super().look(topics)
+        infos = super().describe(topics)
         return {
             name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
             for name, info in infos.items()
@@ -432,8 +432,8 @@ def test_a_run_is_of_the_time_before_its_first_look(logs: Logs, brokers: KafkaLo
     began_ms = time.time_ns() // 1_000_000
 
     class Slow(KafkaLog):
-        def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-            infos = super().look(topics)
+        def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+            infos = super().describe(topics)
             time.sleep(0.5)
             return infos
 

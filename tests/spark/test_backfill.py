@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
-from chronos.adapters.kafka.log import BATCH_BYTES
+from chronos.adapters.kafka.settings import BATCH_BYTES
 from chronos.cli.backfill import _end, request_of
 from chronos.cli.output import Format
 from chronos.core.message import ConditionalSchedule, Entry, Record

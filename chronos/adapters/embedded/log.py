@@ -288,7 +288,7 @@ class EmbeddedLog:
         known.row = row
         return known
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """None for what cannot be a topic. One that nobody has written to yet is shown without an id."""
         with self._lock:
             return {name: self._look(name) for name in topics}

@@ -143,7 +143,7 @@ def _streams(brokers: Brokers, plan: Plan) -> list[Stream]:
         raise ArchiveFailed(
             f"the brokers have no {' and no '.join(missing)}: is this the right cluster? See log.kafka and topics.*"
         )
-    shards = brokers.look([plan.delay])[plan.delay].partitions
+    shards = brokers.describe([plan.delay])[plan.delay].partitions
     streams = [
         Stream(table="progress", topics=[plan.progress],
                outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)]),
@@ -251,7 +251,7 @@ class _Reading:
 
     def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
         """Of a batch that was read just now. What went from the logs meanwhile was perhaps not read: it is a gap."""
-        there = self._brokers.look(list(end))
+        there = self._brokers.describe(list(end))
         rows = []
         for topic, ends in end.items():
             now = there[topic]

@@ -157,14 +157,14 @@ class Backfill:
     def _held(self, request: Request) -> DataFrame:
         """What the targets hold now."""
         wanted = [name for name in self._brokers.names() if any(fnmatchcase(name, each) for each in request.targets)]
-        infos = self._brokers.look(wanted)
+        infos = self._brokers.describe(wanted)
         partitions = {name: info.partitions for name, info in infos.items() if info is not None}
         self._watch(f"reading {', '.join(sorted(partitions)) or 'no target, none is there'}")
         return selection.held(self._stock.records(partitions), self.topic)
 
     def _log_starts(self) -> dict[int, int]:
         """Where each shard's log begins; behind everything where nobody reads the topic that was archived any more."""
-        info = self._brokers.look([self.topic])[self.topic]
+        info = self._brokers.describe([self.topic])[self.topic]
         last = self._tables.offsets.where("table = 'messages'").agg(f.max_by("topic_id", "read_ms").alias("id")).first()
         shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
         if info is None or last is None or last["id"] != info.id or self.to != self.topic:
@@ -202,14 +202,14 @@ class Backfill:
     def _topics(self, request: Request, units: DataFrame) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `compacted` of the topic to send to; targets it was looked for in vain."""
         targets = sorted(row["target"] for row in units.select("target").distinct().collect())
-        found = self._brokers.look(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
+        found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
         topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the one that is sent to."""
-        info = self._brokers.look([self.to])[self.to]
+        info = self._brokers.describe([self.to])[self.to]
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
@@ -223,7 +223,7 @@ class Backfill:
         ).collect()  # fmt: skip
         by_target = plan.groupBy("target").count().orderBy(f.desc("count"), "target").limit(TARGETS_MAX).collect()
         targets = {row["target"]: row["count"] for row in by_target}
-        found = self._brokers.look(sorted(targets)) if targets else {}
+        found = self._brokers.describe(sorted(targets)) if targets else {}
         return structs.replace(
             report,
             messages=sum(row["messages"] for row in by_outcome),
@@ -334,7 +334,7 @@ class Backfill:
         if run.request.direct:
             plan = self._spark.read.parquet(self._place.path(ledger.folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
-        return min((info.bytes_max for info in self._brokers.look(topics).values() if info is not None), default=1)
+        return min((info.bytes_max for info in self._brokers.describe(topics).values() if info is not None), default=1)
 
     @contextmanager
     def _watched(self, run: Run, before: int) -> Iterator[None]:

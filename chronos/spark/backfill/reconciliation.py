@@ -31,7 +31,7 @@ class Brokers(Protocol):
     def names(self) -> list[str]:
         """All topics, those of Kafka itself left out."""
 
-    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
+    def describe(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for one that is not there."""
 
     def watermarks(self, topic: str, partition: int) -> Any:
@@ -85,7 +85,7 @@ class Stock:
 
     def _in_log(self, run: Run) -> list[int]:
         """How far each part is in the delay topic, and in the archive where that was trimmed."""
-        info = self._brokers.look([run.topic])[run.topic]
+        info = self._brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = info is not None and info.id == run.topic_id  # another one may have fewer partitions
         watermarks = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
