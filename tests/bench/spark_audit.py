@@ -83,20 +83,20 @@ def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
 
 def _audited(bench: Bench, messages: int) -> tuple[float, int, bool]:
     """Seconds, bytes, and whether each message was counted as what it is."""
-    place = bench.directory / f"audited-{messages}"
+    folder = bench.directory / f"audited-{messages}"
     bench.say(f"     making an archive of {messages:,} messages")
-    expected = make(place, messages)
-    seconds, peak_bytes, counts = measure(place, bench.directory, messages)
+    expected = make(folder, messages)
+    seconds, peak_bytes, counts = measure(folder, bench.directory, messages)
     if counts != expected:
         bench.say(f"     found {counts}, there are {expected}")
-    shutil.rmtree(place)
+    shutil.rmtree(folder)
     return seconds, peak_bytes, counts == expected
 
 
-def measure(place: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
+def measure(folder: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
     """The command as users run it: seconds, most bytes resident at a time, and what it counted."""
     command = [
-        sys.executable, "-m", "chronos", "audit", "--location", str(place), "-o", "json", "--master", "local[2]",
+        sys.executable, "-m", "chronos", "audit", "--location", str(folder), "-o", "json", "--master", "local[2]",
         "--from", format_time(START_MS), "--to", format_time(START_MS + length_ms(messages)),
         "--report", str(directory / "audit.html"), "--conf", f"spark.local.dir={directory}",
     ]  # fmt: skip
@@ -143,16 +143,16 @@ def length_ms(messages: int) -> int:
     return messages // SHARDS * GAP_MS + DELAY_MS + 120_000
 
 
-def make(place: Path, messages: int) -> dict[str, int]:
+def make(folder: Path, messages: int) -> dict[str, int]:
     """Write the tables an audit reads, as `chronos archive` lays them out; how many have which fate."""
     from chronos.spark import schema
     from chronos.spark.session import open_session
 
-    place.mkdir(parents=True)
+    folder.mkdir(parents=True)
     topics = {"delay": "delay", "progress": "progress", "rejected": "rejected", "dead_letter": "dead"}
     said = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
-    (place / "archive.json").write_text(json.dumps(said))
-    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(place.parent)})
+    (folder / "archive.json").write_text(json.dumps(said))
+    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(folder.parent)})
     try:
         records = _records(spark, messages)
         planted = _planted(records, messages)
@@ -163,7 +163,7 @@ def make(place: Path, messages: int) -> dict[str, int]:
             (schema.PROGRESS, _progress(spark, messages)),
             (schema.OFFSETS, _offsets(spark, messages)),
         ):
-            _write(rows, table, place)
+            _write(rows, table, folder)
         counts = {row["fate"]: row["count"] for row in records.groupBy("fate").count().collect()}
     finally:
         spark.stop()
@@ -177,12 +177,12 @@ def make(place: Path, messages: int) -> dict[str, int]:
     }
 
 
-def _write(rows: DataFrame, table: Any, place: Path) -> None:
+def _write(rows: DataFrame, table: Any, folder: Path) -> None:
     from chronos.spark.rows import in_hours
     from chronos.spark.schema import columns_of
 
     rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))
-    where = str(place / table.name / "batch=00000001-000000")
+    where = str(folder / table.name / "batch=00000001-000000")
     if table.partitioned_by is None:
         rows.write.parquet(where)
     else:

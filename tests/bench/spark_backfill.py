@@ -16,7 +16,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.ledger import Report
+    from chronos.spark.requests import Report
 
 MESSAGES = 1_000_000
 WARM_UP = 20_000
@@ -53,13 +53,13 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
 def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
     """Seconds from the question what is missing to the ledger's last row."""
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.ledger import Request
-    from chronos.spark.storage import Place
+    from chronos.spark.requests import Request
+    from chronos.spark.storage import ArchiveStorage
 
     bench.broker.create_topic(f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
     bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)
-    place = Place(str(bench.directory / cluster))
-    write_lost(spark, place, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
+    storage = ArchiveStorage(str(bench.directory / cluster))
+    write_lost(spark, storage, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
                shards=SHARDS)  # fmt: skip
     brokers = KafkaLog(
         bootstrap_servers=bench.broker.bootstrap, properties={}, cluster=cluster, progress_topic=f"{cluster}.progress",
@@ -67,7 +67,7 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
     )  # fmt: skip
     opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
     try:
-        job = Backfill(spark, place, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
+        job = Backfill(spark, storage, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
         began = time.monotonic()
         planned = job.plan(Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS))
         assert planned.messages == messages

@@ -1,4 +1,4 @@
-"""Small archives by hand: one shard and one target for each case, so that one job judges all of them."""
+"""Small archives by hand: one shard and one target for each case, so that one job evidence all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
-from chronos.spark.audit.job import Tables
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
 
 T = 1_893_456_000_000
@@ -113,7 +113,7 @@ class Case:
         return self
 
     def put(self, shard: int) -> Case:
-        """In its place, with what it left unsaid."""
+        """In its storage, with what it left unsaid."""
         self.shard = shard
         if not self._own_steps:
             self._step(T - HOUR_MS, 0, 0, OFFSET_MAX)._step(T + HOUR_MS, T, PULLED, OFFSET_MAX)

@@ -1,6 +1,6 @@
 """Random histories of shards as an archive of them: the real shard decides, and what it decided is known.
 
-Each history is a shard of its own, so that one job of Spark judges a hundred of them.
+Each history is a shard of its own, so that one job of Spark evidence a hundred of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.audit.job import Tables
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
 from chronos.spark.rows import in_hours
+from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
 from tests.unit.model import MINUTE_MS, Message

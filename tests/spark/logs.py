@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan
+from chronos.spark.archive.job import ArchivePlan
 from tests.harness.broker import Broker
 
 SHARDS = 2
@@ -74,10 +74,10 @@ class Logs:
         """Wait until everything is in the log."""
         assert self._producer.flush(60) == 0
 
-    def plan(self, **changes: Any) -> Plan:
+    def plan(self, **changes: Any) -> ArchivePlan:
         """What to archive."""
         wanted: dict[str, Any] = {"targets": [self.target], **changes}
-        return Plan(
+        return ArchivePlan(
             cluster=self.cluster, bootstrap_servers=self.broker.bootstrap, delay=self.delay, progress=self.progress,
             rejected=self.rejected, dead_letter=self.dead_letter, **wanted,
         )  # fmt: skip
@@ -99,19 +99,15 @@ class Logs:
         )  # fmt: skip
 
 
-def nothing(stream: str, records: int, total: int) -> None:
-    """Watches, and says nothing."""
-
-
-def table(place: Path, name: str) -> pa.Table:
+def table(folder: Path, name: str) -> pa.Table:
     """A table as pyarrow reads it; without rows when nothing was archived."""
-    if not list((place / name).rglob("*.parquet")):
+    if not list((folder / name).rglob("*.parquet")):
         return pa.table({})
-    return ds.dataset(place / name, format="parquet", partitioning="hive").to_table()
+    return ds.dataset(folder / name, format="parquet", partitioning="hive").to_table()
 
 
-def places(place: Path, name: str, partition: str) -> list[tuple[Any, ...]]:
+def positions_in(folder: Path, name: str, partition: str) -> list[tuple[Any, ...]]:
     """`(partition, offset)` of every row, in order; with the topic where there is one."""
-    rows = table(place, name)
+    rows = table(folder, name)
     columns = [column for column in ("topic", partition, "offset") if column in rows.schema.names]
     return sorted(zip(*(rows.column(column).to_pylist() for column in columns), strict=True))

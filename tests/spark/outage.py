@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan, archive
+from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.ledger import Report, Request
-from chronos.spark.storage import Place
+from chronos.spark.progress import ignore
+from chronos.spark.requests import Report, Request
+from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, Watermarks, now_ms, read_committed
-from tests.spark.logs import nothing
 
 
 class Outage:
@@ -32,7 +32,7 @@ class Outage:
         self.broker = broker
         self.flow = KafkaFlow(broker, seed)
         self.directory = directory
-        self.place = Place(str(directory / "archive"))
+        self.storage = ArchiveStorage(str(directory / "archive"))
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
         self.brokers = KafkaLog(
             bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
@@ -100,21 +100,21 @@ class Outage:
         while now_ms() < deadline_ms:
             time.sleep(0.02)
         prefix = self.flow.prefix
-        plan = Plan(
+        plan = ArchivePlan(
             cluster=prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], delay=f"{prefix}.delay",
             progress=f"{prefix}.progress", rejected=f"{prefix}.rejected", dead_letter=f"{prefix}.dead_letter",
         )  # fmt: skip
-        archive(self.spark, self.brokers, self.place, plan, nothing)
+        archive(self.spark, self.brokers, self.storage, plan, ignore)
 
     def audit(self, **window: Any) -> Audit:
         """What became of everything, the future included."""
-        return audit(self.spark, self.place, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
+        return audit(self.spark, self.storage, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
 
     def backfill(self) -> Backfill:
         """Of this archive and cluster."""
         return Backfill(
             self.spark,
-            self.place,
+            self.storage,
             self.brokers,
             self.opener,
             bootstrap_servers=self.broker.bootstrap,
@@ -122,10 +122,10 @@ class Outage:
         )
 
     def replay(self, mode: str, **asked: Any) -> Report:
-        """Plan and send."""
+        """ArchivePlan and send."""
         window = {} if mode == "pending" else {"from_ms": 1, "to_ms": now_ms()}
         job = self.backfill()
-        with job.alone():
+        with job.locked():
             assert job.unfinished() is None
             planned = job.plan(Request(mode=mode, **{**window, **asked}))
             if not planned.messages:

@@ -19,14 +19,15 @@ import pyarrow.dataset as ds
 import pytest
 import typer
 
-from chronos.cli.audit import _show, _tell, as_json, parse_moment, warnings
+from chronos.cli.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
-from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
-from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, open_tables, summary
+from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
+from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, summary
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
-from chronos.spark.storage import Place
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
@@ -179,7 +180,7 @@ def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
     found = frontiers(progress, [T + 1_499, T + 1_500, T + 2_500])
     assert found == {(0, T + 1_500): Frontier(10, T + 1_000), (0, T + 2_500): Frontier(20, T + 2_000)}
     target = Coverage(covered_ms=T + 1_600, gap_ms=T + 5, before_gap_ms=T)
-    judged, last = judges({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
+    judged, last = collect_evidence({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
     assert last == {0: Frontier(20, T + 2_000)}
     assert judged[0, "t"].covered == Frontier(10, T + 1_000)
     assert judged[0, "t"].before_gap == Frontier()
@@ -205,7 +206,7 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def audited(spark: SparkSession, archived: Path) -> Audit:
     """Of the whole archive."""
-    return audit(spark, Place(str(archived)), from_ms=T, to_ms=T + DAY_MS)
+    return audit(spark, ArchiveStorage(str(archived)), from_ms=T, to_ms=T + DAY_MS)
 
 
 def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
@@ -229,7 +230,7 @@ def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
 
 def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSession, archived: Path) -> None:
     """Up to when the delay topic was last read."""
-    found = audit(spark, Place(str(archived)), from_ms=None, to_ms=None)
+    found = audit(spark, ArchiveStorage(str(archived)), from_ms=None, to_ms=None)
     assert found.span == Span(from_ms=READ_MS - DAY_MS, to_ms=READ_MS)
     assert default_span(READ_MS, None, T) == Span(from_ms=T - DAY_MS, to_ms=T)
     assert default_span(READ_MS, T, None) == Span(from_ms=T, to_ms=READ_MS)
@@ -239,7 +240,7 @@ def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSessio
 
 def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
     """Nothing was due: nothing is wrong, all of it is judged, and there is a page."""
-    found = audit(spark, Place(str(archived)), from_ms=T - DAY_MS, to_ms=T - 1)
+    found = audit(spark, ArchiveStorage(str(archived)), from_ms=T - DAY_MS, to_ms=T - 1)
     assert found.clean
     assert found.overall.counts == {}
     assert found.judged_ms == T - 1
@@ -250,14 +251,14 @@ def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived:
     """Partition pruning: Spark's plan of the deliveries names the hours, and reads no payload."""
     from chronos.spark.audit.outcomes import received, scheduled
 
-    tables, _, delay = open_tables(spark, Place(str(archived)))
+    tables, _, delay = open_tables(spark, ArchiveStorage(str(archived)))
     for rows in (received(tables.deliveries, delay, WINDOW), scheduled(tables.messages, WINDOW).select("id")):
         (scan,) = re.findall(r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString())
         assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
         assert "value" not in scan.partition("ReadSchema")[2]
 
 
-class Growing(Place):
+class Growing(ArchiveStorage):
     """An archive that a run beside adds to, right before the table of that number is listed."""
 
     def __init__(self, location: Path, more: Path, before: int) -> None:
@@ -289,9 +290,9 @@ def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSessi
     more = write_archive(archive_of(spark, [later]), tmp_path / "more")
     found = []
     for before in range(5):
-        place = shutil.copytree(before_it, tmp_path / f"archive-{before}")
-        tables, _, delay = open_tables(spark, Growing(place, more, before))
-        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).fates.collect()))
+        storage = shutil.copytree(before_it, tmp_path / f"archive-{before}")
+        tables, _, delay = open_tables(spark, Growing(storage, more, before))
+        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).outcomes.collect()))
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
     assert found[4] == {"pending": 2}
     assert not any(counts["missing"] for counts in found)
@@ -299,14 +300,14 @@ def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSessi
 
 def test_what_is_no_archive_is_said_to_be_none(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ArchiveFailed, match=r"no archive\.json"):
-        audit(spark, Place(str(tmp_path)), from_ms=None, to_ms=None)
+        audit(spark, ArchiveStorage(str(tmp_path)), from_ms=None, to_ms=None)
     empty = write_archive(archive_of(spark, [Case("", {})]), tmp_path / "archive")
     for table in ("offsets",):
         for file in (empty / table).rglob("*"):
             if file.is_file():
                 file.unlink()
-    with pytest.raises(ArchiveFailed, match="holds nothing of the delay topic"):
-        audit(spark, Place(str(empty)), from_ms=None, to_ms=None)
+    with pytest.raises(ArchiveFailed, match="holds no record of the delay topic"):
+        audit(spark, ArchiveStorage(str(empty)), from_ms=None, to_ms=None)
 
 
 # --- what is shown
@@ -363,7 +364,7 @@ def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.Captu
     assert "promises were broken: 1 missing, 1 early" in shown.out
     assert "missing: shard 0, offset 2, for target-0" in shown.out
     assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
-    assert warnings(audited) == ["1 are not judged yet: run `chronos archive`, then audit again"]
+    assert warnings(audited) == ["1 messages are not judged yet: run `chronos archive`, then audit again"]
     assert warnings(audited)[0] in shown.err
 
 
@@ -372,7 +373,7 @@ def test_what_was_found_is_shown_before_the_page_is_written(
 ) -> None:
     """A place that cannot be written to does not cost the result of a long audit."""
     with pytest.raises(ArchiveFailed, match="the report cannot be written"):
-        _tell(audited, Format.json, str(tmp_path / "nowhere" / "page.html"))
+        _publish(audited, Format.json, str(tmp_path / "nowhere" / "page.html"))
     assert json.loads(capsys.readouterr().out)["counts"] == audited.overall.counts
 
 
@@ -407,7 +408,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     assert Counter(row["outcome"] for row in rows) == json.loads(done.stdout)["counts"]
     assert set(OUTCOMES) >= {row["outcome"] for row in rows}
     again = chronos_audit("-l", str(archived), "--details", str(details), "--conf", "spark.driver.memory=1g")
-    assert (again.returncode, "is there already" in again.stderr) == (1, True)
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
 
 
 def test_the_command_explains_what_it_was_not_given(tmp_path: Path) -> None:
@@ -415,7 +416,7 @@ def test_the_command_explains_what_it_was_not_given(tmp_path: Path) -> None:
         ((), "Missing option '--location'", 2),
         (("-l", str(tmp_path), "--from", "soon"), "--from: 'soon' is not a time", 2),
         (("-l", str(tmp_path), "--from", "-1h", "--to", "-2h"), "--from must lie before --to", 2),
-        (("-l", "nothing://here"), "is no place for an archive", 1),
+        (("-l", "nothing://here"), "cannot hold an archive", 1),
     ):
         done = chronos_audit(*arguments)
         assert said in " ".join(done.stderr.split()), done.stderr

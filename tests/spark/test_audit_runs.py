@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan, archive
+from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
-from chronos.spark.storage import Place
+from chronos.spark.progress import ignore
+from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, Found, KafkaFlow, Sent, now_ms, read_committed
-from tests.spark.logs import nothing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ class Run:
         self.dice = random.Random(seed)
         self.flow = KafkaFlow(broker, seed)
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
-        self.place = Place(str(directory / "archive"))
+        self.storage = ArchiveStorage(str(directory / "archive"))
         self.began_ms = now_ms()
         self._broker = broker
         self._producer = Producer(
@@ -66,7 +66,7 @@ class Run:
         self.unreadable = 0
         self._others = 0
         topics = {str(key).removeprefix("topics."): str(value) for key, value in self.flow.settings().items()}
-        self.plan = Plan(
+        self.plan = ArchivePlan(
             cluster=self.flow.prefix, bootstrap_servers=broker.bootstrap, delay=topics["delay"],
             progress=topics["progress"], rejected=topics["rejected"], dead_letter=topics["dead_letter"],
             targets=[self.flow.target],
@@ -165,13 +165,13 @@ class Run:
             progress_topic=self.plan.progress, transaction_timeout_s=10,
         )  # fmt: skip
         try:
-            archive(spark, brokers, self.place, self.plan, nothing)
+            archive(spark, brokers, self.storage, self.plan, ignore)
         finally:
             brokers.close()
 
     def audit(self, spark: SparkSession, end_ms: int, details: Path) -> tuple[Audit, list[dict[str, Any]]]:
         """Of everything due before then; with a row for each unit."""
-        found = audit(spark, self.place, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
+        found = audit(spark, self.storage, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
         return found, ds.dataset(details, format="parquet").to_table().to_pylist()
 
 

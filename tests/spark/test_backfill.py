@@ -27,7 +27,7 @@ from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import BATCH_BYTES
-from chronos.cli.backfill import _end, request_of
+from chronos.cli.backfill import _end
 from chronos.cli.output import Format
 from chronos.core.message import ConditionalSchedule, Entry, Record
 from chronos.core.parsing import parse
@@ -38,9 +38,16 @@ from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill, selection
-from chronos.spark.backfill.sending import PORTION_BYTES, PORTION_ROWS, Job, records_of, rows_together, send_parts
-from chronos.spark.ledger import Attempt, Request, Run
-from chronos.spark.storage import Place
+from chronos.spark.backfill.sending import (
+    PORTION_BYTES,
+    PORTION_ROWS,
+    SendingJob,
+    records_of,
+    rows_together,
+    send_parts,
+)
+from chronos.spark.requests import Attempt, BackfillRun, Request
+from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import read_committed
 from tests.spark.conftest import connector
 from tests.spark.logs import SHARDS, Logs
@@ -86,13 +93,13 @@ def fates(spark: SparkSession) -> DataFrame:
 )
 def test_what_is_asked_for_is_selected(spark: SparkSession, request_: Request, offsets: list[int]) -> None:
     """By outcome, target and id; never what ended otherwise than by delivery."""
-    found = selection.wanted(fates(spark), request_, {0: 11, 1: 0})
+    found = selection.selected(fates(spark), request_, {0: 11, 1: 0})
     assert sorted(row["source_offset"] for row in found.collect()) == offsets
 
 
 def test_pending_is_what_the_delay_topic_holds_no_more(spark: SparkSession) -> None:
     """What is still in the log, Chronos reads there: it must not come twice."""
-    found = selection.wanted(fates(spark), Request(mode="pending"), {0: 10, 1: 2**62})
+    found = selection.selected(fates(spark), Request(mode="pending"), {0: 10, 1: 2**62})
     assert found.collect() == []
 
 
@@ -123,7 +130,7 @@ def test_what_a_target_holds_is_read_from_receipts_and_replays(spark: SparkSessi
         ("t", None),
     ]
     records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
-    found = selection.held(records, "d").collect()
+    found = selection.in_targets(records, "d").collect()
     assert sorted(tuple(row) for row in found) == [("t", 1, 7, 1), ("t", 1, 8, 3), ("u", 0, 99, 1), ("u", 2, 5, 2)]
 
 
@@ -192,7 +199,7 @@ def test_what_would_never_be_taken_is_left_out(spark: SparkSession) -> None:
 
 # --- records
 
-JOB = Job(location="", cluster="c", topic="c.delay", to="c.delay", run="r1", purpose="p", mode="missing", direct=False, expired=False,
+JOB = SendingJob(location="", cluster="c", topic="c.delay", to="c.delay", run="r1", purpose="p", mode="missing", direct=False, expired=False,
           attempt=1, files=[], done=[], base_ms=T + 500, pace_ms=0.5, opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0), batch_bytes=BATCH_BYTES)  # fmt: skip
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -237,7 +244,7 @@ def test_a_replay_asks_for_what_was_lost_byte_for_byte(
     assert isinstance(asked, ConditionalSchedule)
     entry: Entry = asked.entry
     own = [pair for pair in headers if not pair[0].startswith("chronos-")]
-    added = [(ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_PLACE, b"r1/4/9")]
+    added = [(ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_POSITION, b"r1/4/9")]
     added += [(ledger.REPLAY_ID, key)] if key is not None else []
     passed = list(entry.headers.items()) if isinstance(entry.headers, dict) else list(entry.headers)
     assert passed == own + added
@@ -294,12 +301,12 @@ def test_a_replay_of_a_replay_names_what_it_repeats() -> None:
     old = [
         (ledger.REPLAY_OF, b"c.delay/0/0/1"),
         ("trace", b"x"),
-        (ledger.REPLAY_PLACE, b"r0/1/1"),
+        (ledger.REPLAY_POSITION, b"r0/1/1"),
         (ledger.REPLAY_ID, b"o"),
     ]
     ((_, _, _, headers),) = records_of(batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0)
     own = [pair for pair in headers if not pair[0].startswith("chronos-")]
-    assert own == [("trace", b"x"), (ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_PLACE, b"r1/0/0")]
+    assert own == [("trace", b"x"), (ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_POSITION, b"r1/0/0")]
 
 
 def test_what_is_left_is_spread_without_the_holes_of_what_was_sent() -> None:
@@ -309,51 +316,6 @@ def test_what_is_left_is_spread_without_the_holes_of_what_was_sent() -> None:
     assert [
         rank + row for rank, done, rows in zip(ranks, job.done, [5, 4, 7], strict=True) for row in range(done, rows)
     ] == [*range(8)]
-
-
-# --- the command
-
-
-def asked(**changed: Any) -> Request:
-    """As the command line gives it."""
-    usual: dict[str, Any] = {
-        "modes": {"missing": False, "all": False, "gone": False, "pending": False}, "start": "-2h", "end": None, "targets": [],
-        "headers": [], "ids": [], "purpose": "backfill", "over": None, "rate": None, "direct": False, "expired": False,
-    }  # fmt: skip
-    return request_of(**{**usual, **changed})
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"modes": {"missing": True, "all": True}}, "choose one of"),
-        ({"modes": {"all": True}, "start": None}, "--from"),
-        ({"modes": {"gone": True}}, "--target"),
-        ({"modes": {"pending": True}, "rate": 5.0}, "--pending keeps"),
-        ({"purpose": "a/b"}, "--purpose"),
-        ({"over": "30m", "rate": 1.0}, "choose one of"),
-        ({"over": "soon"}, "--over"),
-        ({"rate": 0.0}, "--rate"),
-        ({"headers": ["x"]}, "--header"),
-        ({"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"}, "before --to"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(changed: dict[str, Any], says: str) -> None:
-    """Before Spark is started."""
-    with pytest.raises(typer.BadParameter, match=says):
-        asked(**changed)
-
-
-def test_every_header_that_was_given_is_asked_for() -> None:
-    """Also two of the same name."""
-    assert asked(headers=["a=1", "b=", "a=2"]).headers == [("a", "1"), ("b", ""), ("a", "2")]
-
-
-def test_the_same_words_are_the_same_request() -> None:
-    """Also when `-2h` means another time: who repeats the command ends what was begun."""
-    first, second = asked(over="30m", ids=["base64:/w=="]), asked(over="30m", ids=["base64:/w=="])
-    assert first.said == second.said != asked().said
-    assert (first.over_ms, first.ids) == (1_800_000, ["ff"])
 
 
 # --- exactly once
@@ -369,9 +331,9 @@ class Lost:
         self.logs = Logs(broker)
         self.messages = messages
         self.spark = spark
-        self.place = Place(str(directory / "archive"))
+        self.storage = ArchiveStorage(str(directory / "archive"))
         write_lost(
-            spark, self.place, cluster=self.logs.cluster, delay=self.logs.delay, target=self.logs.target,
+            spark, self.storage, cluster=self.logs.cluster, delay=self.logs.delay, target=self.logs.target,
             messages=messages, shards=SHARDS,
         )  # fmt: skip
         self.brokers = self.logs.brokers()
@@ -380,26 +342,26 @@ class Lost:
 
     def job(self) -> Backfill:
         """A driver that knows only what is in the archive and in the log."""
-        return Backfill(self.spark, self.place, self.brokers, self.opener, bootstrap_servers=self.logs.broker.bootstrap)
+        return Backfill(self.spark, self.storage, self.brokers, self.opener, bootstrap_servers=self.logs.broker.bootstrap)
 
-    def begin(self) -> tuple[Backfill, Run]:
+    def begin(self) -> tuple[Backfill, BackfillRun]:
         """Everything is planned, nothing is sent."""
         job = self.job()
         planned = job.plan(self.request)
         assert planned.messages == self.messages
         return job, job.begin(planned)
 
-    def first_attempt(self, run: Run, files: list[str]) -> Job:
+    def first_attempt(self, run: BackfillRun, files: list[str]) -> SendingJob:
         """What the tasks of a first attempt are told."""
-        return Job(
-            location=self.place.uri, cluster=self.logs.cluster, topic=self.logs.delay, to=self.logs.delay, run=run.run, purpose="backfill",
+        return SendingJob(
+            location=self.storage.uri, cluster=self.logs.cluster, topic=self.logs.delay, to=self.logs.delay, run=run.run, purpose="backfill",
             mode="missing", direct=False, expired=False, attempt=1, files=files, done=[0] * len(files), base_ms=T,
             pace_ms=0.0, opener=self.opener, batch_bytes=BATCH_BYTES,
         )  # fmt: skip
 
     def command(self) -> list[str]:
         """The same on the command line."""
-        command = [sys.executable, "-m", "chronos", "backfill", "-l", self.place.uri, "--yes", "-o", "json",
+        command = [sys.executable, "-m", "chronos", "backfill", "-l", self.storage.uri, "--yes", "-o", "json",
                    "--from", str(T), "--to", str(T + self.messages * GAP_MS), "--master", "local[2]"]  # fmt: skip
         command += self.logs.settings()
         for name, value in {**connector(), "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}.items():
@@ -462,12 +424,12 @@ def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: 
     _, run = lost.begin()
     assert len(run.rows) == 5
     run.attempts.append(Attempt(number=1, began_ms=1))
-    ledger.save_run(lost.place, run)
-    files = ledger.parts(lost.place, run.run)
+    ledger.save_run(lost.storage, run)
+    files = ledger.plan_files(lost.storage, run.run)
     ghosts = {}
     dead = lost.first_attempt(run, files)
     for part, sent in ((0, run.rows[0]), (1, 1_500), (2, 0)):
-        ledger.note_begun(lost.place, run.run, 1, part)
+        ledger.record_started(lost.storage, run.run, 1, part)
         ghosts[part] = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, part))
         records = list(rows_of_part(lost, dead, part))
         if sent:
@@ -485,13 +447,13 @@ def test_who_was_fenced_writes_no_more_and_what_it_had_committed_is_known(make: 
         with pytest.raises((ProducerLost, LogUnavailable)):
             ghost.send(records[:10])
     assert lost.complaints() == []
-    assert ledger.sent_rows(lost.spark, lost.place).distinct().count() == 20_000
+    assert ledger.sent_rows(lost.spark, lost.storage).distinct().count() == 20_000
 
 
-def rows_of_part(lost: Lost, job: Job, part: int) -> Iterator[Any]:
+def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
     """The records of a part, as its task makes them."""
     first = 0
-    with lost.place.open(f"{ledger.folder(job.run)}/_plan/{job.files[part]}") as stream:
+    with lost.storage.open(f"{ledger.run_folder(job.run)}/_plan/{job.files[part]}") as stream:
         for batch in pq.ParquetFile(stream).iter_batches(1_000):
             yield from records_of(batch, job, part, first, 0)
             first += batch.num_rows
@@ -551,7 +513,7 @@ def workers_below(pid: int) -> list[int]:
 def test_a_driver_that_is_killed_is_completed_by_the_same_command(make: Callable[[int], Lost], tmp_path: Path) -> None:
     """kill -9 while it plans, at random points while it sends, and at its end; then each is there once, and stays so."""
     lost, dice = make(60_000), random.Random(11)
-    sent = lost.place.path(ledger.SENT).removeprefix("file://")
+    sent = lost.storage.path(ledger.SENT).removeprefix("file://")
     log_path = tmp_path / "backfill.log"
 
     def is_planning() -> bool:
@@ -580,7 +542,7 @@ def test_a_driver_that_is_killed_is_completed_by_the_same_command(make: Callable
     assert ran.returncode == 0, ran.stderr[-4_000:]
     assert lost.complaints() == []
     assert (said(ran.stdout)["messages"], said(ran.stdout)["sent_before"]) == (0, 60_000)
-    assert ledger.sent_rows(lost.spark, lost.place).distinct().count() == 60_000
+    assert ledger.sent_rows(lost.spark, lost.storage).distinct().count() == 60_000
 
 
 @unhurried
@@ -588,14 +550,14 @@ def test_a_run_that_was_begun_is_ended_on_purpose_and_by_what_is_known(make: Cal
     """Another request does not end it by chance. Where the log cannot tell any more, nothing is guessed."""
     lost = make(400)
     job, run = lost.begin()
-    other = Request(mode="all", said=["x"])
+    other = Request(mode="all", options=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
         _end(job, run, other, Format.json, yes=True, resume=False, abandon=False, dry_run=False)
-    with lost.job().alone(), pytest.raises(ArchiveInUse, match="another process"), lost.job().alone():
+    with lost.job().locked(), pytest.raises(ArchiveInUse, match="another process"), lost.job().locked():
         pass
     job.send(run)
     run.state = "sending"
-    ledger.save_run(lost.place, run)
+    ledger.save_run(lost.storage, run)
     watermarks = [
         TopicPartition(lost.logs.delay, shard, lost.brokers.watermarks(lost.logs.delay, shard).high)
         for shard in range(SHARDS)
@@ -604,7 +566,7 @@ def test_a_run_that_was_begun_is_ended_on_purpose_and_by_what_is_known(make: Cal
     for future in admin.delete_records(watermarks).values():
         future.result(30)
     with pytest.raises(ArchiveFailed, match="trimmed to offset"):
-        job._stock.take(run)
+        job._reconciliation.rows_sent(run)
 
 
 @unhurried
@@ -616,7 +578,7 @@ def test_a_topic_that_was_made_again_with_fewer_partitions_is_known_for_another(
     lost.logs.delete(lost.logs.delay)
     lost.logs.broker.create_topic(lost.logs.delay, partitions=SHARDS - 1)
     with pytest.raises(ArchiveFailed, match="made again"):
-        job._stock.take(run)
+        job._reconciliation.rows_sent(run)
 
 
 @unhurried
@@ -662,8 +624,8 @@ def test_a_part_is_begun_once_an_attempt(make: Callable[[int], Lost]) -> None:
     lost = make(400)
     _, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
-    ledger.save_run(lost.place, run)
-    job = lost.first_attempt(run, ledger.parts(lost.place, run.run))
+    ledger.save_run(lost.storage, run)
+    job = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
     part = pa.RecordBatch.from_pydict({"id": [0]})
     assert [batch.column("rows").to_pylist() for batch in send_parts(job, [0])(iter([part]))] == [[400]]
     with pytest.raises(ArchiveFailed, match="ended before its time"):
@@ -677,14 +639,14 @@ def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(make: Callable[[
     lost = make(400)
     job, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
-    files = ledger.parts(lost.place, run.run)
+    files = ledger.plan_files(lost.storage, run.run)
     dead = lost.first_attempt(run, files)
-    ledger.note_begun(lost.place, run.run, 1, 0)
+    ledger.record_started(lost.storage, run.run, 1, 0)
     writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
     writer.send(list(rows_of_part(lost, dead, 0))[:150])
     report = job.abandon(run)
     assert (report.state, report.messages) == ("abandoned", 150)
-    assert ledger.sent_rows(lost.spark, lost.place).count() == 150
+    assert ledger.sent_rows(lost.spark, lost.storage).count() == 150
     assert lost.job().unfinished() is None
     planned = lost.job().plan(lost.request)
     assert (planned.messages, planned.sent_before) == (250, 150)
@@ -696,7 +658,7 @@ def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callabl
     lost = make(600)
     lost.request = Request(mode="missing", from_ms=T, to_ms=T + 600 * GAP_MS, direct=True, rate=600.0)
     job, run = lost.begin()
-    ledger.note_sent(lost.place, run.run, 0, 150)
+    ledger.record_sent(lost.storage, run.run, 0, 150)
     run.attempts.append(Attempt(number=1, began_ms=1))
     began_s = time.monotonic()
     report = job.send(run)
@@ -716,8 +678,8 @@ def test_straight_to_the_target_with_the_receipt_it_would_have_had(make: Callabl
         assert headers["chronos-id"] == (
             b"order-%d" % number if number % 5 == 0 else b"%d-%d-%d" % (shard, T + number * GAP_MS, offset)
         )
-    rows = ledger.sent_rows(lost.spark, lost.place)
+    rows = ledger.sent_rows(lost.spark, lost.storage)
     assert (
         rows.where("via = 'direct'").count(),
-        json.loads(lost.place.read(f"{ledger.folder(run.run)}/report.json") or b"")["state"],
+        json.loads(lost.storage.read(f"{ledger.run_folder(run.run)}/report.json") or b"")["state"],
     ) == (600, "done")

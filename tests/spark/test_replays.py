@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.backfill.replays import with_replays
+from chronos.spark.audit.replays import with_replays
 from chronos.spark.ledger import LEDGER
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from chronos.core.parsing import parse
 from chronos.core.progress import Progress, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
-from chronos.spark.audit.timeline import OFFSET_END, Event, Unit, follow
-from chronos.spark.codec import OUTCOMES
+from chronos.spark.audit.timeline import OFFSET_END, Event, PromisedDelivery, follow
+from chronos.spark.decisions import OUTCOMES
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Step, scripts
 
@@ -31,7 +31,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
     record = next(records, None)
     cursor = (0, OFFSET_END)
     for step in steps:
-        refused = step.refusals()
+        refused = step.rejections()
         while record is not None and record.offset < step.pull_offset:
             if record.offset not in refused:
                 _take(record, cursor, found, owners)
@@ -65,7 +65,7 @@ def _decisions(step: Progress, cursor: tuple[int, int]) -> Iterator[Event]:
         yield Event(verb, made.offset, 0, made.next_due_ms, *cursor, occurrence=made.occurrence, attempt=made.attempt)
 
 
-def units(master: Master) -> list[Unit]:
+def promised_deliveries(master: Master) -> list[PromisedDelivery]:
     """Of all ids."""
     return [unit for happened in events_by_id(master).values() for unit in follow(happened)]
 
@@ -77,7 +77,7 @@ def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None
     master = Master()
     master.play(script)
     model = master.model
-    found = units(master)
+    found = promised_deliveries(master)
     ended = Counter(unit.ended for unit in found)
     assert ended["cancelled"] == model.totals["cancelled"]
     assert ended["replaced"] == model.totals["replaced"]
@@ -137,14 +137,14 @@ def test_what_stands_at_the_cursor_is_settled() -> None:
 
 
 def test_firing_what_is_next_anyway_changes_nothing() -> None:
-    """By its place: not later than the record that fires it, or right behind the cursor."""
+    """By its storage: not later than the record that fires it, or right behind the cursor."""
     first = schedule(1, 100)
     for at_ms, cursor_ms, due_ms in ((99, 0, 99), (100, 0, 100), (101, 0, 100), (50, 99, 100), (50, 98, 50)):
         assert watermarks(first, Event("fire-now", 5, at_ms, None, cursor_ms, OFFSET_END)) == [(1, due_ms, None)]
 
 
 def test_a_decision_concerns_the_message_it_names() -> None:
-    """Not another one of the same id that took its place."""
+    """Not another one of the same id that took its storage."""
     replaced = schedule(1, 100), schedule(5, 900, takes_over=True)
     assert watermarks(*replaced, Event("dead-letter", 1, 0, None, 200, OFFSET_END)) == [
         (1, 100, "replaced"),

@@ -44,7 +44,7 @@ def played(seed: int, *, drained: bool) -> list[History]:
 
 def found(spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None) -> list[Any]:
     """The fates of everything."""
-    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).fates.collect()
+    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).outcomes.collect()
 
 
 def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]:
@@ -157,14 +157,14 @@ def test_a_window_in_the_middle_shows_what_the_whole_shows_of_it(
     """By what is read for it alone: its folders, the progress records from its beginning on, and what was moved there."""
     histories = played(seed, drained=True)
     archive = tables(spark, histories)
-    whole = judge(archive, DELAY, EVERYTHING).fates.collect()
+    whole = judge(archive, DELAY, EVERYTHING).outcomes.collect()
     monkeypatch.setattr(coverage, "STEPS_BEFORE_MS", 0)
     for span in (
         Span(from_ms=START_MS + 8, to_ms=START_MS + MINUTE_MS + 9),
         Span(from_ms=START_MS + MINUTE_MS + 3, to_ms=START_MS + 9 * MINUTE_MS),
     ):
         within = [row for row in whole if span.from_ms <= row["due_ms"] < span.to_ms]
-        found = judge(archive, DELAY, span).fates.collect()
+        found = judge(archive, DELAY, span).outcomes.collect()
         assert within
         assert Counter(map(of_interest, found)) == Counter(map(of_interest, within))
 

@@ -241,7 +241,7 @@ Found = dict[tuple[int, int], tuple[str, str | None]]
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> list[Found]:
     """The fates of each case."""
-    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).fates.collect()
+    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).outcomes.collect()
     fates: list[Found] = [{} for _ in CASES]
     for row in rows:
         unit = row["source_offset"], row["occurrence"]
