@@ -114,7 +114,9 @@ def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[floa
     try:
         folder = bench.directory / bench.name("archive")
         began = time.monotonic()
-        records = sum(each.records for each in archive(spark, brokers, ArchiveStorage(str(folder)), plan, lambda *_: None))
+        records = sum(
+            each.records for each in archive(spark, brokers, ArchiveStorage(str(folder)), plan, lambda *_: None)
+        )
         seconds = time.monotonic() - began
         return records / seconds, sum(file.stat().st_size for file in folder.rglob("*.parquet")) / records
     finally:

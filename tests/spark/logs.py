@@ -1,4 +1,4 @@
-"""A cluster's topics with records in them, and what an archive of them holds."""
+"""The topics of a cluster with records in them, and readers of their archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Logs:
-    """Topics of their own on the tests' broker."""
+    """The topics of a cluster of its own on the tests' broker."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -34,11 +34,11 @@ class Logs:
         self._producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 2, "log_level": 2})
 
     def create(self, topic: str) -> None:
-        """A topic as Chronos makes them."""
+        """Create a topic with Chronos's settings."""
         self.broker.create_topic(topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
 
     def delete(self, topic: str) -> None:
-        """Delete a topic, and wait until the broker lists it no more."""
+        """Delete a topic, and wait until the broker no longer lists it."""
         admin = self.broker.admin()
         for future in admin.delete_topics([topic]).values():
             future.result(30)
@@ -49,11 +49,11 @@ class Logs:
     def write(
         self, topic: str, value: bytes | None, headers: Headers = (), *, key: bytes | None = None, partition: int = 0
     ) -> None:
-        """A record; on its way until `flush`."""
+        """Send a record; it is in the log after `flush`."""
         self._producer.produce(topic, value, key, partition, headers=list(headers))
 
     def schedule(self, count: int, due_ms: int) -> None:
-        """So many messages, one ms apart, and a receipt of each at the target."""
+        """`count` messages, one ms apart, and the delivery of each in the target."""
         for at in range(count):
             headers = [("chronos-deliver-at", b"%d" % (due_ms + at)), ("chronos-target-topic", self.target.encode())]
             self.write(self.delay, b"%d" % at, headers, partition=at % SHARDS)
@@ -63,7 +63,7 @@ class Logs:
         self.flush()
 
     def receipt(self, shard: int, offset: int, due_ms: int) -> Headers:
-        """What Chronos adds to a message it delivers."""
+        """The headers that Chronos adds to a delivered message."""
         return [
             ("chronos-id", b"%d-%d-%d" % (shard, due_ms, offset)),
             ("chronos-due-at", b"%d" % due_ms),
@@ -75,7 +75,7 @@ class Logs:
         assert self._producer.flush(60) == 0
 
     def plan(self, **changes: Any) -> ArchivePlan:
-        """What to archive."""
+        """The plan to archive these topics."""
         wanted: dict[str, Any] = {"targets": [self.target], **changes}
         return ArchivePlan(
             cluster=self.cluster, bootstrap_servers=self.broker.bootstrap, delay=self.delay, progress=self.progress,
@@ -83,7 +83,7 @@ class Logs:
         )  # fmt: skip
 
     def settings(self) -> list[str]:
-        """The same for the command line."""
+        """The same settings as options of the command line."""
         own = {
             "cluster": self.cluster, "log.kind": "kafka", "log.kafka.bootstrap_servers": self.broker.bootstrap,
             "topics.delay": self.delay, "topics.progress": self.progress, "topics.rejected": self.rejected,
@@ -92,7 +92,7 @@ class Logs:
         return [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
 
     def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:
-        """The adapter that the archive asks."""
+        """The adapter that answers the archive's questions."""
         return adapter(
             bootstrap_servers=self.broker.bootstrap, properties={}, cluster=self.cluster, progress_topic=self.progress,
             transaction_timeout_s=10,

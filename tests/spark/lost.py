@@ -1,4 +1,4 @@
-"""An archive of messages that were all lost: settled long ago, and no target holds one. Written without a broker."""
+"""An archive of lost messages: all settled long ago, and none in its target. Written without a broker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from chronos.spark.storage import ArchiveStorage
 
 START_MS = 1_790_000_000_000
-"""When the first one was due."""
+"""Due time of the first message, epoch ms."""
 
 GAP_MS = 7
-"""From one due time to the next."""
+"""Ms from one due time to the next."""
 
 HOUR_MS = 3_600_000
 
@@ -30,7 +30,7 @@ def expected(number: int, target: str, shards: int) -> tuple[bytes, bytes, bytes
 def write_lost(
     spark: SparkSession, storage: ArchiveStorage, *, cluster: str, delay: str, target: str, messages: int, shards: int
 ) -> None:
-    """`messages` divided by `shards` leaves nothing; every fifth has an id of its own."""
+    """Write the archive. `messages` is a multiple of `shards`; every fifth message has an id of its own."""
     from pyspark.sql import functions as f
 
     from chronos.spark import schema
@@ -91,7 +91,7 @@ def _write(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
         in_hours(rows, table).write.partitionBy("due_date", "due_hour").parquet(where)
 
 
-def said(answer: str) -> dict[str, Any]:
-    """The last line of what a command answered."""
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+def last_json(output: str) -> dict[str, Any]:
+    """The JSON on the last line of a command's output."""
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found

@@ -1,4 +1,4 @@
-"""The archive on the real broker: each record once, byte for byte, whatever was killed or is gone."""
+"""The archive on the real broker: each record once, byte for byte, after kills and losses."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ def logs(broker: Broker) -> Logs:
 
 @pytest.fixture
 def brokers(logs: Logs) -> Iterator[KafkaLog]:
-    """The adapter."""
+    """The adapter that the archive asks."""
     log = logs.brokers()
     yield log
     log.close()
 
 
 def by_table(done: list[TableResult]) -> dict[str, int]:
-    """Records archived."""
+    """Records archived, by table."""
     return {each.table: each.records for each in done}
 
 
 def everything(logs: Logs, count: int) -> list[tuple[Any, ...]]:
-    """Places of so many messages that were written in turns to all shards."""
+    """Shard and offset of `count` messages written to the shards in turn."""
     return sorted((at % SHARDS, at // SHARDS) for at in range(count))
 
 
 def test_each_record_is_there_once_byte_for_byte(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Null keys, null values, no headers, headers that are no text and repeat; and the next run adds what is new."""
+    """Null keys, null values, no headers, binary and repeated headers; and the next run adds only new records."""
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (None, None, []),
         (b"\xff\x00", b"\x80", [("a", b"\xfe"), ("a", None), ("ü", b"")]),
@@ -97,7 +97,9 @@ def test_each_record_is_there_once_byte_for_byte(
     assert own == {"shard": 0, "source_offset": 3, "due_at_ms": 1, "id": b"0-1-3", "occurrence": 1, "attempt": 1}
     assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
 
-    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)) == dict.fromkeys(done, 0)
+    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)) == dict.fromkeys(
+        done, 0
+    )
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
     assert brokers.committed(group, logs.progress, 0) == 1
@@ -107,7 +109,7 @@ def test_each_record_is_there_once_byte_for_byte(
 def test_small_batches_end_where_one_large_one_would(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """And compaction changes nothing but the number of files."""
+    """Compaction then changes nothing but the number of files."""
     logs.schedule(1_000, DUE_MS)
     tmp_path /= "of Jürgen"  # a folder by any name
     storage = ArchiveStorage(str(tmp_path))
@@ -127,8 +129,10 @@ def test_small_batches_end_where_one_large_one_would(
     assert by_table(archive(spark, brokers, storage, logs.plan(), ignore))["messages"] == 0
 
 
-def test_foreign_headers_mislead_nobody(spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """A due time that is no time lies under the record's own hour; behind a refused record's own headers are Chronos's."""
+def test_foreign_headers_are_not_taken_for_a_receipt(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """A due time out of range files the row under the record's own hour; of repeated headers the last ones, Chronos's, count."""
     for due in (10**16, -1):
         logs.write(logs.target, b"foreign", [*logs.receipt(0, 7, 1)[::2], ("chronos-due-at", b"%d" % due)])
     own = [("chronos-source", b"of/1/2"), ("chronos-reason", b"a joke"), ("chronos-id", b"kept")]
@@ -139,8 +143,14 @@ def test_foreign_headers_mislead_nobody(spark: SparkSession, logs: Logs, brokers
         assert row["due_at_ms"] in (10**16, -1)
         assert row["due_date"] == time.strftime("%Y-%m-%d", time.gmtime(row["timestamp_ms"] / 1000))
     (refused,) = table(tmp_path, "rejected").to_pylist()
-    said = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
-    assert said == {"id": b"kept", "source_topic": "delay", "source_offset": 4, "reason": "bad-value", "detail": None}
+    columns = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
+    assert columns == {
+        "id": b"kept",
+        "source_topic": "delay",
+        "source_offset": 4,
+        "reason": "bad-value",
+        "detail": None,
+    }
 
 
 class Killed(BaseException):
@@ -148,7 +158,7 @@ class Killed(BaseException):
 
 
 class Doomed(ArchiveStorage):
-    """Storage whose writer is killed right before the step with this number that changes anything."""
+    """Storage whose writer is killed right before its change number `steps`."""
 
     def __init__(self, location: str, steps: int) -> None:
         super().__init__(location)
@@ -179,10 +189,10 @@ class Doomed(ArchiveStorage):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_completed(
+def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """By the next compaction, and by the next run of the archive: the same rows. An earlier one was compacted before."""
+    """By the next compaction or run of the archive, with the same rows; part of the archive was compacted before."""
     count = 60
     origin = ArchiveStorage(str(tmp_path / "origin"))
     logs.schedule(20, DUE_MS)
@@ -219,7 +229,7 @@ def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_co
 def test_a_run_that_is_killed_is_completed_by_the_next(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """kill -9 of the driver while it writes, several times: pyarrow and Spark both find each record once."""
+    """kill -9 of the driver while it writes, several times: pyarrow and Spark both read each record once."""
     count, dice = 6_000, random.Random(4)
     logs.schedule(count, DUE_MS)
     command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
@@ -243,16 +253,18 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
     done = archive(spark, brokers, storage, logs.plan(), ignore)
     assert 0 < by_table(done)["messages"] < count
     assert positions_in(tmp_path, "messages", "shard") == everything(logs, count)
-    assert positions_in(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, count))
+    assert positions_in(tmp_path, "deliveries", "partition") == sorted(
+        (logs.target, *at) for at in everything(logs, count)
+    )
     for name in ("messages", "deliveries"):
         read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(storage.path(name))
         assert (read.count(), read.distinct().count()) == (count, count)
 
 
-def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
+def test_records_deleted_before_they_were_archived_are_recorded_as_a_gap(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Trimmed; deleted and made again; never a crash, and nothing that is there is missed."""
+    """By trimming, and by deleting and creating a topic: the run succeeds and archives every remaining record."""
     logs.schedule(20, DUE_MS)
     storage = ArchiveStorage(str(tmp_path))
     archive(spark, brokers, storage, logs.plan(), ignore)
@@ -281,10 +293,10 @@ def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "recreated"])
-def test_what_goes_while_a_run_reads_is_a_gap_too(
+def test_records_deleted_while_a_run_reads_are_a_gap_too(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path, reason: str
 ) -> None:
-    """It was there when the run began, and not any more when its turn came."""
+    """They existed when the run began, and no longer when their stream was read."""
     admin = logs.broker.admin()
     logs.schedule(20, DUE_MS)
 
@@ -312,7 +324,7 @@ def test_what_goes_while_a_run_reads_is_a_gap_too(
 def test_an_archive_has_one_writer_and_one_cluster(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Each refusal says of what."""
+    """Each refusal names its reason."""
     storage = ArchiveStorage(str(tmp_path))
     with storage.locked(), pytest.raises(ArchiveInUse, match="another process"), storage.locked(wait_s=0):
         pass
@@ -329,10 +341,10 @@ def test_an_archive_has_one_writer_and_one_cluster(
         archive(spark, brokers, ArchiveStorage(str(tmp_path / "other")), gone.plan(), ignore)
 
 
-def test_a_stream_that_fails_says_where_and_keeps_no_other_from_going_on(
+def test_a_stream_that_fails_names_the_offsets_and_does_not_stop_the_others(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """A progress record of a version to come: topic, partition and offsets are named, the rest is archived."""
+    """A progress record of a later version: topic, partition and offsets are named, the other streams are archived."""
     storage = ArchiveStorage(str(tmp_path))
     logs.schedule(6, DUE_MS)
     logs.write(logs.progress, b"\xfenot of this version")
@@ -348,14 +360,14 @@ class Elsewhere(ArchiveStorage):
     """Storage that Spark's tasks have on local disks of other hosts."""
 
     def path(self, *parts: str) -> str:
-        """Where only they see it; the checkpoints are the driver's."""
+        """A folder that only the tasks see; the checkpoints belong to the driver."""
         return super().path(*parts) if "_runs" in parts else super().path("_other-host", *parts)
 
 
-def test_what_spark_wrote_where_nobody_sees_it_is_not_archived(
+def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """The run fails before it says that it is, and another one archives it."""
+    """The run fails before it commits, and the next one archives the records."""
     logs.schedule(6, DUE_MS)
     with pytest.raises(ArchiveFailed, match=r"wrote \d rows to .* and 0 are there") as failed:
         archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), ignore)
@@ -365,10 +377,10 @@ def test_what_spark_wrote_where_nobody_sees_it_is_not_archived(
     assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
 
 
-def test_compaction_makes_as_many_files_as_an_hour_is_large_and_then_no_more(
+def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """An hour of many bytes beside many of few: each of these becomes one file, and a second time nothing is done."""
+    """A large hour becomes several files, each small one a single file; a second compaction changes nothing."""
     storage = ArchiveStorage(str(tmp_path))
     noise = random.Random(8)
     for at in range(36):
@@ -398,10 +410,10 @@ def test_compaction_makes_as_many_files_as_an_hour_is_large_and_then_no_more(
 
 
 class Leaderless(KafkaLog):
-    """Brokers of which the one that led a partition is gone."""
+    """Brokers without a leader for one partition."""
 
     def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """A partition that has no leader cannot be asked for anything."""
+        """As the adapter, with partition 1 of the target leaderless."""
         infos = super().look(topics)
         return {
             name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
@@ -409,10 +421,10 @@ class Leaderless(KafkaLog):
         }
 
 
-def test_a_topic_that_cannot_be_read_now_stays_where_it_is(
+def test_a_topic_that_cannot_be_read_keeps_its_position(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """The others are archived, the error names it, and the next run goes on with it."""
+    """The other topics are archived, the error names this one, and the next run reads it."""
     storage = ArchiveStorage(str(tmp_path))
     logs.schedule(4, DUE_MS)
     archive(spark, brokers, storage, logs.plan(), ignore)
@@ -427,8 +439,8 @@ def test_a_topic_that_cannot_be_read_now_stays_where_it_is(
     assert positions_in(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, 8))
 
 
-def test_a_run_is_of_the_time_before_its_first_look(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """What came between the looks is not all read; and another delay topic is another archive."""
+def test_a_run_is_dated_before_its_first_request(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
+    """Records that arrive between its requests need not be read; and a delay topic created again needs another archive."""
     streams = [("progress", [logs.progress]), ("messages", [logs.delay])]
     began_ms = time.time_ns() // 1_000_000
 
@@ -452,7 +464,7 @@ FROZEN = Path(__file__).parent / "frozen" / "format-1"
 
 
 def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
-    """What the first version wrote, kept as it was, without the columns that came later: these read as null."""
+    """Files of the first version lack the columns of later ones, which read as null."""
     shutil.copytree(FROZEN, tmp_path / "archive")
     storage = ArchiveStorage(str(tmp_path / "archive"))
     assert check_format(storage) is not None
@@ -467,7 +479,9 @@ def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_
     # Beside what this version writes, and after compaction wrote both together.
     rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value")],
                                  "shard int, offset bigint, timestamp_ms bigint, verb string, reason string")  # fmt: skip
-    rows.coalesce(1).write.parquet(storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0"))
+    rows.coalesce(1).write.parquet(
+        storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0")
+    )
     (tidied,) = (each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages")
     assert (tidied.files_before, tidied.files_after) == (3, 2)
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))

@@ -1,4 +1,4 @@
-"""Where an archive may lie, and what is said of where it may not."""
+"""Locations of an archive, and the errors of locations that cannot hold one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chronos.spark.storage import ArchiveStorage
 
 @pytest.mark.parametrize("name", ["with blanks", "Bücher", "a&b=c+d~e@f,g;h"])
 def test_a_folder_may_have_any_name_that_spark_reads(tmp_path: Path, name: str) -> None:
-    """As a path, and as the URI it is handed to Spark and to other processes by."""
+    """Given as a path, and as the URI that Spark and other processes get."""
     storage = ArchiveStorage(str(tmp_path / name))
     storage.write("table/file", b"1")
     assert (tmp_path / name / "table" / "file").read_bytes() == b"1"
@@ -22,14 +22,14 @@ def test_a_folder_may_have_any_name_that_spark_reads(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     "location", ["nothing://here", "/a#b", "file:///a%20b", "s3://bucket/a?region=b", "/x/*", "/x/{a}"]
 )
-def test_what_can_be_no_place_ends_the_command(location: str) -> None:
-    """To try it again would not help."""
+def test_a_location_that_can_never_hold_an_archive_is_unusable(location: str) -> None:
+    """`--continuous` does not try it again."""
     with pytest.raises(ArchiveUnusable, match="cannot hold an archive"):
         ArchiveStorage(location)
 
 
-def test_what_cannot_be_reached_now_may_be_tried_again(tmp_path: Path) -> None:
-    """Whatever the file system says, `--continuous` goes on."""
+def test_an_unreachable_location_may_be_tried_again(tmp_path: Path) -> None:
+    """An error of the file system is one that `--continuous` survives."""
     (tmp_path / "file").touch()
     storage = ArchiveStorage(str(tmp_path / "file"))
     with pytest.raises(ArchiveFailed, match="Not a directory"):
@@ -37,8 +37,8 @@ def test_what_cannot_be_reached_now_may_be_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
-def test_spark_and_arrow_each_get_the_name_they_know_s3_by(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From either spelling. With an endpoint Arrow asks nobody for the bucket's region."""
+def test_spark_and_arrow_each_get_their_name_of_s3(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From either spelling. With an endpoint set, Arrow does not look up the bucket's region."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     storage = ArchiveStorage(f"{scheme}://bucket/a/")
     assert storage.path("messages") == "s3a://bucket/a/messages"
@@ -46,7 +46,7 @@ def test_spark_and_arrow_each_get_the_name_they_know_s3_by(scheme: str, monkeypa
 
 
 def test_a_folder_is_moved_where_there_was_none(tmp_path: Path) -> None:
-    """File by file, on a file system of which nothing more is known."""
+    """File by file, on any file system."""
     storage = ArchiveStorage("mock:///archive")
     storage.write("table/_making/hour=1/file", b"1")
     storage.move("table/_making", "table/batch=c1")
