@@ -62,12 +62,7 @@ def run(
 ) -> None:
     """Run the archive once, or again and again with a pause of `every`."""
     config, location = settings_of(path, overrides, location)
-    pause_s = 0.0
-    if every is not None:
-        try:
-            pause_s = parse_duration_ms(every) / 1000
-        except ValueError as error:
-            raise typer.BadParameter(f"--every: {error}") from None
+    pause_s = None if every is None else _pause_s(every)
     reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
@@ -95,25 +90,35 @@ def run(
     try:
         brokers.names()  # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         with spark_job("archive", master, pairs(conf, "--conf")) as (spark, display, log):
+
+            def run_once() -> None:
+                done = archive(spark, brokers, storage, plan, display)
+                display.pause()
+                _show(done, output)
+                log.empty()
+
+            if pause_s is None:
+                run_once()
+                return
             while True:
                 try:
-                    done = archive(spark, brokers, storage, plan, display)
-                    display.pause()
-                    _show(done, output)
-                    log.empty()
+                    run_once()
                 except Retry as error:
-                    if every is None:
-                        raise
                     display.pause()
                     log.keep()
                     note(f"{error}\ntrying again in {every}")
-                if every is None:
-                    return
                 time.sleep(pause_s)
     except KeyboardInterrupt:
         note("stopped; the next run continues here")
     finally:
         brokers.close()
+
+
+def _pause_s(every: str) -> float:
+    try:
+        return parse_duration_ms(every) / 1000
+    except ValueError as error:
+        raise typer.BadParameter(f"--every: {error}") from None
 
 
 def _show(done: list[Any], output: Format) -> None:

@@ -43,22 +43,8 @@ def request_of(
     from chronos.spark.requests import Request
 
     now_ms = time.time_ns() // 1_000_000
-    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
-    if len(chosen) > 1:
-        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
-    mode = chosen[0] if chosen else "missing"
-    if mode == "gone" and not targets:
-        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
-    if mode == "all" and start is None:
-        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
-    if PURPOSE.fullmatch(purpose) is None:
-        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
-    if over is not None and rate is not None:
-        raise typer.BadParameter("choose one of --over and --rate")
-    if mode == "pending" and (over is not None or rate is not None or direct):
-        raise typer.BadParameter("--pending keeps due times: it cannot be combined with --over, --rate or --direct")
-    if rate is not None and rate <= 0:
-        raise typer.BadParameter("--rate: more than 0 messages a second")
+    mode = _mode(modes)
+    _check(mode, start, targets, purpose, over, rate, direct=direct)
     try:
         over_ms = None if over is None else parse_duration_ms(over)
         wanted_headers = [pair for each in headers for pair in pairs([each], "--header").items()]
@@ -75,6 +61,38 @@ def request_of(
         mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=wanted_headers, ids=wanted_ids,
         purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, options=options,
     )  # fmt: skip
+
+
+def _mode(modes: dict[str, bool]) -> str:
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1:
+        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+    return chosen[0] if chosen else "missing"
+
+
+def _check(
+    mode: str,
+    start: str | None,
+    targets: list[str],
+    purpose: str,
+    over: str | None,
+    rate: float | None,
+    *,
+    direct: bool,
+) -> None:
+    """Raise typer.BadParameter if options contradict each other."""
+    if mode == "gone" and not targets:
+        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
+    if mode == "all" and start is None:
+        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if PURPOSE.fullmatch(purpose) is None:
+        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
+    if over is not None and rate is not None:
+        raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and (over is not None or rate is not None or direct):
+        raise typer.BadParameter("--pending keeps due times: it cannot be combined with --over, --rate or --direct")
+    if rate is not None and rate <= 0:
+        raise typer.BadParameter("--rate: more than 0 messages a second")
 
 
 def run(

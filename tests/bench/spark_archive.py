@@ -1,4 +1,4 @@
-"""How fast `chronos archive` is, beside plain Spark that copies the same records from Kafka to Parquet without a look."""
+"""Throughput of `chronos archive`, and of plain Spark that copies the same records from Kafka to Parquet unparsed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from chronos.spark.archive.job import ArchivePlan
 
 RECORDS = 2_000_000
-"""Messages, and as many deliveries."""
+"""Number of messages; there are as many deliveries."""
 
 PARTITIONS = 4
 DUE_MS = 1_900_000_000_000
 SPREAD_MS = 6 * 3_600_000
-"""The messages fall due within six hours."""
+"""Ms over which the due times are spread: six hours."""
 
 SMALLER = 4
-"""By how much a second load is smaller: two sizes show how the time grows."""
+"""Factor by which a second load is smaller: two sizes show how the time grows."""
 
 WARM_UP = 20_000
 ROUNDS = 3
@@ -36,7 +36,7 @@ SHARE_OF_PLAIN = 0.5
 
 
 def archive_figure(bench: Bench, records: int = RECORDS) -> None:
-    """Adds the figures of throughput, alone and beside plain Spark, which takes turns with it in one session."""
+    """Add the figures of throughput, and the ratio to plain Spark, which alternates with it in one session."""
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
@@ -69,7 +69,7 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
 
 
 def _fill(bench: Bench, records: int) -> ArchivePlan:
-    """Topics with so many messages and as many deliveries; the progress topic holds one record."""
+    """Topics with `records` messages and as many deliveries; the progress topic holds one record."""
     from chronos.spark.archive.job import ArchivePlan
 
     cluster = bench.name("archived")
