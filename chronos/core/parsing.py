@@ -35,7 +35,7 @@ from chronos.core.message import (
     Verb,
 )
 from chronos.core.rules import Rules
-from chronos.core.timefmt import parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import format_duration, parse_duration_ms, parse_time_ms
 
 
 def parse(record: Record, rules: Rules) -> Command:
@@ -235,7 +235,9 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
     else:
         return Rejection(Reason.NO_TIME, f"neither {DELIVER_AT} nor {DELAY} is given")
     if due_ms > record.timestamp_ms + rules.max_delay_ms:
-        return Rejection(Reason.BEYOND_MAX_DELAY, f"due more than {rules.max_delay_ms} ms ahead (limits.max_delay)")
+        return Rejection(
+            Reason.BEYOND_MAX_DELAY, f"due more than {format_duration(rules.max_delay_ms)} ahead (limits.max_delay)"
+        )
     return due_ms
 
 

@@ -27,7 +27,7 @@ class Rules:
         own_topics: Iterable[str] = (),
         allow: Sequence[str] = ("*",),
         deny: Sequence[str] = (),
-        max_delay_ms: int = 400 * 86_400_000,
+        max_delay_ms: int = 3_650 * 86_400_000,
         deduplication_ms: int = 6 * 3_600_000,
         refuse_wrong_shard: bool = False,
     ) -> None:
