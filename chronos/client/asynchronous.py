@@ -1,6 +1,5 @@
 """The client for asyncio."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from chronos.client import requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
 from chronos.client.errors import ClientError
-from chronos.client.models import MessageInfo, Page, Result, Scheduled
+from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
 from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
 from chronos.client.times import Delay, Time
 
@@ -32,7 +31,15 @@ class AsyncClient:
         scheduled: Scheduled = await self.call(requests.schedule(message(topic, value, **options)))
         if wait is None:
             return scheduled
-        steps = requests.confirm(scheduled, wait, options.get("on_conflict"))
+        return await self.confirm(scheduled, wait, options.get("on_conflict"))
+
+    async def confirm(
+        self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None
+    ) -> Scheduled:
+        """See `Client.confirm`."""
+        import asyncio
+
+        steps = requests.confirm(scheduled, wait, on_conflict)
         try:
             step = next(steps)
             while True:
@@ -121,6 +128,8 @@ class AsyncClient:
 
     async def call(self, request: Request) -> Any:
         """See `Client.call`."""
+        import asyncio
+
         import aiohttp
 
         if self._session is None:

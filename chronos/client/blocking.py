@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from chronos.client import requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
 from chronos.client.errors import ClientError
-from chronos.client.models import MessageInfo, Page, Result, Scheduled
+from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
 from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
 from chronos.client.times import Delay, Time
 
@@ -50,7 +50,14 @@ class Client:
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
         if wait is None:
             return scheduled
-        steps = requests.confirm(scheduled, wait, options.get("on_conflict"))
+        return self.confirm(scheduled, wait, options.get("on_conflict"))
+
+    def confirm(self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None) -> Scheduled:
+        """Wait until the shard has taken in what `schedule` or `schedule_many` returned, at most as long as `wait`.
+
+        Raises Rejected if the shard rejected it. `on_conflict` is what the message was scheduled with.
+        """
+        steps = requests.confirm(scheduled, wait, on_conflict)
         try:
             step = next(steps)
             while True:

@@ -1,5 +1,7 @@
 """Control headers for programs that write to the delay topic with a Kafka producer."""
 
+from collections.abc import Mapping
+
 from chronos.client.models import Action, OnConflict
 from chronos.client.requests import Bytes
 from chronos.client.times import Delay, Time, delay_ms, time_ms
@@ -60,5 +62,5 @@ def headers(
     return found
 
 
-def _words(table: dict[bytes, object]) -> str:
+def _words(table: Mapping[bytes, object]) -> str:
     return ", ".join(word.decode() for word in table)

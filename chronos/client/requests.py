@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -96,9 +96,9 @@ def message(
 
     Raises ValueError or TypeError for what cannot be sent.
     """
-    target: dict[str, Any] = {"topic": topic} | _bytes_field("key", key)
+    target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
     if headers:
-        target["headers"] = {name: _header(content) for name, content in headers.items()}
+        target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
     found: dict[str, Any] = {"target": target} | _bytes_field("value", value) | _when(deliver_at, delay)
     if id is not None:
         found["id"] = id_text(id)
@@ -164,7 +164,7 @@ def page(
     """Some of the pending messages, from the place `after` on."""
     query: dict[str, Any] = {"limit": limit}
     if target is not None:
-        query["target"] = target
+        query["target"] = _checked("target", target)
     if due_from is not None:
         query["due_from"] = time_ms(due_from)
     if due_to is not None:
@@ -335,10 +335,12 @@ def _header(content: HeaderValue) -> Any:
         return encoded if name == "header" else {"base64": encoded}
     if not isinstance(content, Sequence):
         raise TypeError(f"a header must be str, bytes, None or a list of these, not {type(content).__name__}")
-    return [_header(one) for one in content]
+    return [_header(one) for one in cast(Sequence[Bytes], content)]
 
 
 def _checked(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be str, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError:
