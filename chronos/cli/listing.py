@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+import typer
+
 from chronos.cli.connect import connect
 from chronos.cli.output import Format, local, note, printable, relative, size
 from chronos.cli.times import moment
@@ -21,6 +23,10 @@ def list_(
 ) -> None:
     """At most `limit` pending messages; as JSON one object, that of the HTTP interface."""
     bounds = {"target": target, "due_from": moment(due_from, "--from"), "due_to": moment(due_to, "--until")}
+    try:
+        requests.page(**bounds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     with connect(server) as client:
         pages = _pages(client, bounds, limit)
         after = _print_json(pages) if output is Format.json else _print_table(pages)

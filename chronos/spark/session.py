@@ -52,7 +52,7 @@ def need_spark() -> None:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise SparkMissing(f"{error.name} is missing; install it with: pip install 'chronos[spark]'") from None
+        raise SparkMissing(f"{error.name} is missing; install it with: pip install 'kafka-chronos[spark]'") from None
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise SparkMissing(
