@@ -28,8 +28,10 @@ Duration = (
     | Annotated[
         str,
         Meta(
-            pattern=r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d))$",
-            description="One number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d.",
+            min_length=1,
+            pattern=r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?"
+            r"([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$",
+            description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several of them: 1h30m.",
         ),
     ]
 )

@@ -82,11 +82,10 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
         # The node has stopped everything it had started.
         return
     except LogUnavailable as error:
-        if config.log.kind == "kafka":
-            raise LogUnavailable(
-                f"{error}\nlog.kafka.bootstrap_servers is {config.log.kafka.bootstrap_servers}"
-            ) from error
-        raise
+        if config.log.kind != "kafka":
+            raise
+        with_address = f"{error}\nlog.kafka.bootstrap_servers is {config.log.kafka.bootstrap_servers}"
+        raise LogUnavailable(with_address) from error
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
