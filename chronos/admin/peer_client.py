@@ -16,6 +16,8 @@ import structlog
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.core.roles import Member
 from chronos.node import Node
+from chronos.workers.membership import holders
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.http")
 
@@ -25,8 +27,8 @@ CONNECT_S = 2.0
 ANSWER_S = 8.0
 """How long a node may take to answer; an action waits at most 5 s there."""
 
-PREFERRED = ("master", "follower")
-"""Roles of replicas whose nodes are asked first; then those whose role is changing."""
+PREFERRED = (ReplicaState.MASTER, ReplicaState.FOLLOWER)
+"""States of replicas whose nodes are asked first; then those whose state is changing."""
 
 T = TypeVar("T")
 
@@ -43,7 +45,7 @@ class PeerClient:
         if self._node.membership is None:
             return True
         driver = self._node.shards[shard]
-        return driver.role != "none" and driver.replica.known
+        return driver.role != ReplicaState.NONE and driver.replica.known
 
     def requested(self, shards: object) -> list[int]:
         """The shards of the parameter `shards`, all of which this node must hold; without the parameter all shards."""
@@ -69,7 +71,10 @@ class PeerClient:
     def holders(self, shard: int) -> list[Member]:
         """Other nodes that hold the shard: its master first, then the one that has applied most."""
         membership = self._node.membership
-        return [] if membership is None else [member for member, _ in membership.holders(shard, PREFERRED)]
+        if membership is None:
+            return []
+        found = holders(membership.snapshot(), shard, besides=self._node.config.node.id, order=PREFERRED)
+        return [member for member, _ in found]
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
         """The shards, grouped by the node that is asked for them first."""

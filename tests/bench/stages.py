@@ -46,7 +46,7 @@ class _Stopwatch:
 class _Topics:
     """The one question a pusher asks its log."""
 
-    def look(self, topics: list[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: list[str]) -> dict[str, TopicInfo | None]:
         return {
             topic: TopicInfo(id=topic, partitions=1, leaderless=frozenset(), bytes_max=1_048_588) for topic in topics
         }
