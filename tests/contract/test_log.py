@@ -504,11 +504,9 @@ def test_a_group_that_committed_nothing_has_no_place(case):
     assert case.log.committed(case.name("group"), case.topic(), 0) is None
 
 
-@pytest.mark.integration
+@pytest.mark.parametrize("case", ["kafka"], indirect=True)
 def test_the_place_of_a_consumer_group_is_known(broker, case):
-    """For the partition it committed, and for no other."""
-    if case.kind != "kafka":
-        pytest.skip("the embedded log has no groups")
+    """For the partition it committed, and for no other. The embedded log has no groups."""
     topic, group = case.topic(), case.name("group")
     case.log.append([outgoing(topic) for _ in range(5)], TIMEOUT_S)
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})

@@ -24,13 +24,11 @@ broker and removes its directory when the pipe to that process closes.
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from base64 import urlsafe_b64encode
@@ -44,6 +42,8 @@ from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,10 +69,6 @@ because there they are the time a failover takes, which is what is tested."""
 
 LOG_TAIL_LINES = 60
 """What an error quotes of a broker's log."""
-
-PORTS = range(20_000, 32_000)
-"""Below the ports that systems hand out for outgoing connections (from 32768 on Linux, 49152 elsewhere). One
-of those could be taken between `kill()` and the next `start()`, even by a client that connects to itself."""
 
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 TOOL_OPTIONS = (*JAVA_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dchronos.log.level=WARN")
@@ -141,26 +137,6 @@ def java_command(options: Iterable[str], main_class: str, *arguments: str) -> li
         main_class,
         *arguments,
     ]
-
-
-_ports_given: set[int] = set()
-_ports_lock = threading.Lock()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on and that this process was not given before."""
-    with _ports_lock:
-        for port in random.sample(PORTS, len(PORTS)):
-            if port in _ports_given:
-                continue
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-            _ports_given.add(port)
-            return port
-    raise BrokerError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 
 CHUNK_BYTES = 65_536
 

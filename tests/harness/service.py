@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0

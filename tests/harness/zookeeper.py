@@ -31,7 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, free_port, wait_until
+from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, wait_until
+from tests.harness.ports import free_port
 
 START_TIMEOUT_S = 60.0
 """From `start()` to a server that serves. It takes 1 s; this bounds a crowded machine."""

@@ -25,7 +25,8 @@ from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
 from tests.chaos.fleet import Fleet
-from tests.harness.broker import Broker, free_port
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
@@ -85,13 +86,6 @@ class Gate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.close()
-
-
-@pytest.fixture(scope="module")
-def zookeeper() -> Iterator[Ensemble]:
-    """One server for this file."""
-    with Ensemble() as server:
-        yield server
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from chronos.adapters.clock import ShiftedClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.node import Node
-from tests.harness.broker import Broker, free_port
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000

@@ -23,13 +23,6 @@ QUORUM_LOST_S = 8.0
 """Two sessions; the full drill takes 30 s."""
 
 
-@pytest.fixture(scope="module")
-def zookeeper() -> Iterator[Ensemble]:
-    """One server for all tests of this file: each has a cluster name of its own."""
-    with Ensemble() as server:
-        yield server
-
-
 @pytest.fixture
 def flow(broker: Broker) -> KafkaFlow:
     """Messages, and topics of their own."""

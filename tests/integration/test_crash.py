@@ -4,105 +4,40 @@ import json
 import os
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.kills import kill_on_embedded_log, kill_on_kafka
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, HttpFlow, KafkaFlow, LogFlow, now_ms
+from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, KafkaFlow, LogFlow, now_ms
 
 HOUR_MS = 3_600_000
-KILLS = 100
-MESSAGES = 50_000
-CANCELLED = 0.03
-"""Share of the messages that somebody tries to cancel."""
-
-PAST_MS, AHEAD_MS = 2_000, 15_000
-"""Messages are due from so long ago to so far ahead of their being written."""
-
-STARTING = 0.3
-"""Share of the kills that come while the node still starts: while it imports, claims, recovers, fences."""
-
-START_S = 0.9
-"""About what a start takes, imports included."""
-
-RUN_S = 0.6
-"""A node that got ready is killed within so much longer."""
+KILLS = 30
+"""On each log; `./scripts/chaos --kills 300` does hundreds."""
 
 
-def seeded() -> int:
-    """The seed of this run: of the environment, to repeat one, or fresh; printed either way."""
+def fresh_seed() -> int:
+    """The seed of this run, printed: CHRONOS_SEED to repeat a run, else a random one."""
     seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
     print(f"CHRONOS_SEED={seed}")
     return seed
 
 
-def live_and_die(service: Service, dice: random.Random) -> None:
-    """One life: started, and killed either while it starts or some time after it got ready."""
-    service.launch()
-    if dice.random() < STARTING:
-        time.sleep(dice.uniform(0.0, START_S))
-    else:
-        service.wait_ready()
-        time.sleep(dice.uniform(0.0, RUN_S))
-    service.kill()
-
-
-def judge(flow: Flow, service: Service) -> None:
-    """Started once more, the service brings everything to its end; then the targets must be as planned."""
-    service.start()
-    flow.wait_settled(service)
-    totals = [shard["totals"] for shard in service.shards()]
-    assert flow.complaints() == []
-    assert sum(each["delivered"] for each in totals) == len(flow.delivered())
-    assert sum(each["dead"] + each["expired"] for each in totals) == 0
-    assert service.stop() == 0
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_a_hundred_kills_lose_and_double_nothing_on_kafka(broker: Broker, tmp_path: Path) -> None:
-    """kill -9 at 100 moments: 50,000 messages are found once, none early, none of those cancelled in time."""
-    seed = seeded()
-    flow = KafkaFlow(broker, seed)
-    dice = random.Random(seed + 1)
-    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
-        for _ in range(KILLS):
-            written = flow.write(MESSAGES // KILLS, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
-            live_and_die(service, dice)
-            flow.poll()
-            flow.cancel(message for message in written if dice.random() < CANCELLED)
-        flow.flush()
-        judge(flow, service)
+def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(broker: Broker, tmp_path: Path) -> None:
+    """Every message is found once, none early, none of those cancelled in time."""
+    kill_on_kafka(broker, tmp_path, kills=KILLS, seed=fresh_seed())
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(420)
-def test_a_hundred_kills_lose_and_double_nothing_on_the_embedded_log(tmp_path: Path) -> None:
-    """The same, with everything written and cancelled through the HTTP interface of the node that dies."""
-    seed = seeded()
-    dice = random.Random(seed + 1)
-    with Service(tmp_path / "node") as service:
-        flow = HttpFlow(service, seed)
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(_write_and_cancel, flow, random.Random(seed + 2))
-            kills = 0
-            while kills < KILLS or not writing.done():
-                live_and_die(service, dice)
-                kills += 1
-            writing.result()
-        unsure = sum(message.accepted is None for message in flow.sent)
-        assert unsure < MESSAGES // 10
-        judge(flow, service)
-
-
-def _write_and_cancel(flow: HttpFlow, dice: random.Random) -> None:
-    while len(flow.sent) < MESSAGES:
-        written = flow.write(MESSAGES // KILLS, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
-        flow.cancel(message for message in written if dice.random() < CANCELLED)
+def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(tmp_path: Path) -> None:
+    """The same, with everything written and cancelled through the HTTP interface of the node that is killed."""
+    kill_on_embedded_log(tmp_path, kills=KILLS, seed=fresh_seed())
 
 
 # ---------------------------------------------------------------------------------------- stops and downtime
@@ -241,7 +176,7 @@ FIRST_KILLS = 25
 @pytest.mark.integration
 def test_a_node_killed_while_it_makes_its_files_for_the_first_time_starts_again(tmp_path: Path) -> None:
     """Whatever is there by then, the next start goes on from it: half-made is not damaged."""
-    dice = random.Random(seeded())
+    dice = random.Random(fresh_seed())
     for number in range(FIRST_KILLS):
         with Service(tmp_path / f"node-{number}") as service:
             service.launch()

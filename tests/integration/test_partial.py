@@ -24,15 +24,12 @@ def flow(broker: Broker) -> KafkaFlow:
 
 
 @pytest.fixture
-def fleet(broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
     """Three nodes, each shard on two of them."""
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2}
-    with (
-        Ensemble() as zookeeper,
-        Fleet(
-            tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
-        ) as nodes,
-    ):
+    with Fleet(
+        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+    ) as nodes:
         yield nodes.start()
 
 

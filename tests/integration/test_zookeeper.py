@@ -20,7 +20,7 @@ from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
 from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.proxy import Network
 from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server
 
@@ -28,20 +28,6 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 20.0
 """What every wait is bounded by; the longest takes a session's time."""
-
-
-@pytest.fixture(scope="module")
-def zookeeper() -> Iterator[Ensemble]:
-    """One server that the tests of this file share."""
-    with Ensemble() as shared:
-        yield shared
-
-
-@pytest.fixture
-def own_zookeeper() -> Iterator[Ensemble]:
-    """One server for this test alone."""
-    with Ensemble() as own:
-        yield own
 
 
 class Nodes:
