@@ -19,10 +19,10 @@ from tests.harness.broker import Broker
 from tests.harness.zookeeper import Ensemble
 
 # No deadlines: on two cores with a broker beside them, a slow example proves nothing.
-_no_deadline = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("dev", **_no_deadline)
+_no_deadline = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("dev", _no_deadline)
 # The same examples in every run: continuous integration judges the change, developers' machines find new examples.
-settings.register_profile("ci", derandomize=True, **_no_deadline)
+settings.register_profile("ci", _no_deadline, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}

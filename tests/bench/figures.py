@@ -129,7 +129,7 @@ class Bench:
 
 def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Progress]]:
     """`(broker timestamp, progress record)` of a shard, from its first to its last."""
-    found = []
+    found: list[tuple[int, Progress]] = []
     for messages in load.read(bench.broker.bootstrap, topic, partition):
         if messages is None:
             return found

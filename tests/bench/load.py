@@ -32,7 +32,7 @@ DEFAULTS = {
 PRODUCER = {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random", "acks": "all"}
 
 
-def headers(due_ms: int, target: str) -> dict[str, bytes]:
+def headers(due_ms: int, target: str) -> dict[str, str | bytes | None]:
     """The three headers of every message."""
     return {
         "chronos-deliver-at": b"%d" % due_ms,

@@ -54,7 +54,8 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
     value = os.urandom(load.VALUE_BYTES)
     records = []
     for at in range(batch * BATCH, (batch + 1) * BATCH):
-        headers = list(load.headers(NOW_MS + at // 500, "orders").items())
+        given = load.headers(NOW_MS + at // 500, "orders")
+        headers = [(name, value) for name, value in given.items() if isinstance(value, bytes)]
         records.append(Record(at, NOW_MS - 60_000, b"order-%d" % at if keyed else None, value, headers))
     return records
 

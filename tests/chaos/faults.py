@@ -50,6 +50,7 @@ def kill_master(world: World, _: random.Random) -> None:
     fleet.nodes[name].kill()
     fleet.wait_led(without=name)
     fleet.nodes[name].start()
+    world.wait_recovered()
 
 
 def freeze_master(world: World, dice: random.Random) -> None:
@@ -65,8 +66,8 @@ def freeze_master(world: World, dice: random.Random) -> None:
         time.sleep(max(0.0, until_s - time.monotonic()))
     finally:
         node.thaw()
-    node.wait_ready()
-    fleet.wait_led()
+    # A thawed node still reports that it is ready until it notices the end of its session.
+    world.wait_recovered()
 
 
 def hand_over(world: World, dice: random.Random) -> None:
@@ -86,6 +87,8 @@ def roll(world: World, _: random.Random) -> None:
         assert node.stop() == 0
         fleet.wait_led(without=name)
         node.start()
+        # The other nodes list it as a member only a moment later.
+        world.wait_recovered()
 
 
 def lose_disk(world: World, _: random.Random) -> None:
@@ -97,6 +100,7 @@ def lose_disk(world: World, _: random.Random) -> None:
     shutil.rmtree(node.data_dir)
     fleet.wait_led(without=name)
     node.start()
+    world.wait_recovered()
 
 
 def assert_unmoved(fleet: Fleet, before: dict[int, tuple[str, int]], begun_ms: int) -> None:

@@ -23,7 +23,12 @@ def write(
 ) -> dict[str, int]:
     """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its value begins with its number."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     # Idempotent: a record that the client sends again after a broker failure must be written once. Few batches: while
     # five of them are in flight to a broker, the most that idempotence allows, the client busy-waits (measured).
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 50, "enable.idempotence": True,
@@ -85,4 +90,5 @@ def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"write": write, "trace": trace}[sys.argv[1]](**json.loads(sys.argv[2]))))
+    run = write if sys.argv[1] == "write" else trace
+    print(json.dumps(run(**json.loads(sys.argv[2]))))

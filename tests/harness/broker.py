@@ -41,7 +41,7 @@ from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.harness.ports import free_port
 
@@ -160,7 +160,7 @@ class Clients:
     brokers_max: int
     """How many brokers there are when all of them run."""
 
-    def admin(self, **settings: object) -> AdminClient:
+    def admin(self, **settings: str | int | float) -> AdminClient:
         """An admin client that does not print about brokers that are down on purpose.
 
         Keep it in a variable until its futures have their results: they end with it, as `_DESTROY`.
@@ -252,7 +252,7 @@ class Clients:
 
         Watermarks after `max_messages`, or when nothing came for `timeout_ms`; then it returns what had come.
         """
-        start = ("--from-beginning",)
+        start: tuple[str, ...] = ("--from-beginning",)
         if partition is not None:
             offset = "earliest" if from_offset is None else str(from_offset)
             start = ("--partition", str(partition), "--offset", offset)

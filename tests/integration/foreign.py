@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from chronos.core.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
@@ -41,10 +41,10 @@ class Topics(NamedTuple):
         """The four topics of a service called so."""
         return cls(f"{prefix}.delay", f"{prefix}.progress", f"{prefix}.rejected", f"{prefix}.dead-letter")
 
-    def settings(self, *, shards: int = 1, **more: object) -> dict[str, object]:
+    def settings(self, **more: object) -> dict[str, object]:
         """Settings of a service that uses them; a further one is `delivery__retry_base="1s"`."""
         own: dict[str, object] = {f"topics.{name}": topic for name, topic in self._asdict().items()}
-        own |= {"cluster": self.delay, "shards": shards}
+        own |= {"cluster": self.delay, "shards": 1}
         return own | {name.replace("__", "."): value for name, value in more.items()}
 
 
@@ -112,14 +112,17 @@ def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: obj
         def note(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 failures.append(error)
-            else:
-                places[at] = message.partition(), message.offset()
+                return
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            places[at] = partition, offset
 
         return note
 
     count = 0
     for at, record in enumerate(records):
-        headers = list(record.headers)
+        headers: list[tuple[str, str | bytes | None]] = list(record.headers)
         producer.produce(topic, record.value, record.key, record.partition, on_delivery=reported(at), headers=headers)
         producer.poll(0)
         count += 1
@@ -168,7 +171,8 @@ class Tail:
                     raise KafkaException(error)
                 continue
             found += 1
-            self.records[message.topic()].append(_got(message))
+            got = _got(message)
+            self.records[got.topic].append(got)
         return found
 
     def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = READ_TIMEOUT_S) -> None:
@@ -213,10 +217,14 @@ def _got(message: Message) -> Got:
         headers = _headers(message) or []
     except SystemError:
         headers = []
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
     return Got(
-        message.topic(),
-        message.partition(),
-        message.offset(),
+        topic,
+        partition,
+        offset,
         message.timestamp()[1],
         message.key(),
         message.value(),

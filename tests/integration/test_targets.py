@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
     AclPermissionType,
@@ -393,7 +393,7 @@ def test_what_is_too_large_to_be_passed_on_is_named_by_its_source(place: Place) 
         alter_topic(place.kafka, topic, max_message_bytes="1048588")
     limit = 1 << 20
     target = place.target("target", max_message_bytes=1_000_000)
-    cases = {
+    cases: dict[str, list[tuple[str, bytes | None]]] = {
         "refused": [("chronos-target-topic", b"t"), ("own", b"o")],
         "dead": [*schedule(target), ("own", b"o")],
     }
@@ -436,12 +436,16 @@ def test_a_message_for_a_partition_without_a_leader_waits_and_the_others_do_not(
         lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)
         admin = kafka.admin()
 
-        def leader_of(partition: int) -> int | None:
-            """-1: none; None: no broker told in time, as may happen while one goes."""
+        def leader_of(partition: int) -> int:
+            """The node id of the leader; -1 without one."""
+            return int(admin.list_topics(lonely, timeout=10).topics[lonely].partitions[partition].leader)
+
+        def is_leaderless(partition: int) -> bool:
+            """False also while no broker answers, as may happen while one is killed."""
             try:
-                return int(admin.list_topics(lonely, timeout=10).topics[lonely].partitions[partition].leader)
+                return leader_of(partition) < 0
             except KafkaException:
-                return None
+                return False
 
         keys = [b"k%d" % number for number in range(60)]
         stuck = [key for key in keys if partition_of(key, 3) == 0]
@@ -449,7 +453,7 @@ def test_a_message_for_a_partition_without_a_leader_waits_and_the_others_do_not(
             service.start()
             down = kafka.node(leader_of(0))
             down.kill()
-            assert wait_until(lambda: leader_of(0) < 0, deadline=time.monotonic() + 30)
+            assert wait_until(lambda: is_leaderless(0), deadline=time.monotonic() + 30)
             service.wait_ready()
             keyed = [Sent(key, schedule(lonely, target_key=key)) for key in keys]
             bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
@@ -38,13 +39,12 @@ class Nodes:
         self.cluster = f"c-{uuid.uuid4().hex[:8]}"
         self.made: list[ZooKeeperCoordinator] = []
 
-    def coordinator(self, node: str, *, instance: str = "", **more: object) -> ZooKeeperCoordinator:
-        """One that has not joined."""
-        settings = {"hosts": self.hosts, "session_timeout_s": SESSION_S, "shards": 2} | more
+    def coordinator(self, node: str, **more: object) -> ZooKeeperCoordinator:
+        """A coordinator that has not joined."""
+        settings = {"hosts": self.hosts, "session_timeout_s": SESSION_S, "shards": 2, "instance": f"i-{node}"} | more
         made = ZooKeeperCoordinator(
             cluster=self.cluster,
             node=node,
-            instance=instance or f"i-{node}",
             **settings,  # type: ignore[arg-type]
         )
         self.made.append(made)
@@ -210,12 +210,17 @@ def test_the_end_of_a_session_moves_control_and_shards_at_once(nodes: Nodes, raw
     with Process(nodes.hosts, nodes.cluster, "a") as killed:
         killed.expect("controls")
         b = nodes.joined("b")
-        expired, base = [], f"/chronos/{nodes.cluster}"
-        raw.get(f"{base}/members/a", watch=lambda event: event.type == "DELETED" and expired.append(time.monotonic()))
+        expired: list[float] = []
+
+        def note(event: WatchedEvent) -> None:
+            if event.type == "DELETED":
+                expired.append(time.monotonic())
+
+        raw.get(f"/chronos/{nodes.cluster}/members/a", watch=note)
         killed.signal(signal.SIGKILL)
         until(lambda: masters(b) == {"b"}, b)
         moved = time.monotonic()
-    until(lambda: expired)
+    until(lambda: bool(expired))
     # Generous, for a machine with two cores and much to do; on a quiet one it takes a few milliseconds.
     assert moved - expired[0] < 1.0
 
