@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 
+INTEGRATION_FOLDERS = {"integration", "spark"}
+"""All tests in these need Java, or take as long as those that do."""
+
+SLOW_MODULES = {"test_openapi.py"}
+"""All tests of these are slow, and so is the import of what they use."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules of which `./scripts/test fast` runs no test: that would take it seconds."""
+    deselected = config.getoption("markexpr")
+    if "not integration" in deselected and collection_path.parent.name in INTEGRATION_FOLDERS:
+        return True
+    return True if "not slow" in deselected and collection_path.name in SLOW_MODULES else None
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     short ones fill up what is left at the end, and no worker idles while another one runs the longest test.
     """
     for item in items:
-        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
         if item.path.parent.name == "spark":
             # One worker starts Spark, once.

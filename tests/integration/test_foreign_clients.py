@@ -69,6 +69,10 @@ def running(broker: Broker, folder: Path, **settings: object) -> Iterator[Chrono
         assert service.stop() == 0
 
 
+# One node serves all of them.
+pytestmark = pytest.mark.xdist_group("foreign clients")
+
+
 @pytest.fixture(scope="module")
 def chronos(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chronos]:
     yield from running(broker, tmp_path_factory.mktemp("foreign"))

@@ -317,7 +317,7 @@ def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermis
     admin.create_acls([binding])[binding].result(30)
 
 
-@pytest.mark.integration
+@pytest.mark.xdist_group("secured broker")
 @pytest.mark.parametrize("creates", [False, True], ids=["", "create_topics"])
 def test_a_topic_kafka_does_not_let_it_write_to_is_forbidden(
     tmp_path: Path, secured_broker: Broker, creates: bool

@@ -21,7 +21,8 @@ from tests.harness.service import Service
 # 403 is what anybody gets who asks for what only members of a cluster may have.
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
-pytestmark = pytest.mark.slow
+# One node answers all of them.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 
 
 @pytest.fixture(scope="module")
