@@ -57,10 +57,21 @@ class Drill:
     """Load and reader, each in a separate process, around the faults of a `with` block."""
 
     def __init__(
-        self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds_max: float, warm_s: float = WARM_S
+        self,
+        kafka: Clients,
+        delay_topic: str,
+        target: str,
+        *,
+        rate: int,
+        seconds_max: float,
+        warm_s: float = WARM_S,
+        gap_s: float = GAP_S,
     ) -> None:
-        """The load ends with `result`, or with an error after `seconds_max`."""
-        self._warm_s = warm_s
+        """The load ends with `result`, or with an error after `seconds_max`.
+
+        Shorter times than the defaults are for drills whose lateness is not judged.
+        """
+        self._warm_s, self._gap_s = warm_s, gap_s
         self.windows: list[Window] = []
         kafka.create_topic(target)
         reading = {"bootstrap": kafka.bootstrap, "topic": target, "rest_s": READ_S}
@@ -78,7 +89,7 @@ class Drill:
         finally:
             window.end_ms = time.time_ns() // 1_000_000
         # Messages that one fault makes late must not be counted for the next.
-        time.sleep(GAP_S)
+        time.sleep(self._gap_s)
 
     def result(self) -> Result:
         """End the load, wait until the reader has read all of it, and assign the lateness to the windows."""

@@ -275,6 +275,18 @@ class KafkaFlow(Flow):
                 self._produce(None, str(message.number), headers, shard, self._cancelled(message))
         self._producer.poll(0)
 
+    def fire(self, messages: Iterable[Sent]) -> None:
+        """Make messages due now, by their key, or by their address, which is known once they are acknowledged."""
+        for message in messages:
+            assert message.id is not None
+            message.due_ms = now_ms()
+            headers: dict[str, str | bytes | None] = {"chronos-action": b"fire-now"}
+            if message.id.startswith("order-"):
+                self._produce(message.id, None, headers, -1, _nothing)
+            else:
+                headers["chronos-id"] = message.id.encode()
+                self._produce(None, None, headers, int(message.id.split("-")[0]), _nothing)
+
     def _produce(
         self,
         key: str | None,
@@ -369,6 +381,10 @@ class KafkaFlow(Flow):
                 headers=headers,
                 place=f"{topic}/{message.partition()}/{message.offset()}",
             )
+
+
+def _nothing(report: Message) -> None:
+    """An acknowledgement that changes nothing."""
 
 
 def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:

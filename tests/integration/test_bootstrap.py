@@ -36,6 +36,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MESSAGES = 48_000
 """More in each shard than is replayed without asking anybody (`node.beginning`)."""
 
+HOUR_MS = 3_600_000
+
 BEFORE_CUT_BYTES = 200_000
 """What a gate lets through of an answer when it cuts: less than a checkpoint of 12,000 messages."""
 
@@ -177,7 +179,7 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
     """1. a peer fails in the middle: the next one gives it. 2. all fail: the logs. 3. all fail, and the logs are
     trimmed: it waits, and says for whom. 4. a master is killed. After each all replicas have the same digests."""
     fleet.start()
-    flow.write(MESSAGES, now_ms() + 100_000, now_ms() + 110_000, keyed=0.1, delays=0.0)
+    flow.write(MESSAGES, now_ms() + HOUR_MS, now_ms() + HOUR_MS, keyed=0.1, delays=0.0)
     flow.flush()
     newcomer = fleet.nodes["n3"]
     for shard in range(SHARDS):
@@ -227,6 +229,7 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
     digests(fleet)
     fleet.nodes["n2"].start()
     digests(fleet)
+    flow.fire(flow.sent)
     flow.flush()
     flow.wait_settled(newcomer, timeout_s=150.0)
     assert flow.complaints() == []
