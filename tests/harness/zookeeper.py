@@ -280,8 +280,8 @@ class Ensemble:
 class Process:
     """`main` below in a separate process that can be killed and frozen; it prints one event per line."""
 
-    def __init__(self, hosts: str, cluster: str, node: str, *, instance: str = "") -> None:
-        arguments = [hosts, cluster, node, instance or f"i-{node}"]
+    def __init__(self, hosts: str, cluster: str, node: str, *, session_s: float = SESSION_S) -> None:
+        arguments = [hosts, cluster, node, str(session_s)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.harness.zookeeper", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
@@ -311,7 +311,7 @@ class Process:
         self._process.stdout.close()
 
 
-def main(hosts: str, cluster: str, node: str, instance: str) -> None:
+def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
     """Join, and control while possible, until killed; every plan differs from the one before, so each is published."""
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
     from chronos.core.assignment import plan
@@ -333,8 +333,9 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
             away={"at": view.now_ms},
         )
 
+    instance = f"i-{node}"
     coordinator = ZooKeeperCoordinator(
-        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=SESSION_S
+        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=float(session_s)
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"
     replicas = {shard: ReplicaReport(applied=1) for shard in range(2)}

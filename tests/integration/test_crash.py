@@ -1,4 +1,4 @@
-"""The node is killed, stopped, or away for hours, and every message is still delivered exactly once."""
+"""The node is killed, stopped, or down for long, and every message is still delivered exactly once."""
 
 import json
 import os
@@ -43,16 +43,17 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(tmp
 # ---------------------------------------------------------------------------------------- stops and downtime
 
 BACKLOG = 200_000
-STOP_S = 5.0
+STOP_S = 10.0
+"""A stop waits for one step, which takes less than a second; the backlog takes longer than this bound."""
 
 
 def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
-    """SIGTERM somewhere within the backlog; what follows begins where it ended, with nothing to replay."""
+    """SIGTERM within the backlog; the next start continues at that position, with nothing to replay."""
     service.start()
     service.wait_until(lambda: delivered(service) > BACKLOG * 0.1, "begin to drain", timeout_s=60.0)
-    told_s = time.monotonic()
+    begun_s = time.monotonic()
     assert service.stop() == 0
-    assert time.monotonic() - told_s < STOP_S
+    assert time.monotonic() - begun_s < STOP_S
     assert BACKLOG * 0.1 < count_delivered(flow) < BACKLOG
     service.start()
     masters = [entry for entry in log_of(service) if entry["event"] == "master"][-SHARDS:]
@@ -71,12 +72,12 @@ def count_delivered(flow: KafkaFlow | LogFlow) -> int:
 
 
 def delivered(service: Service) -> int:
-    """Messages delivered since the beginning."""
+    """Messages delivered since the first start."""
     return sum(shard["totals"]["delivered"] for shard in service.shards())
 
 
 def log_of(service: Service) -> list[dict[str, object]]:
-    """What the service logged, line by line."""
+    """The log of the service, one entry per line."""
     return [json.loads(line) for line in service.log_path.read_text().splitlines() if line.startswith("{")]
 
 
@@ -85,7 +86,7 @@ def log_of(service: Service) -> list[dict[str, object]]:
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """200,000 messages overdue, and a SIGTERM while they are delivered."""
+    """200,000 overdue messages, and a SIGTERM while they are delivered."""
     flow = KafkaFlow(broker, 5)
     flow.write(BACKLOG, now_ms() - HOUR_MS, now_ms(), keyed=0.1, delays=0)
     flow.flush()
@@ -99,7 +100,7 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_kafk
 def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:
-    """The same without Kafka, in small transactions: there is no broker to wait for, and it would be over too soon."""
+    """The same without Kafka, in small transactions: in large ones the backlog would be delivered too soon."""
     with Service(tmp_path / "node", settings={"delivery.batch_messages": 500}) as service:
         flow = LogFlow(service, 5)
         service.start()
@@ -110,14 +111,14 @@ def test_a_stop_amid_a_backlog_is_quick_and_nothing_is_replayed_after_it_on_the_
 
 
 AFTERWARDS = 100_000
-"""Messages between those of the downtime and the cancels that reach them."""
+"""Messages in the log between the first ones and their cancels."""
 
 CANCELS = 2_000
 DOWNTIME_MS = 15_000
 
 
 def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
-    """Messages due while nobody is there, many more, then cancels of some of the first, all in time."""
+    """Write messages due during the downtime, many more, and then cancels of some of the first, all in time."""
     due_ms = now_ms() + DOWNTIME_MS
     first = flow.write(CANCELS * 2, due_ms, due_ms + 2_000, keyed=0.5)
     flow.write(AFTERWARDS, due_ms, due_ms + 2_000, keyed=0.1)
@@ -130,7 +131,7 @@ def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
 
 
 def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
-    """By now all of them are overdue."""
+    """Wait until all messages are overdue."""
     last_ms = max(message.due_ms or 0 for message in flow.sent)
     time.sleep(max(0, last_ms + 1_000 - now_ms()) / 1_000)
 
@@ -174,8 +175,8 @@ FIRST_KILLS = 25
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_node_killed_while_it_makes_its_files_for_the_first_time_starts_again(tmp_path: Path) -> None:
-    """Whatever is there by then, the next start goes on from it: half-made is not damaged."""
+def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
+    """The next start continues with whatever files exist: an incomplete directory is not a damaged one."""
     dice = random.Random(fresh_seed())
     for number in range(FIRST_KILLS):
         with Service(tmp_path / f"node-{number}") as service:
@@ -187,8 +188,8 @@ def test_a_node_killed_while_it_makes_its_files_for_the_first_time_starts_again(
 
 
 @pytest.mark.integration
-def test_a_store_that_was_hardly_begun_is_made_anew(tmp_path: Path) -> None:
-    """A manifest that no CURRENT names yet, whole or torn: nothing can have been written to such a store."""
+def test_a_store_without_a_complete_manifest_is_created_again(tmp_path: Path) -> None:
+    """A manifest that no CURRENT file names, complete or torn: nothing was written to such a store."""
     for name, manifest in (("log", b""), ("shards/0", b"torn"), ("shards/1", b"")):
         place = tmp_path / "node" / name
         place.mkdir(parents=True)
