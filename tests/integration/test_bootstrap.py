@@ -291,7 +291,7 @@ def test_the_doctor_sees_the_cluster_from_outside(
     flow.write(20, now_ms() + 600_000, now_ms() + 600_000)
     flow.flush()
     node = fleet.nodes["n1"]
-    node.wait_until(lambda: node.pending() == 20, "hold what is pending")
+    node.wait_until(lambda: node.pending() == 20, "hold the pending messages")
     code, findings = doctor(node)
     assert (code, findings["problem"]) == (0, [])
     fine = "\n".join(findings["ok"])

@@ -1,4 +1,4 @@
-"""The coordinator on a real ZooKeeper: membership, one controller, and what is left of both when something fails."""
+"""The coordinator on a real ZooKeeper: membership, one controller, and both after failures."""
 
 from __future__ import annotations
 
