@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from chronos.admin.problems import ProblemError
-from chronos.ports import Appended, Log, Outgoing
+from chronos.ports import Appended, Outgoing, RecordLog
 
 TOGETHER_RECORDS = 5_000
 """Records of several requests written together: a step's worth."""
@@ -29,7 +29,7 @@ Waiting = tuple[Sequence[Outgoing], int, asyncio.Future[list[Appended]]]
 class Appender:
     """The one writer of the HTTP interface. For one event loop."""
 
-    def __init__(self, log: Log, executor: Executor) -> None:
+    def __init__(self, log: RecordLog, executor: Executor) -> None:
         self._log = log
         self._executor = executor
         self._waiting: deque[Waiting] = deque()

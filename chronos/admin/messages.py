@@ -24,7 +24,7 @@ from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
 FIND_S = 1.0
-"""How long a look-up waits for the shard to take in what the log held when it was asked (DESIGN section 7)."""
+"""How long a look-up waits for the shard to take in what the log held when it was asked (docs/how-to/cancel-and-change.md)."""
 
 ACT_S = 5.0
 """How long an action waits to be applied."""

@@ -49,7 +49,7 @@ def test_while_a_broker_is_dead_no_client_busy_waits() -> None:
         def ask(log: KafkaLog, partition: int) -> None:
             while time.monotonic() < ended:
                 with suppress(LogUnavailable):
-                    log.look(["topic"])
+                    log.describe(["topic"])
                 with suppress(LogUnavailable):
                     log.stable_end("topic", partition)
                 time.sleep(0.1)
@@ -86,7 +86,7 @@ def test_a_client_whose_controller_died_finds_the_new_one() -> None:
             lambda: down not in admin.list_topics("topic", timeout=10).brokers, deadline=time.monotonic() + BACK_S
         )
         for log in logs:
-            info = log.look(["topic"])["topic"]
+            info = log.describe(["topic"])["topic"]
             assert info is not None
             assert info.partitions == BROKERS
             log.close()
