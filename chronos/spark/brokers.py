@@ -10,7 +10,7 @@ class TopicBrokers(Protocol):
     def names(self) -> list[str]:
         """All topics, except those of Kafka itself."""
 
-    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
+    def describe(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for a topic that does not exist."""
 
     def watermarks(self, topic: str, partition: int) -> Any:

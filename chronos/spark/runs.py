@@ -138,7 +138,7 @@ def begin_run(
         time.time_ns() // 1_000_000
     )  # before the first request: everything committed by then is visible to the run
     for table, named in streams:
-        infos = brokers.look(named)
+        infos = brokers.describe(named)
         for topic in named:
             info, old = infos[topic], known.get(topic)
             if info is None:

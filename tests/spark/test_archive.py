@@ -412,9 +412,9 @@ def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
 class Leaderless(KafkaLog):
     """Brokers without a leader for one partition."""
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         """As the adapter, with partition 1 of the target leaderless."""
-        infos = super().look(topics)
+        infos = super().describe(topics)
         return {
             name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
             for name, info in infos.items()
@@ -445,8 +445,8 @@ def test_a_run_is_dated_before_its_first_request(logs: Logs, brokers: KafkaLog, 
     began_ms = time.time_ns() // 1_000_000
 
     class Slow(KafkaLog):
-        def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-            infos = super().look(topics)
+        def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+            infos = super().describe(topics)
             time.sleep(0.5)
             return infos
 

@@ -146,7 +146,7 @@ def _streams(brokers: ArchiveBrokers, plan: ArchivePlan) -> list[Stream]:
         raise ArchiveFailed(
             f"the brokers have no {' and no '.join(missing)}: is this the right cluster? See log.kafka and topics.*"
         )
-    shards = brokers.look([plan.delay])[plan.delay].partitions
+    shards = brokers.describe([plan.delay])[plan.delay].partitions
     streams = [
         Stream(table="progress", topics=[plan.progress],
                outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)]),
@@ -259,7 +259,7 @@ class _StreamRun:
 
     def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
         """Rows of `offsets` for a batch just read. Offsets trimmed from the log meanwhile may not have been read: a gap."""
-        infos = self._brokers.look(list(end))
+        infos = self._brokers.describe(list(end))
         rows = []
         for topic, ends in end.items():
             now = infos[topic]

@@ -166,14 +166,14 @@ class Backfill:
     def _in_targets(self, request: Request) -> DataFrame:
         """The messages that the targets hold now."""
         names = [name for name in self._brokers.names() if any(fnmatchcase(name, each) for each in request.targets)]
-        infos = self._brokers.look(names)
+        infos = self._brokers.describe(names)
         partitions = {name: info.partitions for name, info in infos.items() if info is not None}
         self._watch(Step(name=f"reading {len(partitions)} targets"))
         return selection.in_targets(self._reconciliation.records(partitions), self.topic)
 
     def _log_starts(self) -> dict[int, int]:
         """The offset each shard's log begins at; greater than any if the cluster no longer reads the archived topic."""
-        info = self._brokers.look([self.topic])[self.topic]
+        info = self._brokers.describe([self.topic])[self.topic]
         last = self._tables.offsets.where("table = 'messages'").agg(f.max_by("topic_id", "read_ms").alias("id")).first()
         shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
         if info is None or last is None or last["id"] != info.id or self.to != self.topic:
@@ -212,14 +212,14 @@ class Backfill:
     def _topics(self, request: Request, deliveries: DataFrame) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `keyed_only` of the topic to send to; and the targets that do not exist."""
         targets = sorted(row["target"] for row in deliveries.select("target").distinct().collect())
-        found = self._brokers.look(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
+        found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
         topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
-        info = self._brokers.look([self.to])[self.to]
+        info = self._brokers.describe([self.to])[self.to]
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
@@ -233,7 +233,7 @@ class Backfill:
         ).collect()  # fmt: skip
         by_target = plan.groupBy("target").count().orderBy(f.desc("count"), "target").limit(TARGETS_MAX).collect()
         targets = {row["target"]: row["count"] for row in by_target}
-        found = self._brokers.look(sorted(targets)) if targets else {}
+        found = self._brokers.describe(sorted(targets)) if targets else {}
         return structs.replace(
             report,
             messages=sum(row["messages"] for row in by_outcome),
@@ -344,7 +344,7 @@ class Backfill:
         if run.request.direct:
             plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
-        return min((info.bytes_max for info in self._brokers.look(topics).values() if info is not None), default=1)
+        return min((info.bytes_max for info in self._brokers.describe(topics).values() if info is not None), default=1)
 
     @contextmanager
     def _reporting(self, run: BackfillRun, before: int) -> Iterator[None]:

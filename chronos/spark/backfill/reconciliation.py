@@ -79,7 +79,7 @@ class Reconciliation:
 
     def _in_log(self, run: BackfillRun) -> list[int]:
         """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
-        info = self._brokers.look([run.topic])[run.topic]
+        info = self._brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = info is not None and info.id == run.topic_id  # a topic created again may have fewer partitions
         watermarks = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
