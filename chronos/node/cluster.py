@@ -120,6 +120,6 @@ class ClusterNode:
 
 def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
     """What is to be seen of the cluster from outside. Raises ConfigurationError, CoordinatorUnavailable."""
-    from chronos.adapters.zookeeper.inspection import survey
+    from chronos.adapters.zookeeper.inspection import inspect
 
-    return survey(open_coordinator(config, instance))
+    return inspect(open_coordinator(config, instance))

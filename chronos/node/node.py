@@ -269,11 +269,11 @@ class Node:
         for shard, store in zip(self.shards, self._stores, strict=True):
             # Read before the flush: at least this much of the logs is needed no more, unless the store has begun anew
             # meanwhile from what it held before.
-            lives = store.lives
+            opened = store.times_opened
             (data,) = store.get([STATE_KEY])
             state = FRESH if data is None else unpack_state(data)
             store.flush()
-            if store.lives != lives:
+            if store.times_opened != opened:
                 continue
             self._flushed[shard.number] = _position(state)
             if isinstance(self.log, EmbeddedLog):
