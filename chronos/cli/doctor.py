@@ -30,7 +30,7 @@ TARGETS_LOOK = 1_000
 """So many of the messages that are due next are looked at for their targets."""
 
 ONE_REPLICA = "a shard that has touched such a topic waits for as long as its broker is gone"
-"""What becomes of it (DESIGN section 5)."""
+"""What becomes of it (docs/concepts/laws.md, law 8)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:

@@ -3,7 +3,7 @@
 A step machine: `step(now_ms)` does one turn of the present phase and returns when it wants to be called again. The
 phase follows from what is open:
 
-    start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of DESIGN section 2, "A new master":
+    start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
       ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5
       └──────────┴──────────┴───────────┴────────┘
        after a Retry, a lost producer or the end of the assignment: close everything, start from the store
