@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from chronos.cli.reference import reference
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
