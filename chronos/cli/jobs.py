@@ -20,7 +20,7 @@ from chronos.cli.output import note, number, span
 from chronos.spark.progress import Step, running_tasks
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from chronos.spark.session import SparkSession
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where stderr is no terminal."""

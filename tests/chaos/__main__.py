@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
-from tests.chaos.kills import kill_on_embedded_log, kill_on_kafka
+from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.chaos.report import Report
 from tests.chaos.world import Scene, World, bring_up
 from tests.harness.broker import Broker
@@ -43,8 +43,8 @@ def main() -> int:
         "--kills",
         type=int,
         metavar="N",
-        help="instead of the faults: kill -9 a single node N times at random moments, on Kafka and then on the"
-        " embedded log, and check every message (./scripts/test does it 30 times on each)",
+        help="instead of the faults: kill -9 a single node N times at random moments on Kafka, on the embedded log, and"
+        " during its first start, and check every message (./scripts/test does it some tens of times)",
     )
     arguments = parser.parse_args()
     if arguments.kills is not None:
@@ -71,21 +71,22 @@ def main() -> int:
 
 def kill_single_node(kills: int, seed: int) -> int:
     """Kill a node on each log; the exit code is 1 if a message was lost, doubled or early."""
-    PROGRESS.print(f"{kills} kills on each of two logs: about {2 * kills * KILL_S / 60:.0f} minutes")
+    PROGRESS.print(f"{kills} kills of each kind: about {3 * kills * KILL_S / 60:.0f} minutes")
     failed = False
     with tempfile.TemporaryDirectory() as folder, Broker() as broker:
         runs: dict[str, Callable[[], None]] = {
             "Kafka": lambda: kill_on_kafka(broker, Path(folder, "kafka"), kills=kills, seed=seed),
             "the embedded log": lambda: kill_on_embedded_log(Path(folder, "embedded"), kills=kills, seed=seed),
+            "the first start": lambda: kill_at_first_start(Path(folder, "first"), kills=kills, seed=seed),
         }
         for name, run_kills in runs.items():
             try:
                 run_kills()
             except (AssertionError, ServiceError) as error:
                 failed = True
-                print(f"{kills} kills on {name}, seed {seed}: FAILED: {error}")
+                print(f"{kills} kills, {name}, seed {seed}: FAILED: {error}")
             else:
-                print(f"{kills} kills on {name}, seed {seed}: no message lost, doubled or early")
+                print(f"{kills} kills, {name}, seed {seed}: ok")
     return 1 if failed else 0
 
 

@@ -30,6 +30,9 @@ START_S = 0.9
 RUN_S = 0.6
 """The other kills come within this time after the node is ready."""
 
+FIRST_FILES_S = 0.06
+"""About how long a node takes to create its files at its first start."""
+
 UNKNOWN_MAX = 0.1
 """Share of the HTTP requests whose answer may be lost with the node: more would leave too little to check."""
 
@@ -69,6 +72,18 @@ def _write_and_cancel(flow: HttpFlow, kills: int, dice: random.Random) -> None:
     for _ in range(kills):
         written = flow.write(MESSAGES_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
         flow.cancel(message for message in written if dice.random() < CANCELLED)
+
+
+def kill_at_first_start(directory: Path, *, kills: int, seed: int) -> None:
+    """Kill nodes on the embedded log while they create their files, and start each of them again."""
+    dice = random.Random(seed)
+    for number in range(kills):
+        with Service(directory / f"node-{number}") as service:
+            service.launch()
+            service.wait_until((service.data_dir / "LOCK").exists, "claim its directory")
+            time.sleep(dice.uniform(0.0, FIRST_FILES_S))
+            service.kill()
+            service.start()
 
 
 def run_until_killed(service: Service, dice: random.Random) -> None:

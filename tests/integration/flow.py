@@ -586,15 +586,17 @@ class LogFlow(HttpFlow):
 
     def cancel(self, messages: Iterable[Sent]) -> None:
         """Cancel messages by key or by generated id."""
-        for message in messages:
+        chosen = list(messages)
+        records: list[Outgoing] = []
+        for message in chosen:
             assert message.id is not None
             name = message.id.encode()
             if message.id.startswith("order-"):
-                record: Outgoing = ("chronos.delay", name, None, {}, partition_of(name, SHARDS))
+                records.append(("chronos.delay", name, None, {}, partition_of(name, SHARDS)))
             else:
                 headers = {"chronos-action": b"cancel", "chronos-id": name}
-                record = ("chronos.delay", None, None, headers, int(message.id.split("-")[0]))
-            (appended,) = self._log.append([record], READ_S)
+                records.append(("chronos.delay", None, None, headers, int(message.id.split("-")[0])))
+        for message, appended in zip(chosen, self._log.append(records, READ_S), strict=True):
             message.cancel_ms = appended.timestamp_ms
             self.watermarks.note(appended.partition, appended.offset)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.kills import kill_on_embedded_log, kill_on_kafka
+from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import IN_TIME_MS, SHARDS, Flow, KafkaFlow, LogFlow, now_ms
@@ -114,12 +114,22 @@ AFTERWARDS = 100_000
 """Messages in the log between the first ones and their cancels."""
 
 CANCELS = 2_000
-DOWNTIME_MS = 15_000
+
+SAMPLE = 10_000
+"""Messages written first, to see how fast this machine writes at the moment."""
+
+MARGIN = 3
+"""The downtime begins after this multiple of the estimated time to write the rest."""
 
 
 def write_for_the_downtime(flow: KafkaFlow | LogFlow) -> None:
     """Write messages due during the downtime, many more, and then cancels of some of the first, all in time."""
-    due_ms = now_ms() + DOWNTIME_MS
+    begun_ms = now_ms()
+    flow.write(SAMPLE, begun_ms - 1_000, begun_ms, keyed=0.1)
+    if isinstance(flow, KafkaFlow):
+        flow.flush()
+    sample_ms = now_ms() - begun_ms
+    due_ms = now_ms() + 2_000 + MARGIN * sample_ms * (CANCELS * 2 + AFTERWARDS) // SAMPLE
     first = flow.write(CANCELS * 2, due_ms, due_ms + 2_000, keyed=0.5)
     flow.write(AFTERWARDS, due_ms, due_ms + 2_000, keyed=0.1)
     if isinstance(flow, KafkaFlow):
@@ -170,21 +180,15 @@ def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_the_embedded_log
 
 # -------------------------------------------------------------------------------------------------- first start
 
-FIRST_KILLS = 25
+FIRST_KILLS = 12
 
 
 @pytest.mark.slow
 @pytest.mark.integration
+@pytest.mark.timeout(240)
 def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
     """The next start continues with whatever files exist: an incomplete directory is not a damaged one."""
-    dice = random.Random(fresh_seed())
-    for number in range(FIRST_KILLS):
-        with Service(tmp_path / f"node-{number}") as service:
-            service.launch()
-            service.wait_until((service.data_dir / "LOCK").exists, "claim its directory")
-            time.sleep(dice.uniform(0.0, 0.06))
-            service.kill()
-            service.start()
+    kill_at_first_start(tmp_path, kills=FIRST_KILLS, seed=fresh_seed())
 
 
 @pytest.mark.integration

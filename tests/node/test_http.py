@@ -249,6 +249,22 @@ def test_the_first_100_errors_of_a_batch_are_listed_and_all_are_counted(service)
     assert problem["detail"].endswith("(and 9999 more)")
 
 
+@pytest.mark.parametrize(
+    ("last", "field", "detail"),
+    [
+        ({"target": {}}, "target.topic", "required field is missing"),
+        ({"dealy": 1}, "dealy", "unknown field"),
+        ({"delay": "soon"}, "delay", "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h or 7d"),
+    ],
+)
+def test_a_body_with_a_million_values_is_answered_with_its_first_error(service, last, field, detail):
+    """The search for all errors would take a multiple of the body in memory."""
+    wide = message(target={"headers": {f"h{at}": "" for at in range(900)}})
+    batch = [wide] * 1_150 + [message() | last] + [{}] * 100
+    status, problem = service.ask("POST", "/v1/messages", batch)
+    assert (status, problem["errors"]) == (422, [{"index": 1_150, "field": field, "detail": detail}])
+
+
 def test_the_only_message_of_an_array_is_not_numbered_in_the_text(service):
     """Clients send a single message as an array of one; its errors read like those of a single message."""
     status, problem = service.ask("POST", "/v1/messages", [message("chronos.delay")])
