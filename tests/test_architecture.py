@@ -150,7 +150,7 @@ def _impure(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_imports_go_one_way_and_core_is_pure():
-    """Every import of the package is one that DESIGN.md, section 10, allows."""
+    """Every import of the package is one that MAY_IMPORT allows; docs/architecture.md gives the reasons."""
     package = ROOT / "chronos"
     assert len(list(package.rglob("*.py"))) > 10
     assert import_complaints(package) == []

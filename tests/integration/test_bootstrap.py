@@ -212,7 +212,7 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
 
     def waits() -> bool:
         with suppress(OSError):
-            return "no checkpoint can be had: node n1" in str(newcomer.ask("GET", "/readyz")[1])
+            return "no checkpoint can be fetched: node n1" in str(newcomer.ask("GET", "/readyz")[1])
         return False
 
     newcomer.wait_until(waits, "wait for a checkpoint")

@@ -49,7 +49,7 @@ def test_while_a_broker_is_gone_nobody_spins_and_then_all_is_answered() -> None:
         def ask(log: KafkaLog, partition: int) -> None:
             while time.monotonic() < ended:
                 with suppress(LogUnavailable):
-                    log.look(["topic"])
+                    log.describe(["topic"])
                 with suppress(LogUnavailable):
                     log.stable_end("topic", partition)
                 time.sleep(0.1)
@@ -86,7 +86,7 @@ def test_once_the_others_know_that_a_broker_is_gone_so_does_a_client_that_was_to
             lambda: down not in admin.list_topics("topic", timeout=10).brokers, deadline=time.monotonic() + BACK_S
         )
         for log in logs:
-            info = log.look(["topic"])["topic"]
+            info = log.describe(["topic"])["topic"]
             assert info is not None
             assert info.partitions == BROKERS
             log.close()

@@ -313,7 +313,7 @@ class Checker:
     def _check_refusal(self, source: tuple[int, int], meant: Meant, reason: int, *, alive: bool, known: bool) -> None:
         if meant.malformed:
             return
-        if reason in (Reason.TOO_LATE, Reason.UNKNOWN):
+        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and meant.verb == "cancel"):
             if alive:
                 raise broken("6", f"{source} ({meant.verb}) was refused though the message was pending")
         elif reason in (Reason.CONFLICT, Reason.IGNORED):

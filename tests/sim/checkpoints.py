@@ -22,7 +22,7 @@ from chronos.node.bootstrap import StoreBootstrap
 from chronos.ports import Checkpoint, Store
 from chronos.workers.checkpoint import Checkpointer, LogPosition, needed_from
 from chronos.workers.membership import Membership
-from chronos.workers.replica import RecoveryCost
+from chronos.workers.recovery import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
@@ -191,7 +191,7 @@ class SimBeginning(StoreBootstrap):
                  pause: Callable[[str, int], None], copying_ms: int) -> None:  # fmt: skip
         super().__init__(
             None,  # type: ignore[arg-type]
-            keeping=checkpoints,  # type: ignore[arg-type]
+            checkpoints=checkpoints,  # type: ignore[arg-type]
             membership=membership,
             node=machine.node,
             token="",
@@ -273,13 +273,13 @@ class Keeper:
         now_ms = self.machine.clock.now_ms()
         snapshot, away_ms = membership.snapshot(), self.settings.away_ms
         self.heard[shard] = snapshot.roles or Roles()
-        return needed_from(snapshot, shard, node=self.machine.node, kept=kept, now_ms=now_ms, away_ms=away_ms)
+        return needed_from(snapshot, shard, node=self.machine.node, flushed=kept, now_ms=now_ms, away_ms=away_ms)
 
-    def begin(self, store: SimStore, replay: RecoveryCost) -> bool:
-        """Put a checkpoint in the place of what the store holds, where that is needed and can be."""
+    def restore(self, store: SimStore, cost: RecoveryCost) -> bool:
+        """Replace the contents of the store by a checkpoint, where that is needed and can be done."""
         shard = int(store.path.name)
         identity = identity_of(shard, self.machine.setting.shards)
-        found = self.beginning.begin(store, identity, replay)  # type: ignore[arg-type]
+        found = self.beginning.restore(store, identity, cost)  # type: ignore[arg-type]
         if found is None:
             return False
         self.world.tell(f"{self.machine.name}/{shard} begins with {found.name}")

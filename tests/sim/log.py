@@ -214,7 +214,7 @@ class SimLog:
                 self.brokers.create(spec.name, max(1, spec.partitions))
         return {spec.name: self._info(spec.name) for spec in topics}
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         self.thread.touch("look")
         self._check_answers()
         return {name: self._info(name) if name in self.brokers.topics else None for name in topics}

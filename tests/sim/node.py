@@ -22,7 +22,8 @@ from chronos.workers.master import Limits
 from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.reachability import LogReachability
-from chronos.workers.replica import STANDALONE, Assignment, RecoveryCost, Replica
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica import STANDALONE, Assignment, Replica
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointScheduler, Depot, Keeper
@@ -337,7 +338,7 @@ class Process:
         )
 
     def _said(self, thread: Thread) -> ReplicaReport:
-        """As `node.shards.described`."""
+        """As `node.shards.report`."""
         replica, state = thread.replica, thread.replica.state
         kept = None if self.keeper is None else self.keeper.flushed[thread.shard]
         return ReplicaReport(
@@ -352,13 +353,13 @@ class Process:
             kept_pull_offset=None if kept is None else kept.pull_offset,
         )
 
-    def begin(self, shard: int, replay: RecoveryCost) -> bool:
-        """Whether a store was given another beginning than the logs."""
-        return self.keeper is not None and self.keeper.begin(self.machine.stores[shard], replay)
+    def restore(self, shard: int, cost: RecoveryCost) -> bool:
+        """True if a checkpoint replaced the contents of the store."""
+        return self.keeper is not None and self.keeper.restore(self.machine.stores[shard], cost)
 
     def role(self, shard: int) -> Assignment:
         """What this node is to be for a shard."""
-        return STANDALONE if self.membership is None else self.membership.role(shard)
+        return STANDALONE if self.membership is None else self.membership.assignment(shard)
 
 
 class Thread:
@@ -411,7 +412,7 @@ class Thread:
             deduplication_ms=setting.deduplication_ms,
             guard=lambda: "the disk is below its reserve" if machine.disk.low else None,
             assigned=lambda: process.role(shard),
-            begin=lambda replay: process.begin(shard, replay),
+            restore=lambda cost: process.restore(shard, cost),
         )
 
     # --- when it runs
