@@ -22,7 +22,11 @@ def list_(
     server: str, output: Format, *, target: str | None, due_from: str | None, due_to: str | None, limit: int
 ) -> None:
     """At most `limit` pending messages; as JSON one object, that of the HTTP interface."""
-    bounds: dict[str, Any] = {"target": target, "due_from": moment(due_from, "--from"), "due_to": moment(due_to, "--until")}
+    bounds: dict[str, Any] = {
+        "target": target,
+        "due_from": moment(due_from, "--from"),
+        "due_to": moment(due_to, "--until"),
+    }
     try:
         requests.page(**bounds)
     except ValueError as error:

@@ -407,11 +407,11 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "coordinator.kind: zookeeper is for several nodes, and log.kind is embedded, which is inside one; "
         "use log.kind: kafka, or coordinator.kind: standalone",
     ("coordinator.zookeeper.path=chronos",):
-        "coordinator.zookeeper.path: chronos is no path; write it like /chronos",
+        "coordinator.zookeeper.path: chronos is not a path; write it like /chronos",
     ("coordinator.zookeeper.authentication=digest", "coordinator.zookeeper.username=me"):
         "coordinator.zookeeper.password: is missing, and coordinator.zookeeper.authentication is digest",
     ("coordinator.zookeeper.acl=creator",):
-        "coordinator.zookeeper.acl: creator shuts out everybody who does not authenticate, and "
+        "coordinator.zookeeper.acl: creator gives access only to those who authenticate, and "
         "coordinator.zookeeper.authentication is none; use digest or sasl, or acl: open",
     ("coordinator.zookeeper.certfile=node.pem",):
         "coordinator.zookeeper.keyfile: is missing, and coordinator.zookeeper.certfile is given; they belong together",
