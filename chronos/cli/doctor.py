@@ -27,8 +27,8 @@ ASK_S = 10.0
 TARGETS_LOOK = 1_000
 """Messages, those due next, whose targets are checked."""
 
-ONE_REPLICA = "a shard that has touched such a topic waits for as long as its broker is gone"
-"""What becomes of it (docs/concepts/laws.md, law 8)."""
+ONE_REPLICA = "a shard that delivers to such a topic waits while its broker is down"
+"""The consequence (docs/concepts/laws.md, law 8)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:
