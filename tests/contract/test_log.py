@@ -1,4 +1,4 @@
-"""What every log must do, over the embedded one and a real Kafka."""
+"""What every log must do, over each row of `LOGS` in `tests/contract/implementations.py`."""
 
 from __future__ import annotations
 
@@ -6,84 +6,25 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.keys import partition_of
 from chronos.core.message import Record
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
-from chronos.ports import Appended, Log, Outgoing, Reader, TopicSpec, Writer
-from tests.harness.broker import Broker
+from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
+from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 
-PARTITIONS = 4
-TIMEOUT_S = 30.0
 NO_LIMIT = 10**8
 
 
-class Case:
-    """A log to test, with a progress topic and a target; `again()` gives a second client of the same log."""
-
-    def __init__(self, kind: str, log: Log, again: Callable[[], Log], name: Callable[..., str]) -> None:
-        self.kind = kind
-        self.log = log
-        self.again = again
-        self.name = name
-        self.progress = ""
-        self.trim: Callable[[str, int, int], object] = lambda topic, partition, offset: None
-
-    def topic(self, stem: str = "target", partitions: int = PARTITIONS, **settings: str) -> str:
-        """A new topic."""
-        name = self.name(stem)
-        spec = TopicSpec(
-            name=name, partitions=partitions, settings={key.replace("_", "."): settings[key] for key in settings}
-        )
-        self.log.prepare([spec], create=True)
-        return name
-
-
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.integration)])
-def case(request: pytest.FixtureRequest, tmp_path: Path, topic_names: Callable[..., str]) -> Iterator[Case]:
-    """The same case on each log."""
-    progress = topic_names("progress")
-    if request.param == "embedded":
-        embedded = EmbeddedLog(tmp_path / "log", clock=SystemClock(), progress_topic=progress, disk_reserve_bytes=0)
-        case = Case("embedded", embedded, lambda: embedded, topic_names)
-        case.trim = embedded.trim
-        logs: list[Log] = [embedded]
-    else:
-        broker: Broker = request.getfixturevalue("broker")
-        cluster = topic_names("cluster")
-        logs = []
-
-        def connect() -> KafkaLog:
-            log = KafkaLog(
-                bootstrap_servers=broker.bootstrap,
-                properties={},
-                cluster=cluster,
-                progress_topic=progress,
-                transaction_timeout_s=10.0,
-            )
-            logs.append(log)
-            return log
-
-        case = Case("kafka", connect(), connect, topic_names)
-
-        def delete_records(topic: str, partition: int, offset: int) -> None:
-            admin = broker.admin()
-            for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-                future.result(TIMEOUT_S)
-
-        case.trim = delete_records
-    case.progress = progress
-    case.log.prepare([TopicSpec(name=progress, partitions=PARTITIONS, settings={})], create=True)
-    yield case
-    for log in logs:
-        log.close()
+@pytest.fixture(params=[pytest.param(name, marks=row.marks) for name, row in LOGS.items()])
+def case(request: pytest.FixtureRequest, topic_names: Callable[..., str]) -> Iterator[LogCase]:
+    """Each log of the table, with a prepared progress topic."""
+    with LOGS[request.param].open(request, topic_names("progress")) as opened:
+        opened.log.prepare([TopicSpec(name=opened.progress, partitions=PARTITIONS, settings={})], create=True)
+        yield opened
 
 
 def outgoing(
@@ -108,7 +49,7 @@ def read_until(reader: Reader, end: int) -> list[Record]:
     return records
 
 
-def settled_end(case: Case, topic: str, partition: int = 0) -> int:
+def settled_end(case: LogCase, topic: str, partition: int = 0) -> int:
     """The stable end once no transaction is open: Kafka marks partitions a moment after the commit returned."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
@@ -121,13 +62,13 @@ def settled_end(case: Case, topic: str, partition: int = 0) -> int:
         assert time.monotonic() < deadline
 
 
-def committed(case: Case, topic: str, partition: int = 0) -> list[Record]:
+def committed(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
     """Everything a read_committed reader is shown once no transaction is open."""
     settled_end(case, topic, partition)
     return readable(case, topic, partition)
 
 
-def readable(case: Case, topic: str, partition: int = 0) -> list[Record]:
+def readable(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
     """Everything a read_committed reader is shown at this moment."""
     watermarks = case.log.watermarks(topic, partition)
     reader = case.log.reader(topic, partition, watermarks.start)
@@ -160,9 +101,9 @@ def test_appended_records_are_read_back_byte_for_byte(case):
         outgoing(topic, any_bytes, key=any_bytes, headers=pairs),
         outgoing(topic, b"x" * 500_000, headers={"z": b"1", "a": None}),
     ]
-    before_ms = time.time_ns() // 1_000_000
+    before_ms = case.clock.now_ms()
     appended = case.log.append(sent, TIMEOUT_S)
-    after_ms = time.time_ns() // 1_000_000 + 1
+    after_ms = case.clock.now_ms() + 1
 
     assert [(each.partition, each.offset) for each in appended] == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert all(before_ms - 5 <= each.timestamp_ms <= after_ms for each in appended)
@@ -200,6 +141,7 @@ def test_records_without_a_key_go_to_some_partition(case):
 
 def test_many_appenders_at_once_get_offsets_of_their_own_in_their_order(case):
     """Each finds its records where it was told, in the order it sent them."""
+    case.require(Feature.THREADS)
     topic = case.topic(partitions=1)
 
     def append(thread: int) -> list[Appended]:
@@ -226,6 +168,7 @@ def test_appending_nothing_is_no_error(case):
 
 def test_a_record_its_topic_does_not_take_is_refused_and_the_next_one_is_taken(case):
     """By its size."""
+    case.require(Feature.BATCH_LIMITS)
     topic = case.topic(partitions=1, max_message_bytes="10000")
     with pytest.raises(LogUnavailable):
         case.log.append([outgoing(topic, b"x" * 20_000)], TIMEOUT_S)
@@ -277,10 +220,10 @@ def test_verification_is_given_the_timestamp_of_the_progress_record(case):
     """By the clock of the log, which here is this machine's."""
     seen: list[int] = []
     writer = case.log.writer(0)
-    before_ms = time.time_ns() // 1_000_000
+    before_ms = case.clock.now_ms()
     writer.send([], b"progress")
     appended = writer.commit(seen.append)
-    after_ms = time.time_ns() // 1_000_000 + 1
+    after_ms = case.clock.now_ms() + 1
     assert seen == [appended.timestamp_ms]
     assert before_ms - 5 <= seen[0] <= after_ms
     writer.close()
@@ -305,7 +248,7 @@ def test_a_new_writer_of_a_shard_makes_the_older_one_useless(case):
     older, other = case.log.writer(1), case.log.writer(2)
     commit(older, [outgoing(topic, b"older")])
     older.send([outgoing(topic, b"zombie")], b"zombie")
-    newer = case.again().writer(1)
+    newer = case.connect().writer(1)
     with pytest.raises(ProducerLost):
         older.commit(lambda timestamp_ms: None)
     with pytest.raises(ProducerLost):
@@ -321,7 +264,7 @@ def test_a_new_writer_of_a_shard_makes_the_older_one_useless(case):
 def test_a_new_writer_finds_what_the_older_one_committed(case):
     """Whoever takes over reads the progress log to its end and misses nothing."""
     for turn in range(5):
-        writer = case.again().writer(0)
+        writer = case.connect().writer(0)
         assert values(committed(case, case.progress)) == [b"%d" % n for n in range(turn)]
         commit(writer, [], b"%d" % turn)
         writer.close()
@@ -329,6 +272,7 @@ def test_a_new_writer_finds_what_the_older_one_committed(case):
 
 def test_a_message_too_large_for_its_topic_aborts_its_transaction_and_is_named_the_culprit(case):
     """The innocent ones in the batch are not written either; without it they are."""
+    case.require(Feature.BATCH_LIMITS)
     narrow, wide = case.topic("narrow", max_message_bytes="10000"), case.topic("wide")
     writer = case.log.writer(0)
     innocent = outgoing(wide, b"innocent")
@@ -399,6 +343,7 @@ def test_a_read_keeps_its_limit_and_goes_on_from_there(case):
 
 def test_waiting_ends_with_a_record_and_otherwise_with_the_time(case):
     """The waiter is woken; it does not find the record by chance at the end of its time."""
+    case.require(Feature.THREADS)
     topic = case.topic(partitions=1)
     reader = case.log.reader(topic, 0, 0)
     # A Kafka reader tells once that it has reached the end.
@@ -419,7 +364,7 @@ def test_reading_what_was_trimmed_is_a_named_error(case):
     """Never a jump in silence."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
-    case.trim(topic, 0, 4)
+    case.delete_records(topic, 0, 4)
     assert case.log.watermarks(topic, 0).start == 4
     assert values(readable(case, topic)) == [b"%d" % n for n in range(4, 10)]
     reader = case.log.reader(topic, 0, 3)
@@ -468,19 +413,17 @@ def test_an_open_transaction_is_not_trimmed_away(case):
 def test_trimming_what_is_not_there_is_a_named_error(case):
     """A partition that does not exist."""
     with pytest.raises((LogMismatch, LogUnavailable)):
-        case.log.trim(case.name("nobody"), 0, 5)
+        case.log.trim(case.names("nobody"), 0, 5)
 
 
 def test_an_offset_is_found_by_its_time(case):
     """The first record at or after it; before all the first one kept, after all the end."""
     topic = case.topic(message_timestamp_type="LogAppendTime")
-    clock, times = SystemClock(), []
+    times = []
     for _ in range(5):
         (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
         times.append(appended.timestamp_ms)
-        deadline = time.monotonic() + TIMEOUT_S
-        while clock.now_ms() <= appended.timestamp_ms + 1:  # the next record gets another time
-            assert time.monotonic() < deadline
+        case.pass_time(3)  # the next record gets a later timestamp
     end = settled_end(case, topic)
     for offset, timestamp_ms in enumerate(times):
         assert case.log.offset_at(topic, 0, timestamp_ms) == offset
@@ -501,17 +444,15 @@ def test_an_offset_is_found_by_its_time(case):
 
 def test_a_group_that_committed_nothing_has_no_place(case):
     """Neither one that nobody ever heard of."""
-    assert case.log.committed(case.name("group"), case.topic(), 0) is None
+    assert case.log.committed(case.names("group"), case.topic(), 0) is None
 
 
-@pytest.mark.integration
-def test_the_place_of_a_consumer_group_is_known(broker, case):
+def test_the_committed_offset_of_a_consumer_group_is_known(case):
     """For the partition it committed, and for no other."""
-    if case.kind != "kafka":
-        pytest.skip("the embedded log has no groups")
-    topic, group = case.topic(), case.name("group")
+    case.require(Feature.GROUPS)
+    topic, group = case.topic(), case.names("group")
     case.log.append([outgoing(topic) for _ in range(5)], TIMEOUT_S)
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    consumer = Consumer({"bootstrap.servers": case.bootstrap, "group.id": group})
     consumer.commit(offsets=[TopicPartition(topic, 0, 3)], asynchronous=False)
     consumer.close()
     assert case.log.committed(group, topic, 0) == 3
@@ -533,7 +474,7 @@ def test_reading_beyond_the_end_is_a_named_error(case):
 
 def test_prepared_topics_are_there_and_stay_the_same(case):
     """A second look and a second preparation find the same topic by its id."""
-    name = case.name("prepared")
+    name = case.names("prepared")
     spec = TopicSpec(name=name, partitions=3, settings={"max.message.bytes": "12345"})
     (info,) = case.log.prepare([spec], create=True).values()
     assert (info.partitions, info.leaderless, info.bytes_max) == (3, frozenset(), 12345)
@@ -545,7 +486,7 @@ def test_prepared_topics_are_there_and_stay_the_same(case):
 
 def test_a_missing_topic_that_may_not_be_created_is_a_configuration_error(case):
     """And it is not created."""
-    name = case.name("missing")
+    name = case.names("missing")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=name):
             case.log.prepare([TopicSpec(name=name, partitions=1, settings={})], create=False)
@@ -564,10 +505,14 @@ def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case
 
 def test_looking_at_a_topic_does_not_create_it(case):
     """Kafka has nothing there; the embedded log shows what the first record would make, without an id."""
-    name = case.name("nowhere")
+    name = case.names("nowhere")
     for _ in range(2):
         info = case.log.look([name])[name]
-        assert info is None if case.kind == "kafka" else (info is not None and info.id == "")
+        if Feature.MISSING_TOPICS in case.lacks:
+            assert info is not None
+            assert info.id == ""
+        else:
+            assert info is None
     with pytest.raises(ConfigurationError, match=name):
         case.log.prepare([TopicSpec(name=name, partitions=1, settings={})], create=False)
 
@@ -581,7 +526,7 @@ def test_what_cannot_be_a_topic_is_not_there(case, name):
 def test_the_ends_of_a_partition_that_is_not_there_are_a_named_error(case):
     """Not 0, which would look like an empty one."""
     with pytest.raises((LogMismatch, LogUnavailable)):
-        case.log.watermarks(case.name("nowhere"), 0)
+        case.log.watermarks(case.names("nowhere"), 0)
     with pytest.raises((LogMismatch, LogUnavailable)):
         case.log.stable_end(case.topic(partitions=1), 1)
 

@@ -1,4 +1,4 @@
-"""What every store must do, over all of them; and what only the one on disk can."""
+"""What every store must do, over each row of `STORES` in `tests/contract/implementations.py`; and what only RocksDB does."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from chronos.adapters.memory import MemoryStore
 from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.errors import ConfigurationError, Retry, StoreCorrupt, StoreInUse
 from chronos.ports import Store
+from tests.contract.implementations import BLOB_BYTES_MIN, STORES, StoreKind, rocks_store
 from tests.harness.files import no_more_files
 
-BLOB_BYTES_MIN = 1_000
 NO_LIMIT = 10**9
 
 
-def on_disk(path: Path) -> RocksStore:
-    return RocksStore(path, block_cache=1 << 20, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN)
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> StoreKind:
+    """Each kind of store of the table."""
+    return STORES[request.param]
 
 
-@pytest.fixture(params=["rocks", "memory"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
-    """Makes a fresh store each time it is called."""
+@pytest.fixture
+def make_store(kind: StoreKind, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Makes a new store each time it is called."""
     made: list[Store] = []
 
     def make() -> Store:
-        made.append(on_disk(tmp_path / str(len(made))) if request.param == "rocks" else MemoryStore())
+        made.append(kind.make(tmp_path / str(len(made))))
         return made[-1]
 
     yield make
@@ -45,16 +47,12 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
 
 @pytest.fixture
 def store(make_store: Callable[[], Store]) -> Store:
+    """A new store of each kind."""
     return make_store()
 
 
 def everything(store: Store) -> list[tuple[bytes, bytes]]:
     return store.scan(b"", b"\xff" * 9, NO_LIMIT, NO_LIMIT)
-
-
-def opened_copy(store: Store, path: Path) -> Store:
-    """A store of the same kind on a checkpoint."""
-    return MemoryStore.restored(path) if isinstance(store, MemoryStore) else on_disk(path)
 
 
 # ------------------------------------------------------------------------------------------- Every store
@@ -129,7 +127,7 @@ def test_large_values_come_back_like_small_ones(store):
     assert store.get([key for key, _ in rows]) == [value for _, value in rows]
 
 
-def test_verify_counts_the_rows_in_memory_and_on_disk(store):
+def test_verify_counts_the_rows_in_memory_and_rocks_store(store):
     """Rows that were overwritten, deleted or dropped by range do not count."""
     store.write([(b"%05d" % n, b"v") for n in range(2_500)], [])
     store.flush()
@@ -165,7 +163,7 @@ def test_what_is_unflushed_is_known(store):
     assert store.unflushed_bytes() <= before
 
 
-def test_a_checkpoint_is_the_store_at_that_moment(store, tmp_path):
+def test_a_checkpoint_is_the_store_at_that_moment(kind, store, tmp_path):
     """What was not flushed is in it, what is written afterwards is not, and the store goes on."""
     rows = [(b"%05d" % n, b"v" * (n % 7)) for n in range(500)] + [(b"large", b"x" * 3 * BLOB_BYTES_MIN)]
     store.write(rows[:200], [])
@@ -173,20 +171,20 @@ def test_a_checkpoint_is_the_store_at_that_moment(store, tmp_path):
     store.write(rows[200:], [])
     path = tmp_path / "copies" / "one"
     store.checkpoint(path)
-    assert store.unflushed_bytes() <= (0 if isinstance(store, MemoryStore) else 4_096)
+    assert store.unflushed_bytes() <= kind.flushed_bytes_max
     store.write([(b"later", b"1")], [b"00000"])
     store.delete_range(b"00100", b"00200")
-    copy = opened_copy(store, path)
+    copy = kind.open_copy(path)
     assert everything(copy) == rows
     copy.write([(b"later", b"2")], [])
     assert store.get([b"later"]) == [b"1"]
     copy.close()
 
 
-def test_a_checkpoint_of_an_empty_store_is_an_empty_store(store, tmp_path):
+def test_a_checkpoint_of_an_empty_store_is_an_empty_store(kind, store, tmp_path):
     """A shard that never saw a message has one too."""
     store.checkpoint(tmp_path / "copy")
-    copy = opened_copy(store, tmp_path / "copy")
+    copy = kind.open_copy(tmp_path / "copy")
     assert everything(copy) == []
     copy.close()
 
@@ -284,7 +282,7 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     """What was flushed is there, whole writes only, and none without all before it."""
     killed = subprocess.run([sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False)
     assert killed.returncode == -9
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     state = int(store.get([b"state"])[0])
     assert 20 <= state < steps
     found = [key for key, _ in store.scan(b"e", b"f", NO_LIMIT, NO_LIMIT)]
@@ -297,10 +295,10 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
 
 def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
     """And its size on disk is more than nothing."""
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1")], [])
     store.close()
-    again = on_disk(tmp_path / "s")
+    again = rocks_store(tmp_path / "s")
     assert everything(again) == [(b"a", b"1")]
     assert again.size_bytes() > 100
     again.close()
@@ -308,7 +306,7 @@ def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
 
 def test_a_checkpoint_that_is_only_read_keeps_every_file_as_it_is(tmp_path):
     """So its files can be told by their digests before and after."""
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     store.write([(b"%05d" % n, b"v" * 200) for n in range(2_000)], [])
     store.checkpoint(tmp_path / "copy")
     before = {file.name: file.read_bytes() for file in (tmp_path / "copy").iterdir()}
@@ -352,19 +350,19 @@ def test_checkpoints_are_whole_writes_while_others_write(tmp_path):
 
 def test_an_open_store_cannot_be_opened_again(tmp_path):
     """Neither by this process nor by another; the error names the directory."""
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     with pytest.raises(StoreInUse, match=str(tmp_path)):
-        on_disk(tmp_path / "s")
+        rocks_store(tmp_path / "s")
     command = [sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", "1"]
     other = subprocess.run(command, check=False, capture_output=True, text=True)
     assert "StoreInUse" in other.stderr
     store.close()
-    on_disk(tmp_path / "s").close()
+    rocks_store(tmp_path / "s").close()
 
 
 def test_a_store_that_finds_no_file_descriptor_is_opened_once_there_is_one(tmp_path):
     """To open it anew is tried again: it is no reason to stop."""
-    store = on_disk(tmp_path / "store")
+    store = rocks_store(tmp_path / "store")
     store.write([(b"a", b"1")], [])
     store.flush()
     with no_more_files():
@@ -380,26 +378,26 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path):
     """It is not called damage, and nobody is told to remove it."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigurationError, match="file"):
-        on_disk(tmp_path / "file")
+        rocks_store(tmp_path / "file")
     with pytest.raises(ConfigurationError, match="file"):
-        on_disk(tmp_path / "file" / "below")
+        rocks_store(tmp_path / "file" / "below")
 
 
 def test_a_file_that_belongs_to_no_database_is_not_taken_for_an_empty_one(tmp_path):
     """RocksDB would delete what is left of a database whose CURRENT file is gone, and start empty."""
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1")], [])
     store.close()
     (tmp_path / "s" / "CURRENT").unlink()
     left = sorted((tmp_path / "s").iterdir())
     with pytest.raises(StoreCorrupt, match="CURRENT"):
-        on_disk(tmp_path / "s")
+        rocks_store(tmp_path / "s")
     assert sorted((tmp_path / "s").iterdir()) == left
 
 
 def test_a_store_writes_no_log_of_its_own(tmp_path):
     """The logs it is built from are its write-ahead log; a second one would cost half the speed."""
-    store = on_disk(tmp_path / "s")
+    store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1" * 900)], [])
     assert [log.stat().st_size for log in (tmp_path / "s").glob("*.log")] == [0]
     store.close()
@@ -431,7 +429,7 @@ def test_a_store_is_read_while_it_is_closed(tmp_path):
     """A reader in another thread never keeps the directory locked: it reads, or hears that it is closed."""
     path = tmp_path / "s"
     for _ in range(20):
-        store = on_disk(path)
+        store = rocks_store(path)
         store.write([(b"%05d" % n, b"v") for n in range(5_000)], [])
 
         def read(store: RocksStore = store) -> int:
@@ -449,7 +447,7 @@ def test_a_store_is_read_while_it_is_closed(tmp_path):
             everything(store)
             store.close()
             assert all(reader.result() >= 0 for reader in readers)
-    on_disk(path).close()
+    rocks_store(path).close()
 
 
 def test_the_client_bounds_a_scan_above_by_the_upper_bound(tmp_path):
