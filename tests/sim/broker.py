@@ -15,6 +15,7 @@ from tests.sim.world import World
 TRANSACTION_MS = 10_000
 BROKERS = 3
 BYTES_MAX = 1_000_000
+"""Largest record of a topic unless it is created with another limit."""
 
 DELAY, PROGRESS, REJECTED, DEAD_LETTER = "delay", "progress", "rejected", "dead-letter"
 
@@ -76,6 +77,7 @@ class Brokers:
         self.deciding = deciding
         self.topics: dict[str, list[Partition]] = {}
         self.ids: dict[str, int] = {}
+        self.bytes_max: dict[str, int] = {}
         self.deleted_ms: dict[str, int] = {}
         """When each topic went for the first time: it may have come back between two looks that missed it."""
         self.paused: list[int] = [0] * BROKERS
@@ -93,8 +95,10 @@ class Brokers:
 
     # --- topics
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, bytes_max: int = 0) -> None:
+        """Create the topic; 0 bytes: the default limit."""
         self.made += 1
+        self.bytes_max[topic] = bytes_max or BYTES_MAX
         self.ids[topic] = self.made
         self.topics[topic] = [Partition(topic, number, (self.made + number) % BROKERS) for number in range(partitions)]
 
@@ -112,9 +116,10 @@ class Brokers:
             partition = partition_of(key, len(partitions))
         return partitions[partition]
 
-    def takes(self, topic: str) -> bool:
-        """Whether the topic is there, and open to be written to."""
-        return topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
+    def accepts(self, topic: str, value: bytes | None) -> bool:
+        """Return whether the topic exists, can be written to, and takes a record of this size."""
+        is_open = topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
+        return is_open and len(value or b"") <= self.bytes_max[topic]
 
     def is_paused(self, partition: Partition) -> bool:
         return self.paused[partition.broker] > self.world.now_ms

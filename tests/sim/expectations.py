@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from tests.sim.broker import BROKERS, REJECTED
 from tests.sim.cluster import Cluster, Part
-from tests.sim.node import Faults, Machine
+from tests.sim.log import Faults
+from tests.sim.node import Machine
 
 PLACES = (
     "control",
@@ -42,6 +43,7 @@ class Trouble(Part):
         rates = {
             "aborts": some(0.02, 0.2),
             "unclear": some(0.02, 0.2),
+            "lost_on_abort": 0.1,
             "fenced_by_nobody": some(0.02, 0.1),
             "short_reads": some(0.1, 0.5),
             "no_answer": some(0.01, 0.1),

@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from msgspec import Struct
 
 from chronos.core.message import Record
-from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
-from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
-
-if TYPE_CHECKING:
-    from tests.sim.node import Thread
+from tests.sim.broker import DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from tests.sim.world import World
 
 POISON = b"poison"
 """A payload that no target takes, for a reason nobody can look up before."""
+
+
+class Faults(Struct, kw_only=True):
+    """Probability of each fault, each time it could happen. All are 0 once the world is healed."""
+
+    aborts: float = 0.0
+    unclear: float = 0.0
+    lost_on_abort: float = 0.0
+    """An abort costs the producer too."""
+    fenced_by_nobody: float = 0.0
+    short_reads: float = 0.0
+    no_answer: float = 0.0
+    jitter: float = 0.0
+    """A call takes a while, and other threads run meanwhile."""
+
+
+class Host(Protocol):
+    """The node that a log's client runs on."""
+
+    name: str
+    faults: Faults
+    log_cut_ms: int
+    """Until when no broker can be reached from here."""
+
+
+class Caller(Protocol):
+    """The thread that uses a log's clients."""
+
+    name: str
+    world: World
+
+    @property
+    def machine(self) -> Host: ...
+
+    def touch(self, where: str) -> None:
+        """A port is called: other threads may run now, and the process may freeze or die."""
+
+    def misused(self, text: str) -> None:
+        """The code under test broke a rule of the port."""
+
+    def sleep(self, wait_ms: int) -> None:
+        """Wait inside a call while other threads run."""
+
+    def nudge(self) -> None:
+        """There is something to read."""
 
 
 class Trimmed(LogMismatch):
@@ -34,7 +79,9 @@ class SimReader:
         self._log.thread.touch("read")
         log, partition = self._log, self._partition
         if self.position < partition.start and not log.remembers:
-            raise Trimmed(f"offset {self.position} of {partition.name} is not there any more")
+            raise Trimmed(f"offset {self.position} of {partition.name} was trimmed; it starts at {partition.start}")
+        if self.position > partition.high:
+            raise LogMismatch(f"offset {self.position} of {partition.name} is beyond its end {partition.high}")
         if log.is_cut or log.brokers.is_paused(partition):
             return []
         stable = partition.stable
@@ -113,7 +160,9 @@ class SimWriter:
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         log, brokers = self._log, self._brokers
         log.thread.touch("send")
-        assert not self._lost, "a lost producer was used again"
+        if self._lost:
+            log.thread.misused("a lost producer was used again")
+            raise ProducerLost("this producer was lost before")
         self._transaction, self._progress, self._culprit, self._stuck = None, progress, False, False
         if self._fenced:
             raise self._lose("_FENCED")
@@ -122,7 +171,8 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
-            if not brokers.takes(topic) or (value == POISON and topic not in (REJECTED, DEAD_LETTER)):
+            is_poison = value == POISON and topic not in (REJECTED, DEAD_LETTER)
+            if is_poison or not brokers.accepts(topic, value):
                 self._culprit = True
                 continue
             partition = brokers.place(topic, key, number)
@@ -178,7 +228,7 @@ class SimWriter:
     def _abort(self, *, poison_likely: bool) -> TransactionAborted | ProducerLost:
         assert self._transaction is not None
         self._brokers.decide(self._transaction, commit=False)
-        if self._log.world.chance(0.1):
+        if self._log.world.chance(self._log.faults.lost_on_abort):
             return self._lose("refused", poison_likely=poison_likely)
         return TransactionAborted("refused", poison_likely=poison_likely)
 
@@ -200,7 +250,7 @@ class SimWriter:
 class SimLog:
     """See `ports.Log`: one thread's clients."""
 
-    def __init__(self, thread: Thread, brokers: Brokers) -> None:
+    def __init__(self, thread: Caller, brokers: Brokers) -> None:
         self.thread = thread
         self.brokers = brokers
         self.world = thread.world
@@ -210,8 +260,15 @@ class SimLog:
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:
-            if spec.name not in self.brokers.topics and create:
-                self.brokers.create(spec.name, max(1, spec.partitions))
+            partitions = self.brokers.topics.get(spec.name)
+            if partitions is None:
+                if not create:
+                    raise ConfigurationError([f"topic {spec.name} does not exist"])
+                self.brokers.create(spec.name, max(1, spec.partitions), int(spec.settings.get("max.message.bytes", 0)))
+            elif spec.per_shard and len(partitions) != spec.partitions:
+                raise ConfigurationError(
+                    [f"topic {spec.name} has {len(partitions)} partitions, there are {spec.partitions} shards"]
+                )
         return {spec.name: self._info(spec.name) for spec in topics}
 
     def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
@@ -223,7 +280,10 @@ class SimLog:
         partitions = self.brokers.topics[name]
         leaderless = frozenset(place.number for place in partitions if self.brokers.is_paused(place))
         return TopicInfo(
-            id=str(self.brokers.ids[name]), partitions=len(partitions), leaderless=leaderless, bytes_max=BYTES_MAX
+            id=str(self.brokers.ids[name]),
+            partitions=len(partitions),
+            leaderless=leaderless,
+            bytes_max=self.brokers.bytes_max[name],
         )
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
@@ -238,13 +298,13 @@ class SimLog:
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         self.thread.touch("offset")
         place = self._answering(topic, partition)
-        later = (at for at, (record, _) in enumerate(place.items) if record and record.timestamp_ms >= timestamp_ms)
-        return next(later, place.stable)
+        kept = (place.items[offset][0] for offset in range(place.start, place.stable))
+        return next((record.offset for record in kept if record and record.timestamp_ms >= timestamp_ms), place.stable)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         self.thread.touch("trim")
         place = self._answering(topic, partition)
-        assert offset <= place.stable, "a partition was trimmed beyond its stable end"
+        offset = min(offset, place.stable)
         if offset > place.start:
             place.start = offset
             self.world.tell(f"{self.thread.name} trims {place.name} to {offset}")
@@ -259,7 +319,10 @@ class SimLog:
 
     def _answering(self, topic: str, partition: int) -> Partition:
         self._check_answers()
-        place = self.brokers.topics[topic][partition]
+        partitions = self.brokers.topics.get(topic, [])
+        if partition >= len(partitions):
+            raise LogUnavailable(f"topic {topic} has no partition {partition}")
+        place = partitions[partition]
         if self.brokers.is_paused(place):
             raise LogUnavailable(f"no broker said in time where {place.name} ends")
         return place
@@ -293,7 +356,9 @@ class SimLog:
         self.thread.touch("append")
         appended = []
         for topic, key, value, headers, number in records:
-            place = self._answering(topic, self.brokers.place(topic, key, number).number)
+            if not self.brokers.accepts(topic, value):
+                raise LogUnavailable(f"topic {topic} does not accept the record")
+            place = self._answering(topic, self.brokers.place(topic, key, number).number if number < 0 else number)
             pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
             offset = self.brokers.append(place, key, value, pairs)
             appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=self.world.now_ms))

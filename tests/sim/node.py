@@ -27,7 +27,7 @@ from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointScheduler, Depot, Keeper
 from tests.sim.coordinator import Ensemble, SimCoordinator
-from tests.sim.log import SimLog, Trimmed
+from tests.sim.log import Faults, SimLog, Trimmed
 from tests.sim.store import Disk, SimStore
 from tests.sim.world import CRASH, START_MS, Crashed, Finding, World, broken
 
@@ -42,18 +42,6 @@ LOOK_MS = 20
 
 SILENT_MS = 1_500
 """How long no broker answers a node until it gives way."""
-
-
-class Faults(Struct, kw_only=True):
-    """How likely what is, each time it could happen. All of it is off while the world is healed."""
-
-    aborts: float = 0.0
-    unclear: float = 0.0
-    fenced_by_nobody: float = 0.0
-    short_reads: float = 0.0
-    no_answer: float = 0.0
-    jitter: float = 0.0
-    """That a call takes a while, in which others come in between."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -513,6 +501,10 @@ class Thread:
             self.sleep(self.world.random.randrange(1, 40))
         if machine.frozen:
             self._thaw()
+
+    def misused(self, text: str) -> None:
+        """The code under test broke a rule of a port."""
+        raise Finding(CRASH, f"{self.name}: {text}")
 
     def sleep(self, wait_ms: int) -> None:
         """Wait inside a call while everybody else goes on."""

@@ -20,8 +20,8 @@ from chronos.workers.follow import Follower
 from tests.sim.broker import DELAY, PROGRESS
 from tests.sim.cluster import Cluster, Part
 from tests.sim.expectations import Trouble
-from tests.sim.log import SimLog
-from tests.sim.node import Faults, Machine
+from tests.sim.log import Faults, SimLog
+from tests.sim.node import Machine
 from tests.sim.store import Disk, SimStore
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
@@ -226,7 +226,7 @@ class Simulation(Part):
             store = SimStore(self.world, Disk(), lambda store, shard=shard: self.checker.wrote(shard, store))
             rules = Rules(shard=shard, shards=self.shards, own_topics=("a", "b"), max_delay_ms=1, deduplication_ms=0)
             shard_state = Shard(rules=rules, state=FRESH, view=store)
-            log = SimLog(Onlooker(self.world), self.brokers)  # type: ignore[arg-type]
+            log = SimLog(Onlooker(self.world), self.brokers)
             log.remembers = True
             follower = Follower(log, store, shard_state, delay_topic=DELAY, progress_topic=PROGRESS)
             while follower.step():
@@ -253,6 +253,9 @@ class Onlooker:
 
     def touch(self, where: str) -> None:
         """Nothing happens here."""
+
+    def misused(self, text: str) -> None:
+        """The port's own error says so."""
 
     def sleep(self, wait_ms: int) -> None:
         """Nothing is waited for."""
