@@ -34,7 +34,6 @@ class Ensemble:
         """The roles as last published; None before the first time."""
         self.version = 0
         """Number of times that roles were published."""
-        self.controller_epoch = 0
         self.controller: int | None = None
         """The session that holds the lock."""
         self.requests: list[Request] = []
@@ -74,7 +73,6 @@ class Ensemble:
             self.controller = None
         if self.controller is None and self._members:
             self.controller = min(self._members)
-            self.controller_epoch += 1
         self.spread()
 
     def heartbeat(self, session: int) -> bool:
@@ -97,7 +95,6 @@ class Ensemble:
         self._members[self._sessions] = member
         if self.controller is None:
             self.controller = self._sessions
-            self.controller_epoch += 1
         self.spread()
         return self._sessions
 
@@ -144,6 +141,8 @@ class SimCoordinator:
         self._confirmed = False
         self._since_ms: dict[str, tuple[int, int]] = {}
         """Session of each member, and when this client first saw it."""
+        self._epoch = 0
+        """Controller epoch of this session; 0 before it is the controller."""
         self._woken = False
         self.cut_ms = 0
         """Until when no server can be reached from here."""
@@ -191,6 +190,7 @@ class SimCoordinator:
         """The session is over."""
         self._session, self._roles, self._members, self._confirmed = None, None, {}, False
         self._since_ms.clear()
+        self._epoch = 0
         self._woken = True
 
     def join(self, member: Member) -> None:
@@ -224,10 +224,12 @@ class SimCoordinator:
             return False
         version, roles, requests = ensemble.version, ensemble.roles, tuple(ensemble.requests)
         self.refresh()
+        if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
+            self._epoch = roles.controller_epoch + 1
         view = ClusterView(
             now_ms=ensemble.world.now_ms,
             controller=self._node,
-            controller_epoch=ensemble.controller_epoch,
+            controller_epoch=self._epoch,
             shards=ensemble.shards,
             replication=ensemble.replication,
             members=ensemble.members(),
