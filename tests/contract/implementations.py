@@ -30,7 +30,7 @@ from tests.harness.broker import Broker
 from tests.sim.broker import PROGRESS, Brokers
 from tests.sim.log import SimLog
 from tests.sim.node import SimClock
-from tests.sim.simulation import Onlooker
+from tests.sim.simulation import Observer
 from tests.sim.store import Disk, SimStore
 from tests.sim.world import World
 
@@ -144,7 +144,7 @@ def kafka_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase
         log.close()
 
 
-class SimulatedClient(Onlooker):
+class SimulatedClient(Observer):
     """A thread to which nothing happens, and which waits in simulated time."""
 
     def sleep(self, wait_ms: int) -> None:

@@ -63,7 +63,7 @@ class Ensemble:
             return
         now_ms = self.world.now_ms
         for session in [at for at, last_ms in self._heartbeat_ms.items() if now_ms - last_ms > self.session_ms]:
-            self.world.tell(f"session {session} of {self._members[session].node} expires")
+            self.world.trace(f"session {session} of {self._members[session].node} expires")
             self.end(session)
 
     def end(self, session: int) -> None:
@@ -109,7 +109,7 @@ class Ensemble:
             return False
         self.version += 1
         self.published = roles
-        self.world.tell(f"roles {self.version}: " + " ".join(
+        self.world.trace(f"roles {self.version}: " + " ".join(
             f"{shard}={given.master}@{given.epoch}" for shard, given in sorted(roles.shards.items())
         ))  # fmt: skip
         self.spread()
