@@ -13,7 +13,7 @@ from msgspec import Struct
 from chronos.core.codec import Identity
 from chronos.core.message import Record
 from chronos.core.roles import ClusterView, Member, Request, Roles
-from chronos.core.shard import StoreView
+from chronos.core.step import StoreView
 
 Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
 """A record to be written: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""

@@ -12,7 +12,7 @@ import msgspec
 
 from chronos.core.codec import FRESH, PENDING, pack_state, unpack_id_state, unpack_state
 from chronos.core.keys import COUNT, ENTRY, EXPIRY, ID_STATE, OFFSET_MAX, STATE_KEY, entry_key, expiry_key
-from chronos.core.shard import StoreView
+from chronos.core.step import StoreView
 
 VERSION = b"\x01"
 

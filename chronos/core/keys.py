@@ -87,9 +87,9 @@ def murmur2(data: bytes) -> int:
     hashed = 0x9747B28C ^ length
     whole = length & ~3
     for at in range(0, whole, 4):
-        id_state = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
-        id_state = (id_state ^ id_state >> 24) * multiplier & mask
-        hashed = hashed * multiplier & mask ^ id_state
+        word = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        hashed = hashed * multiplier & mask ^ word
     if whole < length:
         hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
     hashed = (hashed ^ hashed >> 13) * multiplier & mask

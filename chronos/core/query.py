@@ -18,7 +18,7 @@ from chronos.core.keys import (
     parse_generated_id,
 )
 from chronos.core.message import Entry, entry_id
-from chronos.core.shard import StoreView
+from chronos.core.step import StoreView
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
+from chronos.core.timefmt import MS_MAX
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`); `.` and `..` are excluded too."""
 
 TARGETS_SEEN_MAX = 10_000
 """Target topics remembered as good: about 1 MB."""
+
+TIME_MIN_MS = 978_307_200_000
+"""2001-01-01 in epoch ms. A smaller bare number is not a time anybody means: it is one in seconds."""
 
 
 class Rules:
@@ -27,9 +31,10 @@ class Rules:
         own_topics: Iterable[str] = (),
         allow: Sequence[str] = ("*",),
         deny: Sequence[str] = (),
-        max_delay_ms: int = 400 * 86_400_000,
+        max_delay_ms: int = 3_650 * 86_400_000,
         deduplication_ms: int = 6 * 3_600_000,
         refuse_wrong_shard: bool = False,
+        min_time_ms: int = TIME_MIN_MS,
     ) -> None:
         assert 0 <= shard < shards
         self.shard = shard
@@ -40,8 +45,13 @@ class Rules:
         self.max_delay_ms = max_delay_ms
         self.deduplication_ms = deduplication_ms
         self.refuse_wrong_shard = refuse_wrong_shard
+        self.min_time_ms = min_time_ms
         self.topics_seen: dict[bytes, str] = {}
         """Targets judged good before, at most TARGETS_SEEN_MAX."""
+
+    def for_replay(self) -> "Rules":
+        """Return the rules of a replica that executes decisions: they reject nothing that a setting could reject."""
+        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=2 * MS_MAX, min_time_ms=0)
 
     def target(self, raw: bytes) -> str | Rejection:
         """The topic a `chronos-target-topic` names, or why it may not be used."""

@@ -1,8 +1,8 @@
 """The master: one step is one transaction. Pull, stage, select, push, commit, apply.
 
-A crash before the commit leaves nothing behind; one between commit and apply is repaired by replaying the progress
-record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel seen in time wins) and 8 (one bad message never
-stops the others).
+A crash before the commit leaves nothing behind; a crash between commit and apply is repaired by replaying the progress
+record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was readable in time wins) and 8 (one bad message
+never stops the others).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,28 +11,30 @@ from contextlib import suppress
 import structlog
 from msgspec import Struct
 
+from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
-from chronos.core.shard import Selection, Shard, Staged, nothing_selected
+from chronos.core.shard import Shard
+from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
-from chronos.workers.push import Pusher
+from chronos.workers.push import PlannedTransaction, Pusher
 
 log = structlog.get_logger("chronos.master")
 
 HEARTBEAT_MS = 60_000
-"""A master that has nothing to say says so once a minute: a standalone node elsewhere waits for 90 s of silence."""
+"""Longest time between two progress records: another standalone node takes over after 90 s without one."""
 
 PULL_LINGER_MS = 8
-"""Records that are not due are gathered for so long before a transaction is spent on them."""
+"""Records that are not due soon are collected for this long before a transaction is spent on them."""
 
 LINGERING_MAX = 1_000
-"""So many records are company enough."""
+"""A batch of this size is committed without waiting for more records."""
 
 POISON_FAILURES = 2
-"""A message alone in its transaction is the culprit at the second failure: the first after an abort may be
-OUT_OF_ORDER_SEQUENCE_NUMBER, which is nobody's fault (measured)."""
+"""Failures in a row of a message alone in its transaction that make it the poison record: the first one after an abort may
+be OUT_OF_ORDER_SEQUENCE_NUMBER, which no message causes (measured)."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
-    """In whose name a master commits."""
+    """The writer that a progress record names."""
 
     node: str
     instance: str
@@ -57,33 +59,34 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
 
 
 class PoisonSearch(Struct, kw_only=True):
-    """What failed transactions say about messages; outlives a mastership, because a refusal may cost the producer."""
+    """The search for a poison record, across failed transactions; outlives a leadership, because a failure may cost the
+    producer."""
 
     messages_max: int
-    """How many messages the next step selects: halved by a failure, doubled by a success."""
+    """Messages that the next step selects: halved by a failure, doubled by a success."""
     offset: int | None = None
-    """Source offset of the message that stood alone in the last one that failed."""
+    """Source offset of the message that was alone in the last transaction that failed."""
     failures: int = 0
-    """How often in a row it did."""
+    """Consecutive failures of that message."""
     poison_offset: int | None = None
-    """Source offset of a message that did so often enough: the next plan retries or buries it."""
+    """Source offset of the poison record: the next plan retries or dead-letters it."""
     separate: bool = False
-    """A message and refused records failed together: from now on they go in turns."""
+    """A message and rejected records failed together: from now on they take turns."""
 
 
-class Stepped(Struct, frozen=True, kw_only=True):
-    """What a step did, for those who watch."""
+class StepResult(Struct, frozen=True, kw_only=True):
+    """What one step committed, for metrics and for requests that wait."""
 
     pulled: int
     due_ms: list[int]
-    """When each message delivered was due, in order."""
+    """Due time of each delivered message, in order."""
     committed_ms: int
     refused: list[tuple[int, int]]
-    """`(offset, Reason)` of the delay records refused."""
+    """`(offset, Reason)` of the refused delay records."""
 
 
 class Master:
-    """One shard's master, from its epoch record to the end of its mastership."""
+    """One shard's master, from its epoch record to the end of its leadership."""
 
     def __init__(
         self,
@@ -106,30 +109,31 @@ class Master:
         self._clock = clock
         self._writer_epoch = writer_epoch
         self._limits = limits
+        self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
         self._stepped_ms = clock.stepped_ms()
-        """By how much the clock had been set when it was last believed."""
-        self.last: Stepped | None = None
+        """`Clock.stepped_ms` when the clock was last trusted."""
+        self.last: StepResult | None = None
 
     def begin(self) -> None:
-        """The epoch record: from here on every earlier master's commits are behind ours in the log."""
+        """Commit the epoch record: every earlier master's commits now precede this master's in the log."""
         self._heartbeat()
 
     def step(self, now_ms: int) -> int:
-        """One step; when to be called again, in epoch ms. At most one transaction."""
+        """Do one step of at most one transaction; return when to be called again, in epoch ms."""
         self.last = None
         if self._clock_was_set():
-            # Also `now_ms` may be from before: come back with what the clock says now.
-            self._disagree()
+            # `now_ms` may be from before the clock was set: come back with the present time.
+            self._distrust_clock()
             return self._clock.now_ms()
-        # A clock that went back would hold the heartbeat up, and with it the word that the clock is wrong.
+        # A clock that went back would delay the heartbeat, and with it the check that reports the clock.
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
             self._heartbeat()
         records, reached_ms = self._pull(now_ms)
-        staged = self._shard.stage(records)
+        staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms)
@@ -139,7 +143,7 @@ class Master:
             return self._committed_ms + PULL_LINGER_MS
         delivered_ms = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
-        self.last = Stepped(
+        self.last = StepResult(
             pulled=len(records),
             due_ms=delivered_ms,
             committed_ms=self._committed_ms,
@@ -151,30 +155,30 @@ class Master:
         return self._idle(self._clock.now_ms())
 
     def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
-        """Whether a few records that are not due soon should wait for more before a transaction is spent on them."""
+        """Return whether a few records that are not due soon should wait for more before a transaction is spent on them."""
         if pulled >= LINGERING_MAX or not 0 <= now_ms - self._committed_ms < PULL_LINGER_MS:
             return False
         return all(due_ms > now_ms + PULL_LINGER_MS for due_ms, _ in staged.placed.values())
 
     @property
     def pulled(self) -> int:
-        """Offset in the delay partition up to which everything is executed, transaction markers included."""
+        """Offset in the delay partition up to which every record is executed, transaction markers included."""
         return self._puller.position if self._puller.waiting == 0 else self._shard.state.pull_offset
 
     @property
     def lingering(self) -> bool:
-        """Records were pulled and wait for company, or none are wanted: sleep, rather than wait for records."""
+        """True if pulled records wait for more, or pulling is off: the caller sleeps instead of waiting for records."""
         return self._puller.waiting > 0 or not self._limits.pull
 
     def _pull(self, now_ms: int) -> tuple[list[Record], int]:
-        """The next records, and the last moment at which the end of the log was reached: half of the watermark.
+        """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
 
-        Whatever was readable at the last moment the end was reached has been pulled, so what was due by then may
-        still be selected now: a backlog costs one question, not one a step.
+        Every record that was readable at that time has been pulled, so messages that were due by then may still be
+        selected now: a backlog costs one question to the broker, not one a step.
         """
         limits = self._limits
         if now_ms < self._reached_ms:
-            self._reached_ms = 0  # the clock was set back: by it, that moment is still to come
+            self._reached_ms = 0  # the clock was set back: for it, that time is still to come
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
         if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
@@ -201,62 +205,68 @@ class Master:
             )
 
     def _select(self, staged: Staged, until_ms: int) -> Selection:
-        limits = self._limits
-        if not limits.push or (self._poison_search.separate and staged.rejections):
+        limits, search = self._limits, self._poison_search
+        if not limits.push or (search.separate and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
-        selection = self._shard.select(staged, until_ms, self._poison_search.messages_max, limits.bytes)
-        # One that was refused before stands alone, so that a second refusal costs the others nothing.
-        tried = next((at for at in selection.named if selection.entries[at].attempt > 1), None)
+        selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
+        # A message that failed before is selected alone, so that a second failure costs the others nothing.
+        tried = next((at for at in selection.with_id if selection.entries[at].attempt > 1), None)
         if tried is None or len(selection.entries) == 1:
             return selection
         return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
-        """Push, commit, apply; when each message that was delivered was due."""
-        poison_search = self._poison_search
-        self._pusher.poison_offset = poison_search.poison_offset
-        plan = self._pusher.plan(selection, staged.rejections, now_ms)
+        """Push, commit, apply; return the due time of each delivered message."""
+        search = self._poison_search
+        plan = self._pusher.plan(
+            selection,
+            staged.rejections,
+            now_ms,
+            poison_offset=search.poison_offset,
+            look_ahead=self._look_ahead,
+        )
         progress = self._progress(staged, selection, plan.decisions)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
-            appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))
+            appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
             self._search_poison(error, staged, selection)
             raise
         if selection.items:
-            poison_search.offset, poison_search.poison_offset, poison_search.separate = None, None, False
-            poison_search.messages_max = min(self._limits.messages, poison_search.messages_max * 2)
+            search.offset, search.poison_offset, search.separate = None, None, False
+            search.messages_max = min(self._limits.messages, search.messages_max * 2)
         self._apply(staged, selection, progress, appended)
         return plan.due_ms
 
-    def _ahead(
+    def _prepare_next(
         self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
     ) -> Callable[[], None] | None:
-        """Where there is a backlog: what of this step and the next may be done before this one is committed."""
-        limits, shard = self._limits, self._shard
+        """Return the work on this step and the next that needs no commit; None without a backlog."""
+        limits, shard, ahead = self._limits, self._shard, self._look_ahead
         if selection.complete and pulled < limits.messages:
             return None
 
-        def ahead() -> None:
-            shard.draft(staged, selection, progress)
-            # What fails here fails in the next step again, where it is known what to do about it.
+        def prepare() -> None:
+            ahead.write(staged, selection, progress)
+            # A failure here is repeated by the next step, where it is handled.
             with suppress(Retry):
                 if not selection.complete:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
-                    following = shard.select_ahead(selection, until_ms, limits.messages, limits.bytes)
+                    following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
                     if following is not None:
-                        self._pusher.plan_ahead(following)
+                        poison_offset = self._poison_search.poison_offset
+                        self._pusher.plan_next(following, poison_offset=poison_offset, look_ahead=ahead)
                 if pulled >= limits.messages:
-                    shard.parse_ahead(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
+                    ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
-        return ahead
+        return prepare
 
     def _clock_was_set(self) -> bool:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
 
-    def _disagree(self) -> None:
-        """What this machine's clock said before is not to be believed: neither the time, nor when the end was reached."""
+    def _distrust_clock(self) -> None:
+        """Forget what was read off this machine's clock before: the time, and when the end of the log was reached."""
         self._clock_agrees = False
         self._reached_ms = 0
         self._stepped_ms = self._clock.stepped_ms()
@@ -268,13 +278,13 @@ class Master:
         return appended
 
     def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
-        """Law 2: the broker's timestamp lies between produce and report, give or take half a second."""
+        """Law 2: the broker's timestamp must lie between produce and report, within CLOCK_TOLERANCE_MS."""
         reported_ms = self._clock.now_ms()
         early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
         was_set = self._clock_was_set()
         if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS and not was_set:
             return
-        self._disagree()
+        self._distrust_clock()
         if was_set:
             raise ClockDisagrees(
                 "this machine's clock was set during a step, which was aborted; check NTP", aborted=True
@@ -286,25 +296,31 @@ class Master:
         )
 
     def _apply(self, staged: Staged, selection: Selection, progress: Progress, appended: Appended) -> None:
-        # A step that is committed must not be decided again on the state before it, whatever is wrong with the store.
+        # A committed step must never be decided again on the state before it, whatever is wrong with the store.
         try:
             changes = self._shard.apply(
-                staged, selection, progress, offset=appended.offset, timestamp_ms=appended.timestamp_ms
+                staged,
+                selection,
+                progress,
+                offset=appended.offset,
+                timestamp_ms=appended.timestamp_ms,
+                writes=self._look_ahead.writes(staged, selection),
             )
             self._store.write(changes.puts, changes.deletes)
         except Retry as error:
             raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error
         self._shard.install(changes)
+        self._look_ahead.installed(changes)
 
     def _heartbeat(self) -> None:
-        """A progress record alone: an epoch's first word, a heartbeat, or a test whether the clocks agree."""
+        """Commit a progress record alone: an epoch record, a heartbeat, or a test of the clocks."""
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
-        nobody = nothing_selected(state.cursor, complete=True)
-        progress = self._progress(nothing, nobody, [])
+        none = nothing_selected(state.cursor, complete=True)
+        progress = self._progress(nothing, none, [])
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))
-        self._apply(nothing, nobody, progress, self._finish(produced_ms))
+        self._apply(nothing, none, progress, self._finish(produced_ms))
 
     def _progress(self, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
         writer_epoch = self._writer_epoch
@@ -323,35 +339,35 @@ class Master:
         )
 
     def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
-        """Halve what the next step selects until the culprit stands alone, then convict it.
+        """Halve the next selection until a single message fails, then declare it the poison record.
 
-        A failure that makes nobody a culprit halves too: what is smaller may fit the time that was too short.
+        A failure that no message caused halves the selection too: a smaller one may fit into the time that was too short.
         """
-        poison_search = self._poison_search
+        search = self._poison_search
         if selection.items:
-            poison_search.messages_max = max(1, len(selection.items) // 2)
+            search.messages_max = max(1, len(selection.items) // 2)
         if not error.poison_likely:
             return
         self._pusher.targets.forget_all()
         if len(selection.items) > 1:
             return
         if staged.rejections or not selection.items:
-            # Nobody is convicted in the company of refused records: it may be their topic that takes nothing.
+            # A message that fails together with rejected records proves nothing: the rejected topic may be at fault.
             if selection.items:
-                poison_search.separate = True
+                search.separate = True
                 return
             if isinstance(error, ProducerLost):
-                return  # what would be raised in its place would have the lost producer used again
+                return  # LogUnavailable in its place would let the lost producer be used again
             raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
-        poison_search.failures = poison_search.failures + 1 if poison_search.offset == offset else 1
-        poison_search.offset = offset
-        if poison_search.failures >= POISON_FAILURES:
+        search.failures = search.failures + 1 if search.offset == offset else 1
+        search.offset = offset
+        if search.failures >= POISON_FAILURES:
             log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
-            poison_search.poison_offset = offset
+            search.poison_offset = offset
 
     def _bound_wheel(self) -> bool:
-        """Give up what is more than memory may hold, if it is; the store has it all."""
+        """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""
         limits, wheel = self._limits, self._shard.wheel
         if wheel.messages <= limits.wheel_messages and wheel.bytes <= limits.wheel_bytes:
             return False
@@ -360,7 +376,7 @@ class Master:
         return True
 
     def _idle(self, now_ms: int) -> int:
-        """Use the pause to read ahead; then wake for the next message due, or the heartbeat."""
+        """Read ahead during the pause; return when the next message is due, or the heartbeat."""
         limits = self._limits
         horizon_ms = now_ms + limits.wheel_horizon_ms
         wheel = self._shard.wheel
@@ -377,10 +393,10 @@ class Master:
         return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for records, or for the time to pass."""
+        """Wait until a record arrives, or the time is over."""
         self._puller.wait(timeout_s)
 
     def close(self) -> None:
-        """End the mastership; a transaction that is open is the next master's to resolve."""
+        """End the leadership; the next master resolves a transaction that is open."""
         self._puller.close()
         self._writer.close()

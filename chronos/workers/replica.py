@@ -36,7 +36,7 @@ from chronos.errors import (
 from chronos.ports import Clock, Log, Reader, Store, Writer
 from chronos.workers.delete import EVERY_MS, Deleter
 from chronos.workers.follow import Follower
-from chronos.workers.master import Limits, Master, PoisonSearch, Stepped, WriterEpoch
+from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 
@@ -131,7 +131,7 @@ class Replica:
         """Why nothing moves, for people; None while all is well."""
         self.commits = 0
         self.aborts = 0
-        self.last: Stepped | None = None
+        self.last: StepResult | None = None
         """What the last step committed as master."""
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the delay records that the last step refused, or saw refused."""

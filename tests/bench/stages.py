@@ -12,13 +12,15 @@ from typing import TypeVar
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
+from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
 from chronos.core.progress import Progress, count_outcomes
 from chronos.core.rules import Rules
-from chronos.core.shard import Selection, Shard, Staged, nothing_selected
+from chronos.core.shard import Shard
+from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
-from chronos.workers.push import Pusher
+from chronos.workers.push import PlannedTransaction, Pusher
 from tests.bench import load
 
 T = TypeVar("T")
@@ -102,7 +104,8 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
         watch.time("drain: read ahead", lambda: shard.read_ahead(until_ms, 2 * BATCH))
         staged = shard.stage([])
         selection = watch.time("drain: select and unpack", lambda: shard.select(staged, until_ms, BATCH, 8_000_000))  # noqa: B023
-        watch.time("drain: plan", lambda: pusher.plan(selection, (), until_ms))  # noqa: B023
+        ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
+        watch.time("drain: plan", lambda: pusher.plan(selection, (), until_ms, poison_offset=None, look_ahead=ahead))  # noqa: B023
         _step(watch, shard, store, staged, selection, "drain")
 
 

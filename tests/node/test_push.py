@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.core.codec import pack_entry, unpack_entry
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import FRESH, pack_entry, unpack_entry
+from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry
 from chronos.core.rules import Rules
-from chronos.core.shard import Selection
+from chronos.core.shard import Shard
+from chronos.core.step import Selection
 from chronos.ports import TopicSpec
 from chronos.workers.push import PlannedTransaction, Pusher
 from tests.harness.clock import HandClock
@@ -44,7 +47,7 @@ def pusher_on(log: EmbeddedLog, *, seen: bool = True) -> Pusher:
         retry_cap_ms=60_000,
     )
     if seen:
-        pusher.targets.look(["orders"], NOW_MS)
+        pusher.targets.describe(["orders"], NOW_MS)
     return pusher
 
 
@@ -64,42 +67,38 @@ def selected(*expiries: int | None) -> Selection:
         )
         items.append((entry.due_ms, 7 + at, pack_entry(entry)))
     entries = [unpack_entry(data) for _, _, data in items]
-    return Selection(items=items, entries=entries, named=[0], cursor=items[-1][:2], complete=False)
+    return Selection(items=items, entries=entries, with_id=[0], cursor=items[-1][:2], complete=False)
 
 
-def convict_first(pusher: Pusher) -> None:
-    pusher.poison_offset = 7
+def planned(
+    pusher: Pusher, selection: Selection, look_ahead: LookAhead[PlannedTransaction], poison_offset: int | None = None
+) -> PlannedTransaction:
+    return pusher.plan(selection, [], NOW_MS, poison_offset=poison_offset, look_ahead=look_ahead)
 
 
-def convict_second(pusher: Pusher) -> None:
-    pusher.poison_offset = 8
+def look_ahead() -> LookAhead[PlannedTransaction]:
+    return LookAhead(Shard(rules=Rules(shard=0, shards=1), state=FRESH, view=MemoryStore()))
 
 
-def forget(pusher: Pusher) -> None:
-    pusher.targets.forget_all()
-
-
-def nothing(pusher: Pusher) -> None:
-    pass
-
-
-@pytest.mark.parametrize("meanwhile", [nothing, convict_first, convict_second, forget])
+@pytest.mark.parametrize("poison_offset", [None, 7, 8])
+@pytest.mark.parametrize("forget", [False, True])
 @pytest.mark.parametrize("expiries", [(None, None, None), (None, EXPIRED_MS, None), (EXPIRED_MS, None, NOW_MS + 5)])
 @pytest.mark.parametrize("seen", [True, False])
-def test_what_was_planned_ahead_is_what_would_be_planned_now(
-    log: EmbeddedLog, meanwhile: Callable[[Pusher], None], expiries: tuple[int | None, ...], seen: bool
+def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
+    log: EmbeddedLog, poison_offset: int | None, forget: bool, expiries: tuple[int | None, ...], seen: bool
 ) -> None:
-    """Also when the targets or the suspicion changed in between; no header is given twice."""
+    """Also if the descriptions of the targets or the poison record changed in between; no header is written twice."""
 
-    def planned(*, ahead: bool) -> PlannedTransaction:
-        pusher, selection = pusher_on(log, seen=seen), selected(*expiries)
-        if ahead:
-            pusher.plan_ahead(selection)
-        meanwhile(pusher)
-        return pusher.plan(selection, [], NOW_MS)
+    def plan_once(*, early: bool) -> PlannedTransaction:
+        pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
+        if early:
+            pusher.plan_next(selection, poison_offset=None, look_ahead=ahead)
+        if forget:
+            pusher.targets.forget_all()
+        return planned(pusher, selection, ahead, poison_offset)
 
-    plan = planned(ahead=True)
-    assert plan == planned(ahead=False)
+    plan = plan_once(early=True)
+    assert plan == plan_once(early=False)
     assert len(plan.messages) + len(plan.decisions) >= 3
     for _, _, _, headers, _ in plan.messages:
         names = [name for name, _ in (headers.items() if isinstance(headers, dict) else headers)]
@@ -107,9 +106,16 @@ def test_what_was_planned_ahead_is_what_would_be_planned_now(
         assert {"own", "chronos-id", "chronos-due-at", "chronos-source"} <= set(names)
 
 
-def test_a_selection_that_is_not_the_one_planned_ahead_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
-    pusher = pusher_on(log)
-    pusher.plan_ahead(selected(None, None, None))
-    plan = pusher.plan(selected(None), [], NOW_MS)
+def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
+    pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
+    pusher.plan_next(selection, poison_offset=None, look_ahead=ahead)
+    planned(pusher, selection, ahead)
+    assert selection.entries == selected(None, EXPIRED_MS, None).entries
+
+
+def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
+    pusher, ahead = pusher_on(log), look_ahead()
+    pusher.plan_next(selected(None, None, None), poison_offset=None, look_ahead=ahead)
+    plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
     assert plan.due_ms == [NOW_MS - 9]

@@ -304,7 +304,7 @@ class Checker:
     ) -> None:
         if expected.malformed:
             return
-        if reason in (Reason.TOO_LATE, Reason.UNKNOWN):
+        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and expected.verb == "cancel"):
             if alive:
                 raise broken("6", f"{source} ({expected.verb}) was refused though the message was pending")
         elif reason in (Reason.CONFLICT, Reason.IGNORED):

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from chronos.core.assignment import _Table
+from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
+from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.delete import Deleter
@@ -35,7 +37,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))",
             "appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)\n"
             "self._apply(staged, selection, progress, appended)\n"
             "self._finish(produced_ms)\n"
@@ -50,18 +52,18 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
-        (Shard, "replay_stage", "return self._stage(", "return self.stage(records) or self._stage("),
+        (Shard, "replay_stage", "return stage(", "return self.stage(records) or stage("),
     ],
     "an entry is placed behind the cursor": [
         (
-            Shard,
+            _Staging,
             "_place",
-            "place_ms = max(timestamp_ms, self.state.cursor_due_ms + 1)",
-            "place_ms = max(timestamp_ms, place_ms)",
+            "placed_ms(entry.due_ms, timestamp_ms, self.state.cursor_due_ms)",
+            "max(entry.due_ms, timestamp_ms)",
         ),
     ],
     "the pull offset counts records, not offsets": [
-        (Shard, "_stage", "staged.pull_offset = records[-1].offset + 1", "staged.pull_offset = state.pull_offset + len(records)"),
+        (_Staging, "run", "staged.pull_offset = parsed.records[-1].offset + 1", "staged.pull_offset = self.state.pull_offset + len(parsed.records)"),
     ],
     "a failed apply is taken for done": [
         (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "pass"),
@@ -95,12 +97,12 @@ FAULTS: dict[str, list[Change]] = {
     "the cursor passes messages beyond the batch limit": [
         (Shard, "select", "items[-1][:2], complete=False", "max(known, self.state.cursor), complete=False"),
     ],
-    "what was selected ahead is believed": [
-        (Shard, "_holds", "and not staged.removed", ""),
-        (Shard, "_holds", "and ahead.edits == self.wheel.edits", ""),
+    "a selection computed early is used without a check": [
+        (_NextSelection, "holds", "and not staged.removed", ""),
+        (_NextSelection, "holds", "and self.edits == shard.wheel.edits", ""),
     ],
-    "a id_state read ahead is old": [
-        (Shard, "install", "self._parsed.known[message_id] = changes.id_states[message_id]", "pass"),
+    "an id state read early is used after it changed": [
+        (LookAhead, "installed", "if changed:", "if False:"),
     ],
     "two masters in one epoch": [
         (Replica, "_make_master", "log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)"),
@@ -109,7 +111,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -120,7 +122,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             Master,
             "_commit",
-            "appended = self._finish(produced_ms, self._ahead(staged, selection, progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -134,20 +136,20 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_search_poison", "poison_search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_search_poison", "search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
     ],
     "a lost producer is used again": [
         (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
     ],
     "one description is enough to dead-letter": [
-        (Pusher, "_decide", "look.looked_ms - look.missing_since_ms >= SECOND_LOOK_MS", "True"),
+        (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),
     ],
     "messages are selected before they are due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),
     ],
     "an end found under a wrong clock counts after the clock was corrected": [
         (Master, "_clock_was_set", "return abs", "return False and abs"),
-        (Master, "_disagree", "self._reached_ms = 0", "pass"),
+        (Master, "_distrust_clock", "self._reached_ms = 0", "pass"),
         (Master, "_pull", "self._reached_ms = 0 ", "pass "),
     ],
     "an expired message is delivered": [

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
 from chronos.core.keys import STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
+from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, entry_id
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
 from chronos.core.rules import Rules
-from chronos.core.shard import Selection, Shard, Staged
+from chronos.core.shard import Shard
+from chronos.core.step import Selection, Staged
 from tests.unit.histories import (
     DEDUPLICATION_MS,
     MAX_DELAY_MS,
@@ -69,13 +71,17 @@ class Master:
 
     def __init__(self, chunk: int = 1_000_000) -> None:
         self.store = Rows(chunk=chunk)
-        self.shard = opened(self.store)
+        self._open()
         self.model = Model(SHARD, DEDUPLICATION_MS)
         self.producers = Producers()
         self.progress: list[tuple[int, int, bytes]] = []
         self.snapshots = [dict(self.store.rows)]
         self.delivered: list[Message] = []
         self.now_ms = START_MS
+
+    def _open(self) -> None:
+        self.shard = opened(self.store)
+        self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
     def play(self, script: Sequence[Step]) -> None:
         for step in script:
@@ -84,7 +90,7 @@ class Master:
                 self.producers.send(sent, self.now_ms)
             for what, amount in step.disturbances:
                 if what == "restart":
-                    self.shard = opened(self.store)
+                    self._open()
                 else:
                     disturb(self.shard, what, amount, self.now_ms)
             self.step(step)
@@ -99,17 +105,17 @@ class Master:
         assert self.shard.state.pending == 0
 
     def step(self, step: Step) -> Selection:
-        shard, model = self.shard, self.model
+        shard, model, ahead = self.shard, self.model, self.look_ahead
         first = sum(ask.offset < model.pull_offset for ask in self.producers.asks)
         last = first + step.records_max
         asks, records = self.producers.asks[first:last], self.producers.records[first:last]
-        staged = shard.stage(records)
+        staged = shard.stage(records, ahead.parsed(records))
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
-        selection = shard.select(staged, until_ms, step.messages_max, step.bytes_max)
-        # What is prepared before anybody knows how the step ends must make no difference to the next one.
-        shard.select_ahead(selection, until_ms, step.messages_max, step.bytes_max)
-        shard.parse_ahead(self.producers.records[last : last + 2])
+        selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
+        # Parts of the next step that are computed before this one has ended must make no difference to it.
+        ahead.select(selection, until_ms, step.messages_max, step.bytes_max)
+        ahead.parse(self.producers.records[last : last + 2])
         if step.aborted:
             return selection
 
@@ -121,13 +127,15 @@ class Master:
         self._check_selection(staged, selection, until_ms, step)
         fates = self._decide(selection, step)
         progress = self._progress(staged, selection, fates)
-        shard.draft(staged, selection, progress)
+        ahead.write(staged, selection, progress)
         offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
-        changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
+        writes = ahead.writes(staged, selection)
+        changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms, writes=writes)
         # A write that failed is tried again: computing it twice gives the same.
         assert shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms) == changes
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)
+        ahead.installed(changes)
         self.last_progress = progress
         self.progress.append((offset, timestamp_ms, pack_progress(progress)))
         self.snapshots.append(dict(self.store.rows))

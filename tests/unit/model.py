@@ -164,7 +164,7 @@ class Model:
             return Reason.UNKNOWN
         holder = self._holder(ask.id)
         if holder is None:
-            return Reason.TOO_LATE
+            return Reason.IGNORED if (ask.verb, state) == ("cancel", "cancelled") else Reason.TOO_LATE
         if ask.verb == "cancel":
             del self.pending[holder.offset]
             self._say(holder, "cancelled")

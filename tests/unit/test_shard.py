@@ -7,7 +7,8 @@ import pytest
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
 from chronos.core.progress import unpack_progress
-from chronos.core.shard import READ_AHEAD_BYTES, Selection
+from chronos.core.shard import READ_AHEAD_BYTES
+from chronos.core.step import Selection
 from chronos.errors import LogMismatch
 from tests.unit.drivers import OTHER_RULES, Master, Replica, opened
 from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step, render
@@ -176,9 +177,10 @@ def test_a_message_without_a_key_is_cancelled_and_moved_by_its_address(story: St
         story.run(T)
     story.send("cancel", generated_id(T + 5, gone))
     story.send("reschedule", generated_id(T + 6, moved), T + 8)
-    late = story.send("cancel", generated_id(T + 5, gone))
+    again = story.send("cancel", generated_id(T + 5, gone))
+    late = story.send("fire-now", generated_id(T + 5, gone))
     story.run(T + 1)
-    assert story.refused() == [(late, TOO_LATE)]
+    assert story.refused() == [(again, IGNORED), (late, TOO_LATE)]
     # It keeps the id it was given, wherever it stands.
     story.send("reschedule", generated_id(T + 6, moved), T + 9)
     never = story.send("cancel", generated_id(T + 8, moved))
@@ -375,7 +377,7 @@ def test_a_replica_finds_out_that_a_record_it_must_execute_cannot_be(story: Stor
     story.send("cancel", b"nobody")
     story.run(T)
     replica = Replica(story, 0, story.shard.rules, 1_000_000)
-    with pytest.raises(LogMismatch, match="yet the master did not refuse it"):
+    with pytest.raises(LogMismatch, match="but the master executed it"):
         replica.shard.replay_stage(story.producers.records, {})
 
 
@@ -390,3 +392,14 @@ def test_a_replica_does_not_decide_again_what_a_setting_decided(story: Story) ->
         for offset, timestamp_ms, data in story.progress:
             replica.follow(unpack_progress(data), offset, timestamp_ms)
         assert replica.store.rows == story.store.rows
+
+
+def test_a_second_cancel_is_dropped_and_counted_as_ignored_not_as_rejected(story: Story) -> None:
+    story.send("schedule", b"a", T + 5)
+    story.send("cancel", b"a")
+    story.run(T + 1)
+    again = story.send("cancel", b"a")
+    story.run(T + 2)
+    assert story.refused() == [(again, IGNORED)]
+    totals = story.shard.state.totals
+    assert (totals.cancelled, totals.ignored, totals.rejected) == (1, 1, 0)

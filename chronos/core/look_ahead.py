@@ -1,0 +1,177 @@
+"""The look-ahead: parts of the next step, computed while this one commits.
+
+Four parts, in the order of a step. Each is kept with the inputs it was computed from and is used only if the answer to
+one question is yes: does it still hold? Otherwise the part is computed anew, so a step with a look-ahead decides
+exactly what a step without one decides.
+
+    part           computed from                                     holds while
+    parsed         records of the delay partition                    the next batch begins with these records
+    selection      the cursor after this step, and the wheel         nothing staged or edited changes the order before its end
+    transaction    that selection, the targets' limits               targets and poison record are as they were
+    writes         what this step staged, selected and decided       the same step is applied
+
+The master owns it. Nothing here is ever a decision of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.core.message import Record
+from chronos.core.progress import Progress
+from chronos.core.shard import Shard
+from chronos.core.step import Changes, Parsed, Selection, Staged, Writes
+from chronos.core.wheel import Position
+
+T = TypeVar("T")
+
+
+class _NextSelection(Struct, frozen=True, kw_only=True):
+    """The selection that follows one that is not committed yet."""
+
+    selection: Selection
+    after: Position
+    """The cursor that it continues from."""
+    edits: int
+    """`Wheel.edits` when it was computed."""
+    limits: tuple[int, int]
+    """Messages and bytes."""
+
+    def holds(self, shard: Shard, staged: Staged, until_ms: int, limits: tuple[int, int]) -> bool:
+        end_ms = self.selection.cursor[0]
+        return (
+            self.after == shard.state.cursor
+            and self.edits == shard.wheel.edits
+            and self.limits == limits
+            and end_ms <= until_ms
+            and not staged.removed
+            and not any(due_ms <= end_ms for due_ms, _ in staged.placed.values())
+        )
+
+
+class _NextTransaction(Struct, Generic[T], frozen=True, kw_only=True):
+    """The messages of a selection."""
+
+    selection: Selection
+    target_limits: Mapping[str, int]
+    """Target -> size below which it takes any message."""
+    poison_offset: int | None
+    transaction: T
+
+    def holds(self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None) -> bool:
+        return (
+            self.selection is selection and self.target_limits == target_limits and self.poison_offset == poison_offset
+        )
+
+
+class _StepWrites(Struct, frozen=True, kw_only=True):
+    """The writes of the step that commits."""
+
+    staged: Staged
+    selection: Selection
+    writes: Writes
+
+    def holds(self, staged: Staged, selection: Selection) -> bool:
+        return self.staged is staged and self.selection is selection
+
+
+class LookAhead(Generic[T]):
+    """Parts of one shard's next step. `T` is the transaction that the push worker makes of a selection."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._parsed: Parsed | None = None
+        self._selection: _NextSelection | None = None
+        self._transaction: _NextTransaction[T] | None = None
+        self._writes: _StepWrites | None = None
+
+    # --- while a step commits
+
+    def parse(self, records: Sequence[Record]) -> None:
+        """Parse records that the next step will probably stage. Raises Retry if the store cannot be read."""
+        self._parsed = self._shard.parse(records)
+
+    def select(self, selection: Selection, until_ms: int, messages_max: int, bytes_max: int) -> Selection | None:
+        """Compute the selection that follows `selection` once that is committed; None if it would not be a full one."""
+        following = self._shard.select_next(selection, until_ms, messages_max, bytes_max)
+        self._selection = None
+        if following is not None:
+            self._selection = _NextSelection(
+                selection=following,
+                after=selection.cursor,
+                edits=self._shard.wheel.edits,
+                limits=(messages_max, bytes_max),
+            )
+        return following
+
+    def keep_transaction(
+        self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None, transaction: T
+    ) -> None:
+        """Keep the transaction that was made of a selection under these limits."""
+        self._transaction = _NextTransaction(
+            selection=selection, target_limits=target_limits, poison_offset=poison_offset, transaction=transaction
+        )
+
+    def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
+        """Compute the writes of the step that commits."""
+        self._writes = _StepWrites(
+            staged=staged, selection=selection, writes=self._shard.writes(staged, selection, progress)
+        )
+
+    # --- in the step itself
+
+    def parsed(self, records: Sequence[Record]) -> Parsed:
+        """Return the records parsed; only those that were not parsed early are parsed now."""
+        early, self._parsed = self._parsed, None
+        count = 0 if early is None else min(len(early.records), len(records))
+        if early is None or count == 0 or early.records[:count] != records[:count]:
+            return self._shard.parse(records)
+        rest = self._shard.parse(records[count:])
+        return Parsed(
+            records=records,
+            commands=early.commands[:count] + rest.commands,
+            places=early.places[:count] + rest.places,
+            known=rest.known | early.known,
+            named_ids=rest.named_ids | early.named_ids,
+            action_ids=rest.action_ids | early.action_ids,
+        )
+
+    def selection(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
+        """Return what `Shard.select` returns."""
+        early, self._selection = self._selection, None
+        if early is not None and early.holds(self._shard, staged, until_ms, (messages_max, bytes_max)):
+            return early.selection
+        return self._shard.select(staged, until_ms, messages_max, bytes_max)
+
+    def targets(self, selection: Selection) -> set[str]:
+        """Return the target topics of a selection."""
+        early = self._transaction
+        if early is not None and early.selection is selection:
+            return set(early.target_limits)
+        return {entry.target for entry in selection.entries}
+
+    def transaction(
+        self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None
+    ) -> T | None:
+        """Return the transaction that was made of the selection early; None if there is none that holds."""
+        early, self._transaction = self._transaction, None
+        if early is not None and early.holds(selection, target_limits, poison_offset):
+            return early.transaction
+        return None
+
+    def writes(self, staged: Staged, selection: Selection) -> Writes | None:
+        """Return the writes of this step if they were computed early; else None."""
+        early, self._writes = self._writes, None
+        return early.writes if early is not None and early.holds(staged, selection) else None
+
+    def installed(self, changes: Changes) -> None:
+        """Bring parsed records up to date: states of ids that they name were read before this write."""
+        parsed = self._parsed
+        if parsed is None:
+            return
+        changed = parsed.named_ids & changes.id_states.keys()
+        if changed:
+            newer = {message_id: changes.id_states[message_id] for message_id in changed}
+            self._parsed = replace(parsed, known=parsed.known | newer)

@@ -1,0 +1,222 @@
+"""The first move of a step: the changes that a batch of delay records asks for.
+
+A master decides which records are rejected; a replica executes exactly those that the progress record does not list as
+refused (law 9). Nothing outside the `Staged` that is returned changes.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from chronos.core.codec import CANCELLED, DELIVERED, PENDING, IdState, State, pack_entry, unpack_entry
+from chronos.core.keys import entry_key, generated_id, parse_generated_id
+from chronos.core.message import (
+    Action,
+    Command,
+    ConditionalSchedule,
+    Entry,
+    OnConflict,
+    Reason,
+    Record,
+    Rejection,
+    Verb,
+    entry_id,
+)
+from chronos.core.rules import Rules
+from chronos.core.step import Parsed, Staged, StoreView, placed_ms
+from chronos.errors import LogMismatch
+
+
+def stage(
+    parsed: Parsed, rules: Rules, state: State, view: StoreView, *, replayed: Mapping[int, int] | None = None
+) -> Staged:
+    """Return the changes that the parsed records ask for, in the state before them.
+
+    `replayed`: offset -> reason of the refused records of a progress record; None if this node is the master and decides.
+    Raises LogMismatch if a record cannot be executed that the master executed.
+    """
+    return _Staging(parsed, rules, state, view, replayed).run()
+
+
+class _Staging:
+    """One call of `stage`."""
+
+    def __init__(
+        self, parsed: Parsed, rules: Rules, state: State, view: StoreView, replayed: Mapping[int, int] | None
+    ) -> None:
+        self.parsed = parsed
+        self.rules = rules
+        self.state = state
+        self.view = view
+        self.replayed = replayed
+        self.staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+        self.known = parsed.known
+        """Id -> its state before this batch."""
+
+    def run(self) -> Staged:
+        """Execute or refuse every record, in order."""
+        parsed, replayed, staged = self.parsed, self.replayed, self.staged
+        if parsed.action_ids:
+            self.known = self.known | self._look_up_generated_ids(parsed.action_ids - self.known.keys())
+        known, floor_ms = self.known, self.state.cursor_due_ms + 1
+        placed, id_states = staged.placed, staged.id_states
+        for record, command, place in zip(parsed.records, parsed.commands, parsed.places, strict=True):
+            offset = record.offset
+            if record.timestamp_ms > staged.watermark_ms:
+                staged.watermark_ms = record.timestamp_ms
+            if replayed is not None and offset in replayed:
+                staged.refuse(offset, replayed[offset])
+                continue
+            if place is not None:
+                message_id, due_ms = command.id, place[0]  # type: ignore[union-attr]
+                # Most records have no id, or a new one: there is no conflict and nothing to replace.
+                if message_id is None or (message_id not in id_states and message_id not in known):
+                    if due_ms < floor_ms or due_ms < record.timestamp_ms:
+                        due_ms = self._place(command, offset, record.timestamp_ms)  # type: ignore[arg-type]
+                    else:
+                        placed[offset] = place
+                    if message_id is not None:
+                        id_states[message_id] = IdState(PENDING, due_ms, offset)
+                    staged.accepted += 1
+                    continue
+            rejection = command if type(command) is Rejection else self._execute(record, command)
+            if rejection is not None:
+                self._refuse(record, rejection)
+        if parsed.records:
+            assert parsed.records[0].offset >= self.state.pull_offset, "a record is staged twice"
+            staged.pull_offset = parsed.records[-1].offset + 1
+        return staged
+
+    def _refuse(self, record: Record, rejection: Rejection) -> None:
+        if self.replayed is not None:
+            raise LogMismatch(
+                f"replaying shard {self.rules.shard}: the record at offset {record.offset} cannot be executed"
+                f" ({rejection.reason.label}), but the master executed it: is this the same topic?"
+            )
+        self.staged.refuse(record.offset, rejection.reason)
+        if rejection.reason is not Reason.IGNORED:
+            self.staged.rejections.append((record, rejection))
+
+    def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
+        """The states of those generated ids that have no id state: the entry at the position in the id tells."""
+        # A key is never a generated id: only an action can name one.
+        generated = [
+            (message_id, position)
+            for message_id in message_ids
+            if (position := parse_generated_id(message_id, self.rules.shards)) is not None
+        ]
+        rows = self.view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in generated])
+        found = {}
+        for (message_id, (_, due_ms, offset)), data in zip(generated, rows, strict=True):
+            # An entry that carries an id was moved here: its generated id names another position.
+            if data is not None and unpack_entry(data).id is None:
+                settled = (due_ms, offset) <= self.state.cursor
+                found[message_id] = IdState(DELIVERED if settled else PENDING, due_ms, offset)
+        return found
+
+    def _execute(self, record: Record, command: Command) -> Rejection | None:
+        """Execute a command that concerns an id; return the rejection if it cannot be executed."""
+        if type(command) is Entry:
+            command = ConditionalSchedule(command, Verb.SCHEDULE, OnConflict.REJECT)
+        if type(command) is ConditionalSchedule:
+            return self._schedule(record, command)
+        assert type(command) is Action
+        if command.verb is Verb.PROBE:
+            self.staged.probes += 1
+            return None
+        id_state = self._id_state(command.id)
+        if id_state is None:
+            return Rejection(Reason.UNKNOWN, "no message has this id")
+        if id_state.state != PENDING:
+            if command.verb is Verb.CANCEL and id_state.state == CANCELLED:
+                return Rejection(Reason.IGNORED, "the message is cancelled already")
+            return Rejection(Reason.TOO_LATE, "the message is no longer pending")
+        if command.verb is Verb.CANCEL:
+            self._remove(id_state)
+            self.staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset)
+            self.staged.cancelled += 1
+            return None
+        self._move(id_state, record, command)
+        return None
+
+    def _id_state(self, message_id: bytes) -> IdState | None:
+        """The state of the id that an action names, this batch included."""
+        id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
+        if parsed is None:
+            return id_state
+        _, due_ms, offset = parsed
+        place_ms, data = self.staged.placed.get(offset, (None, b""))
+        if place_ms != due_ms or entry_id(unpack_entry(data), self.rules.shard, offset) != message_id:
+            return None
+        return IdState(PENDING, due_ms, offset)
+
+    def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
+        """Execute a `schedule` or `replace` with an id of its own."""
+        message_id = command.entry.id
+        assert message_id is not None
+        id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        if self.replayed is None:
+            rejection = self._check_conflict(id_state, record, command)
+            if rejection is not None:
+                return rejection
+        if id_state is not None and id_state.state == PENDING:
+            self._remove(id_state)
+            self.staged.replaced += 1
+        due_ms = self._place(command.entry, record.offset, record.timestamp_ms)
+        self.staged.id_states[message_id] = IdState(PENDING, due_ms, record.offset)
+        self.staged.accepted += 1
+        return None
+
+    def _check_conflict(
+        self, id_state: IdState | None, record: Record, command: ConditionalSchedule
+    ) -> Rejection | None:
+        if command.verb is Verb.REPLACE:
+            if id_state is None:
+                return Rejection(Reason.UNKNOWN, "no message has this id: there is nothing to replace")
+            if id_state.state != PENDING:
+                return Rejection(Reason.TOO_LATE, "the message is no longer pending")
+            return None
+        if id_state is None or command.on_conflict is OnConflict.REPLACE:
+            return None
+        pending = id_state.state == PENDING
+        window_ms = record.timestamp_ms - self.rules.deduplication_ms
+        if pending or (id_state.state == DELIVERED and id_state.settled_ms > window_ms):
+            why = "is pending" if pending else "was delivered within the deduplication window"
+            reason = Reason.IGNORED if command.on_conflict is OnConflict.IGNORE else Reason.CONFLICT
+            return Rejection(reason, f"a message with this id {why}")
+        return None
+
+    def _move(self, id_state: IdState, record: Record, action: Action) -> None:
+        """Execute a `reschedule` or `fire-now`: the same message at another time."""
+        self.staged.changed += 1
+        if action.verb is Verb.FIRE_NOW and id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
+            return
+        place = self.staged.placed.get(id_state.offset)
+        if place is None:
+            (data,) = self.view.get([entry_key(id_state.due_ms, id_state.offset)])
+            assert data is not None, "the state of a pending id names no entry"
+        else:
+            data = place[1]
+        entry = unpack_entry(data)
+        message_id = entry_id(entry, self.rules.shard, id_state.offset)
+        due_ms = record.timestamp_ms if action.due_ms is None else action.due_ms
+        self._remove(id_state)
+        moved = replace(entry, id=message_id, due_ms=due_ms)
+        place_ms = self._place(moved, id_state.offset, record.timestamp_ms)
+        self.staged.id_states[message_id] = IdState(PENDING, place_ms, id_state.offset)
+
+    def _place(self, entry: Entry, offset: int, timestamp_ms: int) -> int:
+        """Stage an entry by the placement rule; one that leaves the position in its generated id carries that id."""
+        place_ms = placed_ms(entry.due_ms, timestamp_ms, self.state.cursor_due_ms)
+        if entry.id is None and place_ms != entry.due_ms:
+            entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
+            self.staged.id_states[entry.id] = IdState(PENDING, place_ms, offset)  # type: ignore[index]
+        self.staged.placed[offset] = (place_ms, pack_entry(entry))
+        return place_ms
+
+    def _remove(self, id_state: IdState) -> None:
+        """Take a pending message out of this batch or out of the store."""
+        if self.staged.placed.pop(id_state.offset, None) is None:
+            assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message lies behind the cursor"
+            self.staged.removed[id_state.offset] = id_state.due_ms

@@ -1,0 +1,159 @@
+"""The values that one step of a shard passes from move to move: parsed, staged, selected, written.
+
+Values only: `shard` computes them, `look_ahead` computes some of them early. Every value is read-only once the move that
+makes it has returned. `Staged` is the one that is not frozen: its counters are incremented once per record.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from chronos.core.codec import IdState, State, unpack_entry
+from chronos.core.keys import MINUTE_MS
+from chronos.core.message import Command, Entry, Reason, Record, Rejection
+from chronos.core.size import count_within
+from chronos.core.wheel import Item, Position
+
+
+class StoreView(Protocol):
+    """The reads that a shard needs of its store."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of the keys, in their order; None for a key that is not there."""
+
+    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """Return rows with `start <= key < stop` in order: at most `count_max` rows and `bytes_max` bytes, at least one row
+        if there is one."""
+
+
+KeyValue = tuple[bytes, bytes]
+"""Key and value, as the store takes them."""
+
+Placed = tuple[int, bytes]
+"""Due time (epoch ms) and packed entry of a message that is to be put into the store."""
+
+
+def placed_ms(due_ms: int, timestamp_ms: int, cursor_due_ms: int) -> int:
+    """Return the due time at which an entry is stored: the one placement rule (docs/concepts/time.md).
+
+    `timestamp_ms` is the broker timestamp of the record that places it, 0 for an outcome that reschedules it. No entry
+    is ever placed at or behind the cursor (law 4).
+    """
+    return max(due_ms, timestamp_ms, cursor_due_ms + 1)
+
+
+class Parsed(Struct, frozen=True, kw_only=True):
+    """Delay records, understood as far as that is possible without the records before them."""
+
+    records: Sequence[Record]
+    commands: list[Command]
+    """One per record, in order."""
+    places: list[Placed | None]
+    """Where each message goes unless the placement rule or its id forbids it; None for all other commands."""
+    known: dict[bytes, IdState]
+    """The stored states of the named ids."""
+    named_ids: frozenset[bytes]
+    """Ids that the records name, stored or not."""
+    action_ids: frozenset[bytes]
+    """Ids that an action names: only these can be generated ids."""
+
+
+class Staged(Struct, kw_only=True):
+    """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards it is read-only."""
+
+    pull_offset: int
+    watermark_ms: int
+    placed: dict[int, Placed] = msgspec.field(default_factory=dict)
+    """Source offset -> entry that is to be put into the store."""
+    removed: dict[int, int] = msgspec.field(default_factory=dict)
+    """Source offset -> due_ms of stored entries that leave their position."""
+    id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
+    """Id -> its new state; a settled one has no time yet: it will be that of the progress record."""
+    refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(offset, Reason)` of every refused record, in order."""
+    rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
+    """Records that go to the rejected topic; empty on replay."""
+    accepted: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    changed: int = 0
+    ignored: int = 0
+    probes: int = 0
+
+    def refuse(self, offset: int, reason: int) -> None:
+        """Count the record at `offset` as refused."""
+        self.refused.append((offset, reason))
+        if reason == Reason.IGNORED:
+            self.ignored += 1
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """Due messages in order, and the cursor once all of them are settled."""
+
+    items: list[Item]
+    entries: list[Entry]
+    """The items, unpacked."""
+    with_id: list[int]
+    """Indices of the entries that carry an id: only these have an id state, and only these can have failed before."""
+    cursor: Position
+    complete: bool
+    """True if everything that is due was selected."""
+
+
+class Writes(Struct, frozen=True, kw_only=True):
+    """The part of a step's write that does not depend on the time of its commit."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    delta: dict[int, int]
+    """Minute -> change of its count of pending messages."""
+    id_states: dict[bytes, IdState]
+    """All new id states; those of settled ids have no time yet."""
+    rescheduled: dict[int, Placed]
+    """Source offset -> entry at its next time, of messages that stay pending."""
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """One atomic write, deletes first, and its effect on the memory of a shard."""
+
+    puts: list[KeyValue]
+    deletes: list[bytes]
+    state: State
+    counts: dict[int, int]
+    """Minute -> its new count of pending messages."""
+    id_states: dict[bytes, IdState]
+    removed: list[Position]
+    """Positions that the wheel must forget."""
+    arrived: list[Item]
+    """Entries that the wheel must hold."""
+
+
+def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
+    """Return the selection of a step that delivers nothing."""
+    return Selection(items=[], entries=[], with_id=[], cursor=cursor, complete=complete)
+
+
+def unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selection:
+    """Return the selection of these items, with their entries unpacked. Raises StoreCorrupt."""
+    assert not items or items[-1][:2] <= cursor, "a selection ends behind its cursor"
+    entries = [unpack_entry(data) for _, _, data in items]
+    with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
+    return Selection(items=items, entries=entries, with_id=with_id, cursor=cursor, complete=complete)
+
+
+def fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:
+    """Return how many leading items, at least one, stay within both limits."""
+    return count_within([len(data) for _, _, data in items[:messages_max]], bytes_max)
+
+
+def count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
+    """Subtract selected items, which are in order of time, from the counts of their minutes."""
+    at = 0
+    while at < len(items):
+        minute = items[at][0] // MINUTE_MS
+        end = bisect_left(items, ((minute + 1) * MINUTE_MS,), lo=at)
+        delta[minute] -= end - at
+        at = end

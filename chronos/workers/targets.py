@@ -1,0 +1,126 @@
+"""Descriptions of target topics, asked of the brokers and kept for a short time.
+
+The push worker describes a topic before it produces to it, so that a missing topic or a message too large for its topic
+never fails a transaction (law 8). A topic that is to be created on demand is created here and nowhere else.
+"""
+
+from collections.abc import Callable, Iterable
+
+import structlog
+from msgspec import Struct
+
+from chronos.errors import ConfigurationError, LogUnavailable
+from chronos.ports import Log, TopicInfo, TopicSpec
+
+log = structlog.get_logger("chronos.push")
+
+DESCRIBE_EVERY_MS = 10_000
+"""How long the description of an existing target topic is used."""
+
+SECOND_LOOK_MS = 2_000
+"""A topic counts as missing only if a second description, this much later, does not find it either: a single broker may
+not have heard of a new topic yet."""
+
+NOT_YET = TopicInfo(id="", partitions=1, leaderless=frozenset({0}), bytes_max=0)
+"""A topic that could not be created at the moment: its messages wait as if for a leader."""
+
+PING_TIMEOUT_S = 2.0
+"""Time in which a broker must answer, else the brokers count as unavailable."""
+
+TOPICS_MAX = 10_000
+"""Descriptions kept regardless of their age; one step names at most as many topics as it has messages."""
+
+FORGET_AFTER_MS = 60_000
+"""Age at which a description is dropped once there are more than TOPICS_MAX."""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What is known of a target topic."""
+
+    info: TopicInfo | None
+    """None: the topic was not found."""
+    described_ms: int
+    missing_since_ms: int | None
+    """Time of the first of the consecutive descriptions that did not find it; None while it is there."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the topic takes any message below its size limit: writable, not compacted, every partition led."""
+        info = self.info
+        return info is not None and info.writable and not info.compacted and not info.leaderless
+
+
+class Targets:
+    """Target topics of one shard, described again when the last description is too old."""
+
+    def __init__(self, log_port: Log, *, creates: Callable[[str], bool]) -> None:
+        """`creates`: returns True for a topic that is to be created if it is missing."""
+        self._log = log_port
+        self._creates = creates
+        self._targets: dict[str, Target] = {}
+
+    def describe(self, topics: Iterable[str], now_ms: int) -> dict[str, Target]:
+        """Return what is known of each topic, asking the brokers where that is too old. Raises LogUnavailable."""
+        wanted = set(topics)
+        stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
+        if stale:
+            self._drop_old(now_ms)
+            infos = self._log.look(stale)
+            for topic in stale:
+                info = infos[topic]
+                if info is None and self._creates(topic):
+                    info = self._create(topic)
+                self._keep(topic, info, now_ms)
+        return {topic: self._targets[topic] for topic in wanted}
+
+    def known(self, topics: Iterable[str]) -> dict[str, Target]:
+        """Return the last descriptions of those topics that have one, however old, without asking."""
+        return {topic: self._targets[topic] for topic in topics if topic in self._targets}
+
+    def forget_all(self) -> None:
+        """Drop every description, above all those of missing topics: after a failure none of them counts."""
+        self._targets.clear()
+
+    def _create(self, topic: str) -> TopicInfo | None:
+        """Create the topic; None if its creation is refused. Raises LogUnavailable when no broker answers."""
+        info, why = None, ""
+        try:
+            return self._log.prepare([TopicSpec(name=topic, partitions=-1, settings={})], create=True)[topic]
+        except ConfigurationError as error:
+            why = str(error)
+        except LogUnavailable as error:
+            if not self._log.ping(PING_TIMEOUT_S):
+                raise
+            info, why = NOT_YET, str(error)
+        before = self._targets.get(topic)
+        if before is None or before.info not in (None, NOT_YET):
+            log.warning("target topic not created", topic=topic, why=why)
+        return info
+
+    def _drop_old(self, now_ms: int) -> None:
+        if len(self._targets) > TOPICS_MAX:
+            self._targets = {
+                topic: target
+                for topic, target in self._targets.items()
+                if 0 <= now_ms - target.described_ms < FORGET_AFTER_MS
+            }
+
+    def _is_stale(self, topic: str, now_ms: int) -> bool:
+        target = self._targets.get(topic)
+        if target is None:
+            return True
+        good_for_ms = DESCRIBE_EVERY_MS if target.is_plain else SECOND_LOOK_MS
+        return not 0 <= now_ms - target.described_ms < good_for_ms
+
+    def _keep(self, topic: str, info: TopicInfo | None, now_ms: int) -> None:
+        before = self._targets.get(topic)
+        since_ms = before.missing_since_ms if before is not None else None
+        if info is None and since_ms is None:
+            log.warning("target topic missing", topic=topic, again_in_ms=SECOND_LOOK_MS)
+        if info is not None and info.replicas == 1 and (before is None or before.info is None):
+            log.warning("target topic has one replica", topic=topic)
+        self._targets[topic] = Target(
+            info=info,
+            described_ms=now_ms,
+            missing_since_ms=None if info is not None else now_ms if since_ms is None else since_ms,
+        )
