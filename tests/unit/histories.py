@@ -5,11 +5,9 @@ Times and ids lie close together, so that whatever can collide does.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from chronos.core.message import Reason, Record
@@ -22,9 +20,6 @@ START_MS = 1_000 * MINUTE_MS - 20
 
 MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
 USER_IDS = (b"a", b"b", b"0-5")
-
-longer = settings(max_examples=int(os.environ.get("CHRONOS_TEST_EXAMPLES", "1500")))
-"""`CHRONOS_TEST_EXAMPLES=20000 pytest tests/unit` looks longer."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from chronos.core.progress import unpack_progress
 from chronos.core.shard import Shard
 from chronos.workers.delete import Deleter, id_states_kept_ms
 from tests.unit.drivers import OTHER_RULES, Master, Replica
-from tests.unit.histories import DEDUPLICATION_MS, Step, longer, scripts
+from tests.unit.histories import DEDUPLICATION_MS, Step, scripts
 from tests.unit.model import Rows
+from tests.unit.settings import examples
 
 NOW_MS = 1_000 * MINUTE_MS
 REMEMBERED_MS = id_states_kept_ms(0, DEDUPLICATION_MS)
@@ -39,7 +40,7 @@ class Cleaned(Replica):
         )
 
 
-@longer
+@examples(150, 1_500)
 @given(
     script=scripts,
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),

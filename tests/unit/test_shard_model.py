@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from chronos.core.progress import Decision, Outcome, unpack_progress
 from chronos.errors import LogMismatch
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica, opened, pending_rows
-from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, longer, scripts
+from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, scripts
+from tests.unit.settings import examples
 
 
-@longer
+@examples(150, 1_500)
 @given(script=scripts, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
 def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(script: list[Step], chunk: int) -> None:
     master = Master(chunk)
@@ -30,7 +31,7 @@ def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(script
     assert len(master.delivered) == master.shard.state.totals.delivered
 
 
-@longer
+@examples(150, 1_500)
 @given(
     script=scripts,
     start=st.integers(0, 12),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.wheel import Item, Position, Wheel
-from tests.unit.histories import longer
+from tests.unit.settings import examples
 
 START: Position = (0, OFFSET_MAX)
 
@@ -143,7 +143,7 @@ operations = st.one_of(
 )
 
 
-@longer
+@examples(150, 1_500)
 @given(st.lists(operations, max_size=20))
 def test_every_long_history_leaves_what_a_sorted_list_would_hold(history: list[tuple]) -> None:
     both = Both()
