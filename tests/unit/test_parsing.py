@@ -144,6 +144,7 @@ def test_a_probe_is_accepted_from_any_producer() -> None:
 def test_the_producers_headers_pass_through_in_order_with_null_and_empty_values() -> None:
     own = [("b", b"1"), ("a", None), ("", b""), ("Chronos-Delay", b"\xff"), ("chronos", b"2"), ("é", b"3")]
     entry = message(own[0], AT, own[1], TO, *own[2:])
+    assert isinstance(entry.headers, dict)
     assert list(entry.headers.items()) == own
 
 
