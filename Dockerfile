@@ -1,14 +1,14 @@
-# The service alone: `docker build -t chronos . && docker run -p 127.0.0.1:7700:7700 chronos` serves with the
-# embedded log. docker-compose.yml adds a Kafka.
+# The service: `docker build -t chronos . && docker run -p 127.0.0.1:7700:7700 chronos` serves with the embedded log.
+# docker-compose.yml adds a Kafka.
 FROM python:3.11-slim
 
 WORKDIR /app
 
-# What changes seldom comes first, so that a change of the code does not install everything again.
+# What changes rarely comes first, so that a change of the code does not install everything again.
 COPY locks/requirements.txt ./
 RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r locks/requirements.txt
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml PACKAGE.md LICENSE ./
 COPY chronos ./chronos
 RUN pip install --no-cache-dir --no-index --no-deps --no-build-isolation .
 
@@ -16,7 +16,7 @@ RUN useradd --system --uid 10001 chronos && install -d -o chronos /var/lib/chron
 USER chronos
 VOLUME /var/lib/chronos
 
-# In a container the outside decides who gets in: which ports it publishes, and to whom.
+# It listens on all addresses of the container: the ports it publishes decide who can reach it.
 ENV CHRONOS_NODE__DATA_DIR=/var/lib/chronos \
     CHRONOS_ADMIN__HOST=0.0.0.0
 EXPOSE 7700

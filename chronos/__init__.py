@@ -1,8 +1,10 @@
 """Chronos delivers messages later: a producer says when a message is due, Chronos keeps it on disk and hands it
-to its target topic at that time, exactly once, whichever machines fail in between.
+to its target topic at that time, exactly once, even if machines fail in between.
 
     chronos.Client, chronos.AsyncClient     schedule, find and cancel messages over HTTP
-    chronos.headers(...)                    control headers for a Kafka producer of your own
+    chronos.message(...)                    a message for `schedule_many`
+    chronos.headers(...)                    control headers for a Kafka producer
+    chronos.client                          the errors and the types of results
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,13 @@ __all__ = ["AsyncClient", "Client", "__version__", "headers", "message"]
 
 
 def __getattr__(name: str) -> Any:
-    """What the library offers, imported once it is asked for."""
+    """The public names of the client, imported on first use: the command line starts without them."""
     if name in ("AsyncClient", "Client", "headers", "message"):
         from chronos import client
 
         return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

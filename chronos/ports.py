@@ -1,7 +1,10 @@
-"""What the workers need of the world: a log, a store, a clock, a coordinator. Few verbs, and the laws they keep.
+"""What the workers need from outside: a log, a store, a clock, a coordinator. Few verbs, and the laws they keep.
 
-Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocks`, `adapters.memory`) implement
-them; `tests/contract` holds one suite for each port, run over all its adapters.
+Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocksdb`, `adapters.memory`) implement them;
+`tests/contract` holds one suite for each port and runs it over all implementations.
+
+No implementation changes a value that it is given, and none keeps one to change it later: records, headers, rows and
+specifications are the caller's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,40 +19,41 @@ from chronos.core.roles import ClusterView, Member, Request, Roles
 from chronos.core.step import StoreView
 
 Outgoing = tuple[str, bytes | None, bytes | None, Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]], int]
-"""A record to be written: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
+"""A record to write: topic, key, value, headers, partition (-1: by key, or the adapter's choice without one)."""
 
 
 class Watermarks(Struct, frozen=True, kw_only=True):
-    """Where a partition begins and ends."""
+    """First and last offsets of a partition."""
 
     start: int
     """Offset of the first record kept."""
     stable: int
-    """Last stable offset: behind everything a read_committed reader may see."""
+    """Last stable offset: the offset after everything a read_committed reader may see."""
     high: int
     """High watermark; greater than `stable` while a transaction is open."""
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
-    """What a fresh look at a topic found."""
+    """A topic as the log described it."""
 
     id: str
-    """Changes when a topic is deleted and created again."""
+    """Topic id; another one after the topic was deleted and created again."""
     partitions: int
+    """Number of partitions."""
     leaderless: frozenset[int]
     """Partitions without a live leader."""
     bytes_max: int
-    """Largest record batch the topic takes (`max.message.bytes`)."""
+    """Largest record batch the topic takes, in bytes (`max.message.bytes`)."""
     compacted: bool = False
-    """A compacted topic: it refuses records without a key."""
+    """A compacted topic refuses records without a key."""
     writable: bool = True
     """The broker lets Chronos write to it."""
     replicas: int | None = None
-    """Of its partition with the fewest; None where there is no such thing."""
+    """Replicas of the partition that has the fewest; None where the log has none."""
 
 
 class Appended(Struct, frozen=True, kw_only=True):
-    """Where a record was written, once that is durable."""
+    """Position of a durable record."""
 
     partition: int
     offset: int
@@ -57,192 +61,205 @@ class Appended(Struct, frozen=True, kw_only=True):
 
 
 class TopicSpec(Struct, frozen=True, kw_only=True):
-    """One of Chronos's own topics, as it has to be."""
+    """One of Chronos's own topics, as it must be."""
 
     name: str
     partitions: int
     settings: Mapping[str, str]
-    """Kafka's topic settings; the embedded log needs none of them."""
+    """Kafka's topic settings; the embedded log reads `max.message.bytes` and `retention.ms`."""
     per_shard: bool = False
-    """A partition is a shard, so there must be exactly so many; else the number is only for creating it."""
+    """A partition is a shard, so `partitions` must match exactly; otherwise it only counts when the topic is created."""
 
 
 class Reader(Protocol):
-    """Reads one partition as a `read_committed` consumer, from an offset on."""
+    """Reads one partition as a `read_committed` consumer, from an offset on. For one thread."""
 
     position: int
-    """Offset behind the last record read, or behind the transaction markers that follow it."""
+    """Offset after the last record read, or after the transaction markers that follow it."""
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
-        """What is there now, without waiting; at least one record if there is one.
+        """Return the next records without waiting; at least one if there is one.
 
-        Raises LogUnavailable; LogMismatch when the offset is not there any more.
+        Raises LogUnavailable; LogMismatch when the offset is no longer in the log.
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to read, or the position moved past a marker; False after the time."""
+        """Wait for a record, or for the position to move past a marker; False after the time."""
 
     def seek(self, offset: int) -> None:
-        """Read on from another offset."""
+        """Continue from another offset."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the client."""
 
 
 class Writer(Protocol):
-    """The transactional producer of one shard; making one fences every earlier one of the same shard."""
+    """The transactional producer of one shard; creating one fences every earlier one of the same shard. For one thread."""
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         """Begin a transaction and hand over the messages and one progress record; does not wait for the brokers.
 
-        Raises TransactionAborted (nothing is written, go on with this writer) or ProducerLost.
+        Neither the messages nor their headers are changed: the caller may use them again after an abort.
+        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost.
         """
 
     def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
-        """Wait for the brokers and commit: all of what was sent is readable, or nothing; where the progress record is.
+        """Commit what was sent, all of it or nothing, and return the position of the progress record.
 
-        `verify` is called with the broker's timestamp of the progress record before the commit and may raise, on any
-        thread. `meanwhile` is called once, on the caller's thread, while the brokers work where that is possible.
-        Raises TransactionAborted (nothing written, go on with this writer), ProducerLost (unknown: only the
-        progress log tells; this writer is of no use any more), and whatever `verify` raised, after an abort.
+        `verify` is called once before the commit, on any thread, with the broker's timestamp of the progress record; if
+        it raises, the transaction is aborted and the exception passed on. `meanwhile` is called once, on the caller's
+        thread, during the wait for the brokers where the log has one; the log knows nothing else about it.
+        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (unknown: only the progress
+        log tells; make a new writer).
         """
 
     def close(self) -> None:
-        """Give everything back without touching a transaction."""
+        """Release the client; an open transaction is left as it is."""
 
 
-class Log(Protocol):
-    """Topics, partitions, offsets, transactions."""
-
-    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
-        """Create the missing ones, check all; ConfigurationError or LogMismatch names what is wrong."""
-
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """A fresh look at topics that must not be created by it; None: not there."""
-
-    def watermarks(self, topic: str, partition: int) -> Watermarks:
-        """Where the partition begins and ends at this moment, asked of the broker."""
-
-    def stable_end(self, topic: str, partition: int) -> int:
-        """Only the last stable offset: the question every step asks, on a connection of its own."""
-
-    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset whose record is at or after that time; the stable end when there is none yet."""
-
-    def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Drop the records before the offset, never beyond the stable end; offsets are not given again."""
-
-    def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """Up to where a consumer group has committed; None where there is no such group, or nothing of it yet."""
-
-    def ping(self, timeout_s: float) -> bool:
-        """Whether any broker answers within the time; asked again and again, so it leaves nothing behind."""
+class RecordLog(Protocol):
+    """Reading and writing records."""
 
     def reader(self, topic: str, partition: int, offset: int) -> Reader:
-        """A reader that starts at the offset."""
+        """Return a reader that starts at the offset."""
 
     def writer(self, shard: int) -> Writer:
-        """A writer for the shard; fences the earlier ones and resolves their last transaction."""
+        """Return a writer for the shard; fences the earlier ones and resolves their last transaction."""
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Write records outside any transaction; returns once all are durable. Raises LogUnavailable, NoSpace."""
+        """Write records outside any transaction and return once all are durable; the records are not changed.
+
+        Raises LogUnavailable, NoSpace.
+        """
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all clients."""
+
+
+class TopicLog(Protocol):
+    """Topics, and the offsets of their partitions. Any thread may call."""
+
+    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
+        """Create missing topics and check all. Raises ConfigurationError or LogMismatch naming every problem."""
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """Describe topics as they are now, without creating any; None for a missing one."""
+
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
+        """Return the partition's first and last offsets, asked of the broker now."""
+
+    def stable_end(self, topic: str, partition: int) -> int:
+        """Return the last stable offset only, on a connection of its own: every step that selects asks for it."""
+
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """Return the first offset whose record is at or after that time; the stable end when there is none yet."""
+
+    def trim(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records before the offset, never beyond the stable end; offsets are never reused."""
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the committed offset of a consumer group; None where the group committed nothing."""
+
+    def ping(self, timeout_s: float) -> bool:
+        """Return whether a broker answers within the time. Called continually, so it leaves nothing behind."""
+
+
+class Log(RecordLog, TopicLog, Protocol):
+    """Records and topics. Ask for the narrower protocol where one is enough."""
 
 
 class Store(StoreView, Protocol):
     """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """First the deletes, then the puts, all or nothing. Raises NoSpace when nothing was written, StoreCorrupt."""
+        """Apply the deletes, then the puts, all or nothing. Raises NoSpace when nothing was written, StoreCorrupt."""
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
-        """Drop `start <= key < stop`, by one mark, not one by one."""
+        """Delete `start <= key < stop` with one range tombstone."""
 
     def flush(self) -> None:
         """Make everything written so far durable."""
 
     def checkpoint(self, path: Path) -> None:
-        """Flush, and put a copy of everything written so far there; the folder must not exist yet.
+        """Flush, and copy everything written so far to a folder that must not exist yet.
 
-        The copy holds whole writes only, and can be opened as a store. PeerClient may read and write meanwhile.
+        The copy holds whole writes only and can be opened as a store. Other threads may read and write meanwhile.
         """
 
     def verify(self) -> int:
-        """Read everything and check every checksum; how many rows. StoreCorrupt names the damage."""
+        """Read every row, check every checksum and return the number of rows. StoreCorrupt names the damage."""
 
     def size_bytes(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
 
     def background_error(self) -> str | None:
-        """Why the store takes no writes at the moment; None when it does."""
+        """Return why the store takes no writes at the moment; None when it does."""
 
     def reopen(self) -> None:
-        """After a background error: as after a crash, what was flushed. NoSpace while there is no room for it."""
+        """Reopen after a background error, as after a crash, with what was flushed. NoSpace while there is no room."""
 
     def close(self) -> None:
         """Flush and close."""
 
 
 CLOCK_TOLERANCE_MS = 500
-"""How far two clocks may differ, or one may be stepped, before nothing is delivered by them (law 2)."""
+"""How far two clocks may differ, or one may be stepped, before deliveries stop (law 2)."""
 
 
 class Clock(Protocol):
     """The time of this machine."""
 
     def now_ms(self) -> int:
-        """Epoch milliseconds, rounded down."""
+        """Return epoch milliseconds, rounded down."""
 
     def stepped_ms(self) -> int:
-        """By how much the wall clock was stepped against the boot clock since the start."""
+        """Return by how much the wall clock was stepped against the boot clock since the start."""
 
 
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """What a node knows of the cluster at one moment."""
 
     roles: Roles | None
-    """As last read; None when nothing was published yet, or the session is lost: then this node is nobody's master."""
+    """As last read; None before the first were published, or after the session is lost: this node is then no master."""
     members: Mapping[str, Member]
     """Nodes with a live session, as last read."""
     confirmed: bool
-    """The session is connected, so that `roles` is up to date. False: go on as you are, but begin nothing."""
+    """The session is connected, so `roles` is up to date. False: keep the current roles, but take no new one."""
 
 
 class Coordinator(Protocol):
     """Membership, and one leader among the members. Safety never rests on it: the log fences (law 5).
 
-    Suspended (no server answers): `confirmed` is False, masters go on, the controller decides nothing. Lost (the session is
-    over): `roles` is None, masters stop; `join` again.
+    Suspended (no server answers): `confirmed` is False, masters go on, the controller decides nothing. Lost (the session
+    has ended): `roles` is None, masters step down; `join` again.
     """
 
     def join(self, member: Member) -> None:
-        """Take this node's place; at once when its own data directory held it, else after a session's time.
+        """Take this node's place; at once if its own data directory held it, otherwise after a session time-out.
 
         Raises NodeIdTaken when another data directory has the id; CoordinatorUnavailable.
         """
 
     def report(self, member: Member) -> None:
-        """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
 
     def look(self) -> ClusterSnapshot:
-        """What is known now, without asking anybody."""
+        """Return what is known now, without asking a server."""
 
     def request(self, request: Request) -> None:
-        """Leave a request to the controller. Raises CoordinatorUnavailable."""
+        """Leave a request for the controller. Raises CoordinatorUnavailable."""
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is.
+        """Act as the controller if this node is it for certain: read, plan, publish what changed; return whether it is.
 
-        Published only while nobody else published since the look, and the requests seen are answered with it.
+        Roles are published only if no other node published since the read, and the requests read are answered with them.
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the outlook may have changed; False after the time."""
+        """Wait until the snapshot may have changed; False after the time."""
 
     def leave(self) -> None:
-        """Give the place and the session back; others need not wait for it to expire."""
+        """End the session and give up the place, so that other nodes need not wait for it to expire."""
 
 
 class CheckpointFile(Struct, frozen=True, kw_only=True):
@@ -251,29 +268,32 @@ class CheckpointFile(Struct, frozen=True, kw_only=True):
     name: str
     bytes: int
     blake2b: str
-    """Of its content, 32 bytes in hexadecimal."""
+    """Digest of its content, 32 bytes in hexadecimal."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of itself: whose it is, where in the two logs it stands, and how to tell it is whole."""
+    """The manifest of a checkpoint: the store it is of, its positions in the two logs, and the digests that prove it whole."""
 
     format: int
+    """Version of the manifest."""
     shard: int
     node: str
-    """Who made it, for people."""
+    """Id of the node that made it, for people."""
     version: str
-    """Of Chronos."""
+    """Version of Chronos that made it."""
     made_at_ms: int
     identity: Identity
-    """What the store belongs to: only where all of it is the same may it be used."""
+    """What the store belongs to: a checkpoint may be used only where all of it is the same."""
     applied: int
-    """Offset in the progress partition from which on it has to be replayed."""
+    """Offset in the progress partition from which to replay."""
     pull_offset: int
-    """Offset in the delay partition from which on it has to be replayed."""
+    """Offset in the delay partition from which to replay."""
     cursor_due_ms: int
     cursor_offset: int
     progress_ms: int
+    """Timestamp of the last progress record applied."""
     pending: int
+    """Number of pending messages."""
     digest: str
     """`core.digest` of the store, with `remembered_ms`."""
     remembered_ms: int
@@ -281,26 +301,26 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Sorts by how far it is."""
+        """Name in its folder; the further a checkpoint is, the later its name sorts."""
         return f"{self.applied:020d}-{self.node}"
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
 
 class Checkpoints(Protocol):
-    """Copies of stores at another place. Retry while that cannot be reached or written; nothing depends on it then."""
+    """Copies of stores at another place. Raises Retry while that place cannot be read or written."""
 
     def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
-        """Make one, and read all of it back; it counts only once that was right."""
+        """Make a checkpoint and read all of it back; it counts only once every byte was right."""
 
     def kept(self, shard: int, identity: Identity) -> Sequence[Checkpoint]:
-        """The whole ones of this shard of these topics, the furthest first."""
+        """Return the complete checkpoints of this shard of these topics, the furthest first."""
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Whether all its files are still there in their sizes; without reading them."""
+        """Return whether all its files are still there in their sizes, without reading them."""
 
     def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
-        """Remove all but the furthest `keep`, and what is left of half ones; the names of what was removed."""
+        """Remove all but the furthest `keep` and what incomplete ones left; return the names removed."""

@@ -49,7 +49,7 @@ digest() {
     if command -v sha256sum >/dev/null; then cat "$@" | sha256sum; else cat "$@" | shasum -a 256; fi | cut -d' ' -f1
 }
 
-# is_current STAMP WHAT: whether the step that leaves STAMP was last done for exactly WHAT.
+# is_current STAMP WHAT: true if the step that leaves STAMP was last done for exactly WHAT.
 is_current() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 
 # set_up_python LOCK: a .venv that holds what LOCK names, and Chronos itself, editable.
@@ -83,6 +83,8 @@ set_up_python() {
 
     project=$(digest "$ROOT/pyproject.toml")
     if ! is_current "$VENV/.installed-project" "$project"; then
+        # The distribution was called chronos once; both names side by side would be two owners of one command.
+        "$python" -m pip uninstall --quiet --disable-pip-version-check --yes chronos 2>/dev/null || true
         # The build backend is in the lock: nothing is fetched here.
         "$python" -m pip install --quiet --disable-pip-version-check --no-input \
             --no-index --no-deps --no-build-isolation --editable "$ROOT"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from chronos.cli import EXTRAS
 from chronos.config import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,7 +150,7 @@ def _impure(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_imports_go_one_way_and_core_is_pure():
-    """Every import of the package is one that DESIGN.md, section 10, allows."""
+    """Every import of the package is one that MAY_IMPORT allows; docs/architecture.md gives the reasons."""
     package = ROOT / "chronos"
     assert len(list(package.rglob("*.py"))) > 10
     assert import_complaints(package) == []
@@ -206,16 +207,47 @@ def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
 
 
 def test_everything_imported_is_a_declared_dependency():
-    """What the package imports is asked for in pyproject.toml, not there by the grace of something else."""
+    """What the package imports is in pyproject.toml, and is not there only because another package needs it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["spark"]]
+    asked = [*project["dependencies"], *extras["server"], *extras["zookeeper"], *extras["spark"]]
     declared = {re.split(r"[^\w-]", each)[0].lower().replace("-", "_") for each in asked}
     for path in (ROOT / "chronos").rglob("*.py"):
         for line, name in imports(ast.parse(path.read_text()), "chronos", is_package=True):
             top = name.split(".")[0]
             known = top == "chronos" or top in sys.stdlib_module_names
             assert known or DISTRIBUTIONS.get(top, top).lower() in declared, f"{path}:{line}: {name}"
+
+
+def test_a_missing_module_is_named_with_the_extra_that_has_it():
+    """`chronos.cli.EXTRAS` and pyproject.toml agree, and the base installation has no module of an extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {extra: {re.split(r"[^\w-]", each)[0].lower() for each in asked} for extra, asked in extras.items()}
+    for module, extra in EXTRAS.items():
+        assert DISTRIBUTIONS.get(module, module).replace("_", "-").lower() in names[extra], module
+    listed = {DISTRIBUTIONS.get(module, module).replace("_", "-").lower() for module in EXTRAS}
+    assert names["server"] | names["zookeeper"] | names["spark"] == listed | {"kafka-chronos", "tzdata"}
+
+
+# What the base installation holds: it may import nothing of an extra, and no part that does.
+BASE_PARTS = {"chronos", "client", "core", "errors", "__main__"}
+BASE_VERBS = {"__init__", "app", "connect", "follow", "listing", "options", "output", "send", "spark_app", "status",
+              "times", "verbs"}  # fmt: skip
+
+
+def test_the_base_installation_imports_no_package_of_an_extra():
+    """`pip install kafka-chronos` alone has the clients and the verbs that ask a service."""
+    package = ROOT / "chronos"
+    checked = 0
+    for path in sorted(package.rglob("*.py")):
+        steps = path.relative_to(package.parent).with_suffix("").parts
+        part = "__main__" if steps[1:] == ("__main__",) else part_of(".".join(steps), package)
+        if part not in BASE_PARTS and not (part == "cli" and path.stem in BASE_VERBS):
+            continue
+        checked += 1
+        for line, name in imports(ast.parse(path.read_text()), ".".join(steps), path.stem == "__init__"):
+            assert name.split(".")[0] not in EXTRAS, f"{path}:{line}: {name}"
+    assert checked > 25
 
 
 # ------------------------------------------------------------------- What must be in no file of the project

@@ -1,8 +1,11 @@
-"""The documentation says what is so: links lead somewhere, commands parse, keys, paths, texts and names exist."""
+"""The documentation is true to the code: links, files, tests, settings, paths, headers, metrics and quoted texts exist.
+
+`tests/test_docs_examples.py` checks the examples.
+"""
 
 import ast
 import re
-import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,59 +13,24 @@ from pathlib import Path
 import click
 import pytest
 import typer
-import yaml
-from typer.testing import CliRunner
 
 from chronos import errors
 from chronos.admin.metrics import METRICS, NODE_METRICS
 from chronos.admin.routes import table
 from chronos.cli.app import app
-from chronos.config import load
 from chronos.config.catalogue import PROPERTIES, keys
 from chronos.core import message
-from chronos.core.codec import Identity, IdState, State
+from chronos.core.codec import Identity, IdState, State, Totals
 from chronos.core.message import Entry, Reason
 from chronos.core.progress import Decision, Progress
+from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, prose, rows
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 README_LINES_MAX = 150
 
 KAFKAS_OWN = {"retention.ms", "retention.bytes"}
 """Settings of Kafka's topics that look like ours."""
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
-
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    """The code blocks of a page in these languages, without their indent."""
-    for indent, language, text in FENCE.findall(page.read_text()):
-        if language in languages:
-            yield "".join(line.removeprefix(indent) for line in text.splitlines(keepends=True))
-
-
-def prose(page: Path) -> str:
-    """The page without its code blocks."""
-    return FENCE.sub("", page.read_text())
-
-
-def inline(page: Path) -> list[str]:
-    """What stands between single backticks."""
-    return re.findall(r"`([^`\n]+)`", prose(page))
-
-
-def rows(page: Path, heading: str) -> list[list[str]]:
-    """The cells of all tables below a heading, up to the next heading of its rank or above."""
-    rank = len(heading) - len(heading.lstrip("#"))
-    text = page.read_text()
-    assert f"\n{heading}\n" in text, f"{page.name} has no {heading!r}"
-    section = re.split(rf"\n#{{1,{rank}}} ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if not line.startswith("|---")]
+pages = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 # ----------------------------------------------------------------------------------------- Links and lengths
@@ -127,49 +95,6 @@ def test_every_verb_exists(page: Path) -> None:
         assert said is None or said[1] in verbs(), text
 
 
-def command_lines(page: Path) -> Iterator[list[str]]:
-    """The `chronos ...` lines of the sh blocks, as arguments, without redirections."""
-    for block in blocks(page, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("chronos "):
-                id_states = shlex.split(line, comments=True)
-                stop = next(
-                    (at for at, id_state in enumerate(id_states) if id_state in ("<", ">", "|", "&")), len(id_states)
-                )
-                yield id_states[1:stop]
-
-
-@pages
-def test_every_command_parses(page: Path) -> None:
-    """The command line takes what the documentation tells people to type."""
-    for verb, *arguments in command_lines(page):
-        command = verbs()[verb]
-        if arguments and arguments[0] in getattr(command, "commands", {}):
-            command = command.commands[arguments.pop(0)]  # type: ignore[attr-defined]
-        context = command.make_context(verb, list(arguments))
-        assert context.args == [], arguments
-
-
-def test_there_are_commands_to_check() -> None:
-    """The search finds them."""
-    assert sum(1 for page in PAGES for _ in command_lines(page)) > 20
-
-
-@pytest.mark.parametrize("verb", sorted({verb for page in PAGES for verb, *_ in command_lines(page)}))
-def test_every_verb_that_is_shown_explains_itself(verb: str) -> None:
-    """`--help` works."""
-    shown = CliRunner().invoke(app, [verb, "--help"])
-    assert shown.exit_code == 0
-    assert "Usage" in shown.output
-
-
-@pages
-def test_python_is_python(page: Path) -> None:
-    """Every Python block can be compiled."""
-    for block in blocks(page, "python"):
-        ast.parse(block)
-
-
 # ------------------------------------------------------------------------------- Configuration, HTTP, metrics
 
 
@@ -198,22 +123,6 @@ def test_every_variable_exists(page: Path) -> None:
     for name in set(re.findall(r"CHRONOS_[A-Z_]+", page.read_text())) - others:
         path = name.removeprefix("CHRONOS_").strip("_").lower().replace("__", ".")
         assert path == "" or path in keys() or path.startswith(f"{PROPERTIES}."), name
-
-
-def configurations(page: Path) -> Iterator[str]:
-    """The yaml blocks that are settings of Chronos."""
-    for block in blocks(page, "yaml"):
-        if set(yaml.safe_load(block)) & {path for path in keys() if "." not in path}:
-            yield block
-
-
-@pages
-def test_every_configuration_is_accepted(page: Path, tmp_path: Path) -> None:
-    """Settings shown can be copied."""
-    for at, block in enumerate(configurations(page)):
-        file = tmp_path / f"{at}.yaml"
-        file.write_text(block)
-        load(str(file), {}, [])
 
 
 def served() -> set[str]:
@@ -322,7 +231,7 @@ def texts() -> tuple[str, ...]:
 @cache
 def explained() -> dict[str, re.Pattern[str]]:
     """The texts that docs/operations.md quotes in its first columns; an ellipsis stands for what differs."""
-    tables = rows(DOCS / "operations.md", "## What it says and what to do")
+    tables = rows(DOCS / "operations.md", "## Texts and remedies")
     return {
         quoted: re.compile(".*?".join(re.escape(part) for part in quoted.split("…")), re.DOTALL)
         for cells in tables
@@ -379,9 +288,142 @@ def test_every_field_of_a_format_is_written_down_in_its_order(value: type) -> No
     assert re.search(r"\b[^|]*?\b".join(fields) if value is not Progress else r"\b.*?\b".join(fields), text, re.DOTALL)
 
 
-def test_every_test_that_conformance_names_exists() -> None:
-    """docs/conformance.md claims nothing that is not there."""
-    there = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", (DOCS / "conformance.md").read_text()))
-    assert named
-    assert [name for name in named if f"def {name}(" not in there] == []
+# --------------------------------------------------------------------------------- Files, functions, tests
+
+
+def repository_files() -> list[Path]:
+    """The Python files of the package and of the tests."""
+    return sorted([*(ROOT / "chronos").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+
+
+@cache
+def defined() -> dict[str, ast.AST]:
+    """`core/shard.py:Shard.apply` and the like: every class, function, method and named value of the package."""
+    found: dict[str, ast.AST] = {}
+    for file in sorted((ROOT / "chronos").rglob("*.py")):
+        name = file.relative_to(ROOT / "chronos").as_posix()
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found[f"{name}:{node.name}"] = node
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                found[f"{name}:{node.targets[0].id}"] = node
+            for inner in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(inner, ast.FunctionDef):
+                    found[f"{name}:{node.name}.{inner.name}"] = inner  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def all_tests() -> frozenset[str]:
+    """The names of all tests."""
+    return frozenset(re.findall(r"def (test_\w+)\(", "".join(file.read_text() for file in repository_files())))
+
+
+@pages
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    """A page claims nothing that is not there."""
+    named = {
+        name for text in inline(page) for name in re.findall(r"\btest_\w+(?!\w*\.py)\b", text) if ".py" not in text
+    }
+    assert named <= all_tests()
+
+
+def test_conformance_names_tests() -> None:
+    """The search above finds them."""
+    assert len(re.findall(r"`test_\w+`", (DOCS / "conformance.md").read_text())) > 30
+
+
+@pages
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    """Files and directories of this repository, by their paths in backticks."""
+    for text in inline(page):
+        if re.fullmatch(r"(chronos|tests|docs|scripts|config|examples|locks)/[\w./-]*", text):
+            assert (ROOT / text).exists(), text
+
+
+def test_every_file_in_the_drawing_of_the_architecture_exists() -> None:
+    """The drawing leaves out `chronos/`."""
+    drawing = (DOCS / "architecture.md").read_text().split("```")[1]
+    named = re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", drawing)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / "chronos" / name).exists()] == []
+
+
+def test_the_architecture_has_a_row_for_every_package() -> None:
+    """The table of packages is complete, and allows what `tests/test_architecture.py` allows."""
+    from tests.test_architecture import MAY_IMPORT
+
+    table = {cells[0].strip("`"): cells[2] for cells in rows(DOCS / "architecture.md", "## The packages")[1:]}
+    parts = {path.removeprefix("chronos/").removesuffix(".py"): allowed for path, allowed in table.items()}
+    assert set(parts) == set(MAY_IMPORT) - {"__main__", "chronos"}
+    for part, allowed in parts.items():
+        if part != "cli":
+            assert set(re.findall(r"`(\w+)`", allowed)) == MAY_IMPORT[part] - {"chronos"}, part
+
+
+def laws() -> list[list[str]]:
+    """The rows of the second table of docs/concepts/laws.md: law, assertions, named errors, the simulator's checks."""
+    return rows(DOCS / "concepts/laws.md", "## Where they are checked")[1:]
+
+
+def test_every_law_is_checked_in_the_service_and_in_the_simulator() -> None:
+    """The functions that docs/concepts/laws.md names exist, and they assert, raise, or find a broken law."""
+    checker = ast.parse((ROOT / "tests/sim/checker.py").read_text())
+    checks = {
+        f"{node.name}.{inner.name}": inner
+        for node in checker.body
+        if isinstance(node, ast.ClassDef)
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef)
+    }
+    assert [cells[0] for cells in laws()] == [str(number) for number in range(1, 10)]
+    for number, asserting, raising, simulated in laws():
+        asserts, raises = (re.findall(r"`([^`]+)`", cell) for cell in (asserting, raising))
+        assert asserts or raises, f"law {number} is checked nowhere"
+        for name in asserts:
+            assert any(isinstance(node, ast.Assert) for node in ast.walk(defined()[name])), name
+        for name in raises:
+            assert any(isinstance(node, ast.Raise) for node in ast.walk(defined()[name])), name
+        checked = re.findall(r"`([^`]+)`", simulated)
+        assert checked, f"law {number} is not checked in the simulator"
+        assert all(name in checks for name in checked), simulated
+
+
+def test_every_counter_is_explained() -> None:
+    """docs/how-to/monitor.md has a row for each of the totals of a shard."""
+    explained = {
+        cells[0].strip("`") for cells in rows(DOCS / "how-to/monitor.md", "## The counters") if len(cells) == 2
+    }
+    assert set(Totals.__struct_fields__) <= explained
+
+
+def test_the_glossary_names_classes_and_functions_that_exist() -> None:
+    """Names in brackets are those of the code; every term has one row."""
+    text = (DOCS / "reference/glossary.md").read_text()
+    names = {name.rsplit(":", 1)[1] for name in defined()} | {name.rsplit(".", 1)[1] for name in defined()}
+    named = {name for group in re.findall(r"\(((?:`\w+`(?:, )?)+)\)", text) for name in re.findall(r"`(\w+)`", group)}
+    assert len(named) > 10
+    assert named <= names
+    terms = [
+        term
+        for cell in re.findall(r"^\| (\*\*.+?) \|", text, re.MULTILINE)
+        for term in re.findall(r"\*\*(.+?)\*\*( \(.+?\))?", cell)
+    ]
+    assert len(terms) == len(set(terms))
+
+
+def test_no_file_refers_to_a_document_that_is_not_there() -> None:
+    """Comments and docstrings name pages of docs/ by their paths, and nothing that is not in the repository."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "*.py", "*.md", "*.yaml", "*.toml", "scripts", "Dockerfile"],
+        capture_output=True, check=True, text=True,
+    ).stdout.split()  # fmt: skip
+    wrong = []
+    for name in listed:
+        file = ROOT / name
+        if file.suffix in (".png", ".jar") or not file.is_file():
+            continue
+        text = file.read_text(errors="replace")
+        wrong += [f"{name}: {path}" for path in re.findall(r"\bdocs/[\w/-]+\.md\b", text) if not (ROOT / path).exists()]
+        wrong += [f"{name}: {word}" for word in re.findall(r"\bDESI" + r"GN\b(?: section \d+|\.md)?", text)]
+    assert wrong == []

@@ -1,6 +1,6 @@
 """The HTTP interface of a node: API, OpenAPI, metrics, and the page of the service.
 
-server -> routes -> messages, overview, topics -> context -> scheduling, appending, waiting -> wire
+server -> routes -> messages, overview, cluster, topics, ... -> context -> scheduling, appending, waiting -> schemas
 """
 
 from chronos.admin.server import Server

@@ -1,4 +1,4 @@
-"""Print `docs/reference/http.md`, with `metrics` `docs/reference/metrics.md`, with `openapi` the OpenAPI document."""
+"""Print a generated page: `http` (docs/reference/http.md), `metrics` (docs/reference/metrics.md) or `openapi` (the document)."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""Writes what requests want written: those that come while a write is under way go together in the next one.
+"""Group commit: writes the records of requests to the log, one write at a time.
 
-One write at a time is what a disk or a broker acknowledges fastest for many; the order of requests is kept.
+Requests that come during a write go together into the next one: a disk or a broker acknowledges few large writes faster
+than many small ones. The order of requests is kept.
 """
 
 import asyncio
@@ -9,16 +10,16 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from chronos.admin.problems import ProblemError
-from chronos.ports import Appended, Log, Outgoing
+from chronos.ports import Appended, Outgoing, RecordLog
 
-TOGETHER_RECORDS = 5_000
-"""Records of several requests written together: a step's worth."""
+GROUP_RECORDS = 5_000
+"""Records of several requests in one write: as many as a step pulls."""
 
-TOGETHER_BYTES = 8_000_000
-"""Bytes of several requests written together."""
+GROUP_BYTES = 8_000_000
+"""Bytes of several requests in one write."""
 
 WAITING_BYTES_MAX = 256_000_000
-"""Bytes that may wait; beyond it requests are turned away. Each is in memory about three times by then."""
+"""Bytes that may wait; further requests are refused. A waiting request takes about three times its size in memory."""
 
 TIMEOUT_S = 15.0
 """How long the log may take to acknowledge."""
@@ -27,9 +28,9 @@ Waiting = tuple[Sequence[Outgoing], int, asyncio.Future[list[Appended]]]
 
 
 class Appender:
-    """The one writer of the HTTP interface. For one event loop."""
+    """The only writer of the HTTP interface. For one event loop."""
 
-    def __init__(self, log: Log, executor: Executor) -> None:
+    def __init__(self, log: RecordLog, executor: Executor) -> None:
         self._log = log
         self._executor = executor
         self._waiting: deque[Waiting] = deque()
@@ -37,9 +38,11 @@ class Appender:
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, records: Sequence[Outgoing], size_bytes: int) -> list[Appended]:
-        """Write the records, in order, and return once all of them are durable."""
+        """Write the records in order, and return once all of them are durable. ProblemError with status 503 when too many wait."""
         if self._waiting and self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
-            raise ProblemError(503, "busy", f"{self._waiting_bytes} bytes wait to be written", hint="try again, slower")
+            raise ProblemError(
+                503, "busy", f"{self._waiting_bytes} bytes wait to be written", hint="try again, at a lower rate"
+            )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Appended]] = loop.create_future()
         self._waiting.append((records, size_bytes, future))
@@ -52,31 +55,31 @@ class Appender:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                together = self._together()
-                records = [record for batch, _, _ in together for record in batch]
+                group = self._next_group()
+                records = [record for batch, _, _ in group for record in batch]
                 try:
                     appended = await loop.run_in_executor(self._executor, self._log.append, records, TIMEOUT_S)
                 except Exception as error:
-                    for _, _, future in together:
+                    for _, _, future in group:
                         if not future.done():
                             future.set_exception(error)
                     continue
-                at = 0
-                for batch, _, future in together:
+                start = 0
+                for batch, _, future in group:
                     if not future.done():
-                        future.set_result(appended[at : at + len(batch)])
-                    at += len(batch)
+                        future.set_result(appended[start : start + len(batch)])
+                    start += len(batch)
         finally:
             self._writing = None
 
-    def _together(self) -> list[Waiting]:
-        """The next requests, at least one, as many as fit in one write."""
+    def _next_group(self) -> list[Waiting]:
+        """The next requests, at least one, as many as fit into one write."""
         taken = [self._waiting.popleft()]
         count, size = len(taken[0][0]), taken[0][1]
         while self._waiting:
             batch, batch_bytes, _ = self._waiting[0]
             count, size = count + len(batch), size + batch_bytes
-            if count > TOGETHER_RECORDS or size > TOGETHER_BYTES:
+            if count > GROUP_RECORDS or size > GROUP_BYTES:
                 break
             taken.append(self._waiting.popleft())
         self._waiting_bytes -= sum(batch_bytes for _, batch_bytes, _ in taken)

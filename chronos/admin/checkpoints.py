@@ -1,4 +1,4 @@
-"""Checkpoints over HTTP: what there is, and one on demand."""
+"""Checkpoints over HTTP: the list, and new ones on request."""
 
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError
@@ -14,26 +14,29 @@ class CheckpointHandlers:
         self._context = context
 
     async def kept(self, _: Call) -> tuple[int, object]:
-        """The checkpoints of every shard, as this node saw them last."""
-        return 200, self._found(self._keeping())
+        """The checkpoints of every shard, as this node last read them."""
+        return 200, self._info(self._scheduler())
 
     async def make(self, _: Call) -> tuple[int, object]:
-        """Make one of every shard of this node now; it takes a while."""
-        keeping = self._keeping()
-        for checkpointer in keeping.checkpointers.values():
+        """Request a checkpoint of every shard of this node; they are made in the background."""
+        scheduler = self._scheduler()
+        for checkpointer in scheduler.checkpointers.values():
             checkpointer.ask()
-        return 202, self._found(keeping)
+        return 202, self._info(scheduler)
 
-    def _keeping(self) -> CheckpointScheduler:
-        keeping = self._context.node.checkpoints
-        if keeping is None:
+    def _scheduler(self) -> CheckpointScheduler:
+        scheduler = self._context.node.checkpoints
+        if scheduler is None:
             raise ProblemError(
-                501, "no-checkpoints", "checkpoints.location is not set", hint="set it to a folder or a URL of fsspec"
+                501,
+                "no-checkpoints",
+                "checkpoints.location is not set",
+                hint="set it to a directory or to a URL of fsspec",
             )
-        return keeping
+        return scheduler
 
     @staticmethod
-    def _found(keeping: CheckpointScheduler) -> CheckpointsInfo:
+    def _info(scheduler: CheckpointScheduler) -> CheckpointsInfo:
         return CheckpointsInfo(
             shards=[
                 ShardCheckpoints(
@@ -48,6 +51,6 @@ class CheckpointHandlers:
                         for found in checkpointer.kept
                     ],
                 )
-                for number, checkpointer in sorted(keeping.checkpointers.items())
+                for number, checkpointer in sorted(scheduler.checkpointers.items())
             ]
         )  # fmt: skip

@@ -1,44 +1,46 @@
-"""The cluster: its nodes, who is master of what and why, and what an operator may ask of the controller."""
+"""The cluster over HTTP: its nodes, the masters of its shards, and requests of an operator to the controller."""
 
 import asyncio
 import re
 from collections.abc import Callable, Mapping
 
-from msgspec import UNSET
-
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
-from chronos.admin.schemas import Asked, AwayNode, Fault, NodeInfo, Nodes, NodeShard, RoleChange, TransferQuery
+from chronos.admin.schemas import AwayNode, NodeInfo, Nodes, NodeShard, OperationResult, RoleChange, TransferQuery
+from chronos.admin.waiting import poll
 from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles
 from chronos.core.timefmt import format_time
 from chronos.node import IN_PLACE
+from chronos.ports import ClusterSnapshot
 from chronos.workers.membership import Membership
 
 TRANSFER_S = 10.0
-"""How long a hand-over may take before the answer is that it was asked for."""
+"""How long a request waits for its transfer or drain; then the answer is `accepted`."""
 
-LOOK_S = 0.02
+MEMBER_S = 3.0
+"""How long a request waits for a node that this node does not see yet: a node that has just become ready appears in the
+snapshots of other nodes a moment later."""
 
 PASSWORD = re.compile(r"//[^/@]*@")
-"""What the other nodes need to get through a proxy is not for everybody."""
+"""Credentials in a node's address, which are not shown."""
 
 
 class Cluster:
-    """The handlers of `/v1/nodes` and of hand-overs."""
+    """The handlers of `/v1/nodes` and `/v1/shards/{shard}/transfer`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def nodes(self, _: Call) -> tuple[int, object]:
-        """The nodes of the cluster, this one first; standalone, this one alone."""
+        """The nodes of the cluster, this node first; standalone: this node alone."""
         membership = self._context.node.membership
         snapshot = None if membership is None else membership.snapshot()
         roles = None if snapshot is None else snapshot.roles
-        here = self._context.node.describe()
-        others = [] if snapshot is None else [m for _, m in sorted(snapshot.members.items()) if m.node != here.node]
+        own = self._context.node.describe()
+        others = [] if snapshot is None else [m for _, m in sorted(snapshot.members.items()) if m.node != own.node]
         drained = () if roles is None else roles.drained
         return 200, Nodes(
-            nodes=[self._here(here, drained), *(self._there(member, drained) for member in others)],
+            nodes=[self._own_info(own, drained), *(self._other_info(member, drained) for member in others)],
             away=[] if roles is None else _away(roles),
             controller=None if roles is None else roles.controller or None,
             controller_epoch=None if roles is None else roles.controller_epoch,
@@ -46,22 +48,22 @@ class Cluster:
             history=[] if roles is None else [_change(change) for change in reversed(roles.history)],
         )
 
-    def _here(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:
+    def _own_info(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:
         node = self._context.node
         info = self._info(member, drained, self._context.reasons())
         info.now = format_time(self._context.now_ms())
         info.disk_free_bytes = node.disk_free_bytes()
         return info
 
-    def _there(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:
-        """Another node, by what it said last."""
+    def _other_info(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:
+        """Another node, as it last reported itself."""
         reasons = [
             f"shard {number} is {replica.role}" + (f": {replica.reason}" if replica.reason else "")
             for number, replica in sorted(member.replicas.items())
             if replica.role not in IN_PLACE or replica.reason is not None
         ]
         if member.log == UNREACHABLE:
-            reasons.append("the log does not answer it")
+            reasons.append("the log does not answer this node")
         return self._info(member, drained, reasons)
 
     def _info(self, member: Member, drained: tuple[str, ...], reasons: list[str]) -> NodeInfo:
@@ -89,80 +91,90 @@ class Cluster:
             ],
         )  # fmt: skip
 
-    # --- hand-overs
+    # --- transfers
 
     async def transfer(self, call: Call) -> tuple[int, object]:
-        """Planned hand-over of a shard to another node."""
+        """Transfer a shard to another node: 1. wait for the node to be seen, 2. ask the controller, 3. wait for the new master."""
         number = call.request.match_info["shard"]
         shards = len(self._context.shards)
         if not number.isdecimal() or not number.isascii() or int(number) >= shards:
             raise no_shard(shards)
         membership = self._membership()
         query: TransferQuery = call.query
-        if query.to is UNSET:
-            raise ProblemError(422, "invalid", "to: the node to hand the shard to is missing",
-                               errors=[Fault(detail="missing", field="to")])  # fmt: skip
-        node = self._member(membership, str(query.to))
+        node = await self._member(membership, query.to)
         shard = int(number)
-        await self._ask(membership, "transfer", node, shard)
-        return await self._until(membership, lambda given: given.master == node, f"shard {shard} to {node}", [shard])
+        await self._request(membership, "transfer", node, shard)
+        return await self._result(
+            membership, lambda roles: roles.master == node, f"transfer of shard {shard} to {node}", [shard]
+        )
 
     async def drain(self, call: Call) -> tuple[int, object]:
-        """Let a node be master of nothing, before maintenance."""
+        """Drain a node before maintenance: it hands over its shards and gets none to lead."""
         membership = self._membership()
-        node = self._member(membership, call.request.match_info["node"])
-        await self._ask(membership, "drain", node)
+        node = await self._member(membership, call.request.match_info["node"])
+        await self._request(membership, "drain", node)
         shards = list(range(len(self._context.shards)))
-        return await self._until(membership, lambda given: given.master != node, f"drain of {node}", shards)
+        return await self._result(membership, lambda roles: roles.master != node, f"drain of {node}", shards)
 
     async def undrain(self, call: Call) -> tuple[int, object]:
-        """Let a node be master again."""
+        """End a drain."""
         membership = self._membership()
-        node = self._member(membership, call.request.match_info["node"])
-        await self._ask(membership, "undrain", node)
-        return 202, Asked(result="accepted", what=f"undrain of {node}")
+        node = await self._member(membership, call.request.match_info["node"])
+        await self._request(membership, "undrain", node)
+        return 202, OperationResult(result="accepted", what=f"undrain of {node}")
 
     def _membership(self) -> Membership:
         membership = self._context.node.membership
         if membership is None:
             raise ProblemError(
-                501, "standalone", "this node is master of every shard and there is no other",
+                501, "standalone", "this node is standalone: it leads every shard, and there is no other node",
                 hint="run several nodes with coordinator.kind: zookeeper",
             )  # fmt: skip
         return membership
 
-    @staticmethod
-    def _member(membership: Membership, node: str) -> str:
-        members = membership.snapshot().members
-        if node not in members:
-            raise ProblemError(404, "no-node", f"no node {node[:100]!r} is there; those that are: {sorted(members)}")
-        return node
+    async def _member(self, membership: Membership, node: str) -> str:
+        """The node, once it is a member of the cluster; ProblemError with status 404 when it does not appear in time."""
+        member = await wait_for_member(membership.snapshot, node, self._context.stopping)
+        if member is None:
+            nodes = ", ".join(sorted(membership.snapshot().members))
+            raise ProblemError(404, "no-node", f"there is no node {node[:100]!r}; the nodes are: {nodes}")
+        return member.node
 
-    async def _ask(self, membership: Membership, kind: str, node: str, shard: int = -1) -> None:
+    async def _request(self, membership: Membership, kind: str, node: str, shard: int = -1) -> None:
         request = Request(kind=kind, node=node, shard=shard, at_ms=self._context.now_ms())
         await self._context.in_thread(membership.ask, request)
 
-    async def _until(
+    async def _result(
         self, membership: Membership, done: Callable[[ShardRoles], bool], what: str, shards: list[int]
     ) -> tuple[int, object]:
-        """Wait until the controller has given the roles out, and the new masters report that they are."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + TRANSFER_S
-        while loop.time() < deadline_s and not self._context.stopping.is_set():
+        """`done` once the controller has published the roles and the new masters report them; `accepted` after the time."""
+
+        def look() -> bool | None:
             snapshot = membership.snapshot()
-            given = {} if snapshot.roles is None else snapshot.roles.shards
-            if all(number in given and done(given[number]) for number in shards) and all(
-                _reigns(snapshot.members, given[number], number) for number in shards
-            ):
-                return 200, Asked(result="done", what=what)
-            await asyncio.sleep(LOOK_S)
-        return 202, Asked(result="accepted", what=what)
+            published = {} if snapshot.roles is None else snapshot.roles.shards
+            is_done = all(
+                shard in published and done(published[shard]) and _leads(snapshot.members, published[shard], shard)
+                for shard in shards
+            )
+            return is_done or None
+
+        if await poll(look, TRANSFER_S, self._context.stopping):
+            return 200, OperationResult(result="done", what=what)
+        return 202, OperationResult(result="accepted", what=what)
 
 
-def _reigns(members: Mapping[str, Member], given: ShardRoles, shard: int) -> bool:
-    member = None if given.master is None else members.get(given.master)
+async def wait_for_member(
+    snapshot: Callable[[], ClusterSnapshot], node: str, stopping: asyncio.Event, *, timeout_s: float = MEMBER_S
+) -> Member | None:
+    """The member with this name, waited for at most `timeout_s` seconds; None: it is not there."""
+    return await poll(lambda: snapshot().members.get(node), timeout_s, stopping)
+
+
+def _leads(members: Mapping[str, Member], roles: ShardRoles, shard: int) -> bool:
+    """True if the assigned master reports that it leads the shard with the assigned role epoch."""
+    member = None if roles.master is None else members.get(roles.master)
     replica = None if member is None else member.replicas.get(shard)
-    return replica is not None and replica.role == "master" and replica.role_epoch == given.epoch
+    return replica is not None and replica.role == "master" and replica.role_epoch == roles.epoch
 
 
 def _away(roles: Roles) -> list[AwayNode]:
@@ -170,7 +182,7 @@ def _away(roles: Roles) -> list[AwayNode]:
         AwayNode(
             node=node,
             since=format_time(since_ms),
-            shards=[number for number, given in sorted(roles.shards.items()) if node in given.replicas],
+            shards=[number for number, shard in sorted(roles.shards.items()) if node in shard.replicas],
         )
         for node, since_ms in sorted(roles.away.items())
     ]

@@ -1,4 +1,4 @@
-"""What all handlers share: the node, the threads that may block, and answers worth keeping for a second."""
+"""What all handlers share: the node, the threads for work that blocks, and values cached for a second."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from msgspec import Struct
 from chronos.admin.appending import Appender
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.scheduling import Planner
-from chronos.admin.waiting import PullWait
+from chronos.admin.waiting import PullWaiter
 from chronos.core.rules import Rules
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
@@ -22,19 +22,19 @@ from chronos.node.driver import ShardDriver
 log = structlog.get_logger("chronos.http")
 
 THREADS = 16
-"""Threads for questions to stores and to the log."""
+"""Threads for queries to the stores and to the log."""
 
-WATCHERS = 64
-"""Threads that wait, for a shard's next step or for a topic's next record; who finds none free waits its turn."""
+WAITING_THREADS = 64
+"""Threads that wait for a shard's next step or a topic's next record; further waits queue for a thread."""
 
-ASK_S = 1.0
-"""How long a question to the log may hold up an answer that can do without."""
+LOG_QUERY_S = 1.0
+"""How long an answer that can do without the log waits for it."""
 
 T = TypeVar("T")
 
 
 class Call(Struct):
-    """One request, read and checked as far as its route says how."""
+    """One request, read and checked as far as its route describes it."""
 
     request: web.Request
     query: Any
@@ -47,18 +47,18 @@ class Context:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.stopping = asyncio.Event()
-        """Set once the server stops: whoever waits, ends."""
+        """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
         self.rules: list[Rules] = [driver.shard.rules for driver in node.shards]
         self._threads = ThreadPoolExecutor(THREADS, "http")
-        self._watchers = ThreadPoolExecutor(WATCHERS, "http-wait")
+        self._waiting = ThreadPoolExecutor(WAITING_THREADS, "http-wait")
         self._writer = ThreadPoolExecutor(1, "http-append")
         self.appender = Appender(node.log, self._writer)
-        self.watches = [PullWait(driver, self._watchers) for driver in node.shards]
+        self.pull_waiters = [PullWaiter(driver, self._waiting) for driver in node.shards]
         self.planner = Planner(
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
-        self.others = PeerClient(node)
+        self.peers = PeerClient(node)
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._refreshed_s = float("-inf")
@@ -66,7 +66,7 @@ class Context:
 
     @property
     def shards(self) -> list[ShardDriver]:
-        """The shards of this node, by number."""
+        """The shards, by number."""
         return self.node.shards
 
     def now_ms(self) -> int:
@@ -74,29 +74,29 @@ class Context:
         return self.node.clock.now_ms()
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do what may block, or takes a while, beside the event loop."""
+        """Run work that may block, or takes a while, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def in_waiting(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do what waits by its nature."""
-        return await asyncio.get_running_loop().run_in_executor(self._watchers, work, *arguments)
+    async def in_waiting_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work that only waits, in a thread of the pool for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, work, *arguments)
 
     async def caught_up(self, shard: int, deadline_s: float) -> bool:
-        """Wait until the shard has applied what its delay partition holds now; False when that is not known in time."""
+        """Wait until the shard has applied all records its delay partition holds now; False after the time."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 end = await self.in_thread(self.node.log.stable_end, self.delay_topic, shard)
         except (TimeoutError, ChronosError):
             return False
-        return await self.watches[shard].pulled(end, deadline_s - asyncio.get_running_loop().time())
+        return await self.pull_waiters[shard].pulled(end, deadline_s - asyncio.get_running_loop().time())
 
-    # --- what is asked of all shards at once
+    # --- values of all shards at once
 
     async def refresh(self, fresh_s: float = 0.0) -> None:
-        """See to it that ends and sizes are no older, but do not wait longer than a moment for a log that is gone."""
-        asked_s = time.monotonic()
-        deadline_s = asked_s + ASK_S
-        while self._refreshed_s < asked_s - fresh_s and (left_s := deadline_s - time.monotonic()) > 0:
+        """Read end offsets and store sizes anew if they are older than `fresh_s`; wait at most LOG_QUERY_S for the log."""
+        now_s = time.monotonic()
+        deadline_s = now_s + LOG_QUERY_S
+        while self._refreshed_s < now_s - fresh_s and (left_s := deadline_s - time.monotonic()) > 0:
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             await asyncio.wait([self._refreshing], timeout=left_s)
@@ -119,16 +119,16 @@ class Context:
         self._refreshed_s = began_s
 
     def end_offset(self, shard: int) -> int | None:
-        """Where the shard's delay partition ended at the last refresh; None: the log did not answer."""
+        """The end of the shard's delay partition at the last refresh; None: the log did not answer."""
         end = self._ends.get(shard)
         return None if end is None else max(end, self.shards[shard].state.pull_offset)
 
     def store_bytes(self, shard: int) -> int:
-        """What the shard's store takes on disk."""
+        """The size of the shard's store on disk at the last refresh."""
         return self._sizes.get(shard, 0)
 
     def reasons(self) -> list[str]:
-        """Why the node is not ready; empty when it is."""
+        """Why the node is not ready; empty: it is ready."""
         node = self.node
         if node.failure is not None:
             return [str(node.failure)]
@@ -141,7 +141,7 @@ class Context:
         ]
 
     async def close(self) -> None:
-        """End the threads that have nothing to do; what still blocks ends by its own time-out."""
-        await self.others.close()
-        for pool in (self._threads, self._watchers, self._writer):
+        """Close the connections and stop the threads; a call that still blocks ends by its own timeout."""
+        await self.peers.close()
+        for pool in (self._threads, self._waiting, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)

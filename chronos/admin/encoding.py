@@ -1,4 +1,4 @@
-"""Bytes as JSON writes them: text where it is UTF-8, base64 where it is not, and ids in a form of their own."""
+"""Bytes in JSON: text where they are UTF-8, base64 where they are not, and ids in a form of their own."""
 
 import binascii
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from chronos.admin.schemas import Binary, HeaderValue, HeaderValues
 
 BASE64_ID = "base64:"
-"""Prefix of an id that is written in base64; one that begins so itself is written so too."""
+"""Prefix of an id in base64. An id whose own bytes begin with the prefix is written in base64 too."""
 
 
 def id_text(message_id: bytes) -> str:
@@ -21,7 +21,7 @@ def id_text(message_id: bytes) -> str:
 
 
 def id_path(message_id: bytes) -> str:
-    """The path of a message: percent-encoded, and never one that means another path."""
+    """The path of a message: percent-encoded; an id of dots only, which would change the path, is written in base64."""
     text = id_text(message_id)
     if not text.strip("."):
         text = BASE64_ID + encoded(message_id)
@@ -29,22 +29,22 @@ def id_path(message_id: bytes) -> str:
 
 
 def id_bytes(text: str) -> bytes:
-    """The bytes of an id; ValueError, with a text for users, when it cannot be one."""
+    """The bytes of an id; ValueError, with a text for users, when the text is not an id."""
     if text.startswith(BASE64_ID):
         return from_base64(text.removeprefix(BASE64_ID))
     return to_bytes(text)
 
 
 def to_bytes(text: str) -> bytes:
-    """UTF-8; ValueError for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """The text in UTF-8; ValueError for half a surrogate pair, which JSON can express and UTF-8 cannot."""
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ValueError("holds a character that is half of a pair") from None
+        raise ValueError("contains half of a surrogate pair") from None
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes; ValueError, with a text for users, when it is not base64."""
+    """The bytes; ValueError, with a text for users, when the text is not base64."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -52,12 +52,12 @@ def from_base64(text: str) -> bytes:
 
 
 def encoded(data: bytes) -> str:
-    """Base64."""
+    """The bytes in base64."""
     return binascii.b2a_base64(data, newline=False).decode("ascii")
 
 
 def decoded(data: bytes) -> str | None:
-    """The text, if it is UTF-8."""
+    """The text; None: the bytes are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -65,7 +65,7 @@ def decoded(data: bytes) -> str | None:
 
 
 def text_or_base64(data: bytes | None) -> tuple[str | None, str | UnsetType]:
-    """The two fields in which bytes go out: `(text, base64)`, one of them unset or null."""
+    """Bytes as the two fields of an answer, `(text, base64)`: text alone where it is UTF-8; null bytes are `(None, UNSET)`."""
     if data is None:
         return None, UNSET
     text = decoded(data)
@@ -73,7 +73,7 @@ def text_or_base64(data: bytes | None) -> tuple[str | None, str | UnsetType]:
 
 
 def headers_out(headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]) -> HeaderValues:
-    """Headers by name, in the order in which names come first."""
+    """Headers by name, in the order of first occurrence."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     out: HeaderValues = {}
     for name, data in pairs:
@@ -94,7 +94,7 @@ def _header_out(data: bytes | None) -> HeaderValue:
 
 
 def headers_in(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
-    """The headers in order; ValueError, with a text for users, for what cannot be written."""
+    """The headers as pairs in order; ValueError, with a text for users, for a value that is not valid."""
     pairs: list[tuple[str, bytes | None]] = []
     for name, value in headers.items():
         to_bytes(name)

@@ -13,8 +13,18 @@ from msgspec.structs import asdict
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
-from chronos.admin.scheduling import Planned, decode_body, new_time, plan_action, time_ms
-from chronos.admin.schemas import Accepted, Destination, Done, Known, Message, Move, Page, PageQuery, ShardsQuery
+from chronos.admin.scheduling import Planned, new_time, plan_action, time_ms
+from chronos.admin.schemas import (
+    Accepted,
+    ActionResult,
+    Destination,
+    MessageInfo,
+    Page,
+    PageQuery,
+    Reschedule,
+    ShardsQuery,
+)
+from chronos.admin.validation import decode_body
 from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import Entry, Reason
 from chronos.core.query import Found, MessageRow, find, page
@@ -24,27 +34,26 @@ from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
 
 FIND_S = 1.0
-"""How long a look-up waits for the shard to take in what the log held when it was asked (DESIGN section 7)."""
+"""How long a look-up waits until the shard has applied the records that were in the log when the request came."""
 
 ACT_S = 5.0
 """How long an action waits to be applied."""
 
-
 IN_LOOP_BYTES = 32_768
-"""A body up to this size is checked in the event loop; larger ones beside it, so that they hold up nobody."""
+"""A body up to this size is checked in the event loop; a larger one in a thread, so that it delays no other request."""
 
 PageKey = tuple[int, int, int]
-"""`(place_ms, shard, offset)`: the order of a page over all shards."""
+"""`(place_ms, shard, offset)`: the order of messages over all shards."""
 
-Part = tuple[list[tuple[PageKey, Known]], PageKey | None]
-"""Messages of some shards in their order, and up to where they are all there are; None: to the end."""
+Part = tuple[list[tuple[PageKey, MessageInfo]], PageKey | None]
+"""Messages of some shards in order, and the key up to which they are complete; None: to the end."""
 
 T = TypeVar("T")
 
 Answer = tuple[int, object] | web.Response
 
-_decode_known = msgspec.json.Decoder(Known).decode
-_decode_move = msgspec.json.Decoder(Move).decode
+_decode_message_info = msgspec.json.Decoder(MessageInfo).decode
+_decode_reschedule = msgspec.json.Decoder(Reschedule).decode
 
 
 class Messages:
@@ -68,78 +77,81 @@ class Messages:
         return 202, accepted if is_batch else accepted[0]
 
     def _plan(self, body: bytes) -> tuple[list[Planned], bool]:
-        messages = self._context.planner.read(body)
-        is_batch = isinstance(messages, list)
-        batch: list[Message] = messages if isinstance(messages, list) else [messages]
-        return self._context.planner.plan(batch, self._context.now_ms(), batch=is_batch), is_batch
+        return self._context.planner.plan_body(body, self._context.now_ms())
 
     # --- find
 
     async def get(self, call: Call) -> tuple[int, object]:
-        """What is known of one message."""
+        """What is known of a message."""
         message_id = _id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        _, found, sure = await self._look(call, message_id, deadline_s, pending_first=False)
+        _, found, is_complete = await self._look(call, message_id, deadline_s, pending_first=False)
         if found is None:
             raise ProblemError(
                 404, "not-found", f"nothing is known of {id_text(message_id)}",
-                hint="it was never scheduled, was refused (see the rejected topic), or its retention is over"
-                if sure else "not everything in the log has been taken in yet: ask again",
+                hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over"
+                if is_complete else "some records of the log are not applied yet: ask again",
             )  # fmt: skip
         return 200, found
 
     async def _look(
         self, call: Call, message_id: bytes, deadline_s: float, *, pending_first: bool
-    ) -> tuple[int, Known | None, bool]:
-        """`(shard, what is known, whether that is all there was to know)`: at home first, then, if ids may live
-        anywhere, in all other shards."""
-        query: ShardsQuery = call.query
-        among = set(self._context.others.asked(query.shards))
-        home, others = self._shards_of(message_id)
-        found, sure = None, True
-        if home in among:
-            found, sure = await self._look_in([home], message_id, deadline_s)
-            if found is not None and (found.state == "pending" or not pending_first):
-                return home, found, sure
-        others = [shard for shard in others if shard in among]
-        if others:
-            there, sure_there = await self._look_in(others, message_id, deadline_s)
-            sure &= sure_there
-            if there is not None and (found is None or there.state == "pending"):
-                return there.shard, there, sure
-        return home, found, sure
+    ) -> tuple[int, MessageInfo | None, bool]:
+        """`(shard, message, True if every shard had applied its log)`.
 
-    async def _look_in(self, shards: list[int], message_id: bytes, deadline_s: float) -> tuple[Known | None, bool]:
-        """What these shards know of it, the one where it is pending first; and whether that is all they ever will."""
+        Looks in the id's home shard first, then in all other shards if ids may be in any shard.
+        """
+        query: ShardsQuery = call.query
+        allowed = set(self._context.peers.requested(query.shards))
+        home, others = self._shards_of(message_id)
+        found, is_complete = None, True
+        if home in allowed:
+            found, is_complete = await self._look_in([home], message_id, deadline_s)
+            if found is not None and (found.state == "pending" or not pending_first):
+                return home, found, is_complete
+        others = [shard for shard in others if shard in allowed]
+        if others:
+            elsewhere, is_complete_elsewhere = await self._look_in(others, message_id, deadline_s)
+            is_complete &= is_complete_elsewhere
+            if elsewhere is not None and (found is None or elsewhere.state == "pending"):
+                return elsewhere.shard, elsewhere, is_complete
+        return home, found, is_complete
+
+    async def _look_in(
+        self, shards: list[int], message_id: bytes, deadline_s: float
+    ) -> tuple[MessageInfo | None, bool]:
+        """The message as one of these shards knows it, a pending one first; True if all of them had applied their log."""
         context = self._context
-        held, missing = context.others.split(shards)
-        groups = context.others.groups(missing)
+        held, missing = context.peers.split(shards)
+        groups = context.peers.groups(missing)
         caught_up, answers = await asyncio.gather(
             self._caught_up(held, deadline_s),
-            asyncio.gather(*(context.others.ask(group, "GET", id_path(message_id), {}) for group in groups)),
+            asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), {}) for group in groups)),
         )
-        found = await context.in_thread(lambda: [self._known(shard, message_id) for shard in held])
+        found = await context.in_thread(lambda: [self._message_info(shard, message_id) for shard in held])
         for status, body in answers:
             if status == 200:
-                found.append(_decode_known(body))
+                found.append(_decode_message_info(body))
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
-        there = sorted((one for one in found if one is not None), key=lambda one: one.state != "pending")
-        return there[0] if there else None, caught_up
+        known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
+        return known[0] if known else None, caught_up
 
     async def _caught_up(self, shards: list[int], deadline_s: float) -> bool:
         return all(await asyncio.gather(*(self._context.caught_up(shard, deadline_s) for shard in shards)))
 
-    def _known(self, shard: int, message_id: bytes) -> Known | None:
+    def _message_info(self, shard: int, message_id: bytes) -> MessageInfo | None:
         found = self._find(self._context.shards[shard], message_id)
-        return None if found is None else known(found.id, shard, found.offset, found.place_ms, found.entry, found)
+        return (
+            None if found is None else message_info(found.id, shard, found.offset, found.place_ms, found.entry, found)
+        )
 
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
-        """Where the id belongs, and where else it may be."""
+        """The id's home shard, and the other shards where it may be."""
         count = len(self._context.shards)
-        named = parse_generated_id(message_id, count)
-        if named is not None:
-            return named[0], []
+        address = parse_generated_id(message_id, count)
+        if address is not None:
+            return address[0], []
         home = partition_of(message_id, count)
         if self._context.rules[home].refuse_wrong_shard:
             return home, []
@@ -151,15 +163,15 @@ class Messages:
     # --- list
 
     async def page(self, call: Call) -> tuple[int, object]:
-        """Pending messages of all shards in the order in which they are due."""
+        """Pending messages of all shards in the order of their due times."""
         query: PageQuery = call.query
         due_from_ms = 0 if query.due_from is UNSET else _time("due_from", query.due_from)
         due_to_ms = MS_MAX + 1 if query.due_to is UNSET else _time("due_to", query.due_to)
         after = None if query.after is UNSET else _page_key(query.after)
         target = None if query.target is UNSET else query.target
 
-        context, others = self._context, self._context.others
-        held, missing = others.split(others.asked(query.shards))
+        context, peers = self._context, self._context.peers
+        held, missing = peers.split(peers.requested(query.shards))
 
         def pages() -> list[Part]:
             return [
@@ -175,11 +187,11 @@ class Messages:
             ]  # fmt: skip
 
         parts = await context.in_thread(pages)
-        for _, found in await others.gather(missing, "/v1/messages", asdict(query), Page):
+        for _, found in await peers.gather(missing, "/v1/messages", asdict(query), Page):
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages]
             parts.append((rows, None if found.after is None else _page_key(found.after)))
-        messages, following = merge(parts, query.limit)
-        return 200, Page(messages=messages, after=None if following is None else "-".join(map(str, following)))
+        messages, end = merge(parts, query.limit)
+        return 200, Page(messages=messages, after=None if end is None else "-".join(map(str, end)))
 
     # --- act
 
@@ -193,13 +205,13 @@ class Messages:
 
     async def reschedule(self, call: Call) -> Answer:
         """Give a message a new time."""
-        move = decode_body(_decode_move, call.body)
-        return await self._act(call, "reschedule", "rescheduled", new_time(move))
+        request = decode_body(_decode_reschedule, Reschedule, call.body)
+        return await self._act(call, "reschedule", "rescheduled", new_time(request))
 
     async def _act(self, call: Call, verb: str, success: str, time: tuple[str, bytes] | None) -> Answer:
-        """1. find the shard, 2. write the action, 3. wait until it is applied, 4. say what became of it.
+        """1. find the shard, 2. write the action, 3. wait until it is applied, 4. answer with its result.
 
-        From 2 on it is done by a node that holds the shard: only there it shows what became of it.
+        Steps 2 to 4 run on a node that holds the shard, because only its replica shows the result.
         """
         context = self._context
         query: ShardsQuery = call.query
@@ -207,38 +219,36 @@ class Messages:
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         if query.shards is not UNSET:
-            (shard, *_) = context.others.asked(query.shards)
+            (shard, *_) = context.peers.requested(query.shards)
         elif others:
             shard, _, _ = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
-        if not context.others.holds(shard):
+        if not context.peers.holds(shard):
             path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
-            status, body = await context.others.ask([shard], call.request.method, path, {}, call.body or None)
+            status, body = await context.peers.ask([shard], call.request.method, path, {}, call.body or None)
             kind = "application/json" if status < 400 else PROBLEM_JSON
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
         (appended,) = await context.appender.append([record], 1_024)
-        done = Done(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
-        if not await context.watches[shard].pulled(appended.offset + 1, ACT_S):
-            return 202, done
-        reason = await self._refusal(context.shards[shard], message_id, verb, appended)
+        answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
+        if not await context.pull_waiters[shard].pulled(appended.offset + 1, ACT_S):
+            return 202, answer
+        reason = context.shards[shard].refusal(appended.offset)
         if reason is None:
-            done.result = success  # type: ignore[assignment]
+            answer.result = success  # type: ignore[assignment]
+        elif verb == "cancel" and await self._is_cancelled(context.shards[shard], message_id):
+            answer.result = "cancelled"
         elif reason == Reason.TOO_LATE:
-            done.result = "too_late"
+            answer.result = "too_late"
         elif reason == Reason.UNKNOWN:
-            done.result = "unknown"
+            answer.result = "unknown"
         else:
-            done.result, done.detail = "refused", Reason(reason).label
-        return 200, done
+            answer.result, answer.detail = "refused", Reason(reason).label
+        return 200, answer
 
-    async def _refusal(self, shard: ShardDriver, message_id: bytes, verb: str, appended: Appended) -> int | None:
-        """Why the applied action was refused; None: it was not. A cancel of what is cancelled already has its way."""
-        reason = shard.refusal(appended.offset)
-        if reason is not None and verb == "cancel":
-            found = await self._context.in_thread(self._find, shard, message_id)
-            if found is not None and found.state == "cancelled":
-                return None
-        return reason
+    async def _is_cancelled(self, shard: ShardDriver, message_id: bytes) -> bool:
+        """True if the message is cancelled: then a cancel that had no effect, whatever the reason, succeeds all the same."""
+        found = await self._context.in_thread(self._find, shard, message_id)
+        return found is not None and found.state == "cancelled"
 
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:
@@ -251,9 +261,11 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
     )
 
 
-def known(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None, found: Found | None) -> Known:
-    """A message as the API shows it."""
-    answer = Known(
+def message_info(
+    message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None, found: Found | None
+) -> MessageInfo:
+    """A message as the API shows it; `found` is None for a row of a page, which is pending."""
+    answer = MessageInfo(
         id=id_text(message_id),
         state="pending" if found is None else found.state,  # type: ignore[arg-type]
         shard=shard,
@@ -281,9 +293,9 @@ def known(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entr
 def merge(
     parts: Sequence[tuple[list[tuple[PageKey, T]], PageKey | None]], limit: int
 ) -> tuple[list[T], PageKey | None]:
-    """One page of many: in the order of `PageKey`, only as far as every part's answer is complete.
+    """One page from the parts of all shards, in the order of `PageKey`, only as far as every part is complete.
 
-    The second value is where the next page begins; None when there is no more.
+    The second value is the key after which the next page begins; None: this is the last page.
     """
     ends = [end for _, end in parts if end is not None]
     horizon = min(ends, default=None)
@@ -300,7 +312,7 @@ def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
     rows, through = found
     return (
         [
-            ((row.place_ms, shard, row.offset), known(row.id, shard, row.offset, row.place_ms, row.entry, None))
+            ((row.place_ms, shard, row.offset), message_info(row.id, shard, row.offset, row.place_ms, row.entry, None))
             for row in rows
         ],
         None if through is None else (through[0], shard, through[1]),
@@ -308,19 +320,17 @@ def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
 
 
 def _after(place: PageKey | None, shard: int) -> Position | None:
-    """Where a shard's own page begins, behind a place among all shards."""
+    """The position after which a shard's own page begins, for a page key among all shards."""
     if place is None:
         return None
-    due_ms, at, offset = place
-    if shard == at:
+    due_ms, last_shard, offset = place
+    if shard == last_shard:
         return due_ms, offset
-    return (due_ms, OFFSET_MAX) if shard < at else (due_ms - 1, OFFSET_MAX)
+    return (due_ms, OFFSET_MAX) if shard < last_shard else (due_ms - 1, OFFSET_MAX)
 
 
 def _page_key(text: str) -> PageKey:
     due_ms, shard, offset = (int(part) for part in text.split("-"))
-    if offset > OFFSET_MAX:
-        raise wrong_field("after", "give back what the page before said")
     return due_ms, shard, offset
 
 
@@ -332,15 +342,15 @@ def _time(field: str, value: int | str) -> int:
 
 
 def _id_of(request: web.Request) -> bytes:
-    """The id in the path: percent-encoded UTF-8, or `base64:` and base64."""
+    """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64."""
     data = unquote_to_bytes(request.rel_url.raw_path.split("/")[3])
     try:
         text = data.decode()
         message_id = id_bytes(text)
     except UnicodeDecodeError:
-        raise wrong_field("id", f"is not UTF-8; write other bytes as {BASE64_ID} and base64") from None
+        raise wrong_field("id", f"is not UTF-8; write other bytes as {BASE64_ID} and their base64") from None
     except ValueError as error:
         raise wrong_field("id", str(error)) from None
     if not 0 < len(message_id) <= ID_BYTES_MAX:
-        raise wrong_field("id", f"an id is 1 to {ID_BYTES_MAX} bytes long, this one {len(message_id)}")
+        raise wrong_field("id", f"must have 1 to {ID_BYTES_MAX} bytes, not {len(message_id)}")
     return message_id

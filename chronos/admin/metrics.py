@@ -1,6 +1,6 @@
-"""`/metrics` for Prometheus: read off the shards when asked, nothing is counted twice.
+"""`/metrics` for Prometheus: values are read from the shards at each scrape, so nothing is counted twice.
 
-`METRICS` is the whole list; `docs/reference/metrics.md` is made from it.
+`METRICS` and `NODE_METRICS` list all of them; `docs/reference/metrics.md` is made from the lists.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ from chronos.node.driver import ShardDriver
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 FRESH_S = 1.0
-"""How long ends and sizes are good for a scrape: however many scrape, the broker is asked once."""
+"""How old end offsets and store sizes of a scrape may be, so that many scrapes query the broker once."""
 
 Read = Callable[[Context, ShardDriver], float | None]
-"""A value of one shard; None: not known at this moment, left out."""
+"""A value of one shard; None: not known at the moment, the sample is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +68,22 @@ def _lag(context: Context, shard: ShardDriver) -> float | None:
 
 METRICS: tuple[Series, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
-    _total("delivered", "Messages delivered, each occurrence of a repeated one.", "delivered"),
-    _total("rejected", "Records refused, to the rejected topic.", "rejected"),
-    _total("dead", "Messages given up, to the dead-letter topic.", "dead"),
-    _total("expired", "Messages expired, to the dead-letter topic.", "expired"),
+    _total("delivered", "Messages delivered; each occurrence of a repeated one counts.", "delivered"),
+    _total("rejected", "Records rejected, sent to the rejected topic.", "rejected"),
+    _total("dead", "Messages given up, sent to the dead-letter topic.", "dead"),
+    _total("expired", "Messages expired, sent to the dead-letter topic.", "expired"),
     _total("cancelled", "Messages cancelled.", "cancelled"),
-    _total("replaced", "Messages replaced by another with the same id.", "replaced"),
+    _total("replaced", "Messages replaced by another one with the same id.", "replaced"),
     _total("changed", "Messages rescheduled or fired by an action.", "changed"),
-    _total("carried", "Messages that went on under a new time: retried, deferred or repeated.", "carried"),
-    _total("ignored", "Messages dropped because their id was taken and they said `ignore`.", "ignored"),
+    _total("carried", "Times a message stayed pending with a new due time: retried, deferred or repeated.", "carried"),
+    _total("ignored", "Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a cancelled message.", "ignored"),
     Series(
         name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",
         read=lambda _, shard: shard.state.pending,
     ),
     Series(
         name="chronos_oldest_overdue_seconds", kind="gauge",
-        meaning="How long the first pending message is overdue; 0 when none is. Alert on this one.",
+        meaning="How long the first pending message is overdue; 0 when none is. The most important metric to alert on.",
         read=_overdue_s,
     ),
     Series(
@@ -104,7 +104,7 @@ METRICS: tuple[Series, ...] = (
     ),
     Series(
         name="chronos_pull_lag_records", kind="gauge",
-        meaning="Records in the delay topic that are not applied yet, markers of transactions among them; absent"
+        meaning="Records in the delay topic that are not applied yet, transaction markers included; absent"
         " while the log does not answer.", read=_lag,
     ),
     Series(
@@ -114,15 +114,15 @@ METRICS: tuple[Series, ...] = (
     ),
     Series(
         name="chronos_progress_timestamp_seconds", kind="gauge",
-        meaning="When the shard last committed, as Unix time. A healthy one does so once a minute at least.",
+        meaning="When the shard last committed, as Unix time. A healthy shard commits at least once a minute.",
         read=lambda _, shard: shard.state.progress_ms / 1_000,
     ),
     Series(
-        name="chronos_master", kind="gauge", meaning="1 where this node is master of the shard.",
+        name="chronos_master", kind="gauge", meaning="1 if this node is master of the shard.",
         read=lambda _, shard: shard.role == "master",
     ),
     Series(
-        name="chronos_paused", kind="gauge", meaning="1 while nothing moves; `/v1/shards` says why.",
+        name="chronos_paused", kind="gauge", meaning="1 while the shard is paused; `/v1/shards` has the reason.",
         read=lambda _, shard: shard.paused is not None,
     ),
     Series(
@@ -130,7 +130,7 @@ METRICS: tuple[Series, ...] = (
         read=lambda _, shard: shard.state.log_epoch,
     ),
     Series(
-        name="chronos_store_bytes", kind="gauge", meaning="What the store takes on disk.",
+        name="chronos_store_bytes", kind="gauge", meaning="Size of the store on disk.",
         read=lambda context, shard: context.store_bytes(shard.number),
     ),
 )  # fmt: skip
@@ -139,13 +139,13 @@ METRICS: tuple[Series, ...] = (
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
-    ("chronos_ready", "gauge", "1 when `/readyz` says so."),
+    ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
 )
 """Metrics of the node, without a label."""
 
 
 class Exposition(Collector):
-    """Reads everything off the node at the moment it is asked."""
+    """Reads all values from the node at each scrape."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -156,12 +156,12 @@ class Exposition(Collector):
         GCCollector(registry=self._registry)
 
     async def text(self) -> bytes:
-        """The answer to a scrape."""
+        """The answer of a scrape."""
         await self._context.refresh(FRESH_S)
         return await self._context.in_thread(generate_latest, self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: what is registered once need not be checked for doubles."""
+        """Nothing: a collector that is registered once needs no check for duplicates."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -195,7 +195,7 @@ class Exposition(Collector):
 
 
 def cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Buckets as Prometheus wants them: how many lie at or below each bound, and the sum."""
+    """Cumulative buckets `(bound in seconds, count of values at or below it)`, and the sum in seconds."""
     running = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*map(str, histogram.bounds_s), "+Inf"), histogram.counts, strict=True):
@@ -212,26 +212,26 @@ def reference() -> str:
         "<!-- Made by `python -m chronos.admin metrics`; change `chronos/admin/metrics.py` instead. -->",
         "",
         "`GET /metrics` answers in Prometheus's text format. Units are seconds and bytes. Totals count since the shard",
-        "began, so they survive restarts and belong to the shard, not to the process; histograms and transactions",
-        "count since the process started. Besides these there are the usual `process_*` and `python_*` metrics.",
+        "began: they survive restarts and belong to the shard, not to the process. Histograms and transactions",
+        "count since the process started. The usual `process_*` and `python_*` metrics are there as well.",
         "",
-        "## Of a shard (label `shard`)",
+        "## Metrics of a shard (label `shard`)",
         "",
         "| metric | type | meaning |",
         "|---|---|---|",
     ]
     lines += [f"| `{series.name}` | {series.kind} | {series.meaning} |" for series in METRICS]
-    lines += ["", "## Of the node", "", "| metric | type | meaning |", "|---|---|---|"]
+    lines += ["", "## Metrics of the node", "", "| metric | type | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in NODE_METRICS]
     lines += [
         "",
-        "## Worth an alert",
+        "## Alerts",
         "",
-        "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late, now.",
-        "- `chronos_paused == 1` for a minute: a shard stands still; `/v1/shards` and the log say why.",
+        "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late at the moment.",
+        "- `chronos_paused == 1` for a minute: a shard is paused; `/v1/shards` and the log have the reason.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
-        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were given up; look into the dead-letter topic.",
-        "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it everything pauses.",
+        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were given up; read the dead-letter topic.",
+        "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `docs/reference/http.md`, both made from the route table and the types on the wire."""
+"""`/openapi.json` and `docs/reference/http.md`, both made from the table of routes and the types of `schemas`."""
 
 from typing import Any
 
@@ -12,27 +12,32 @@ from chronos.admin.routes import Route, table
 _TEMPLATE = "#/components/schemas/{name}"
 
 EVERYWHERE = {421: "This host name is not served here.", 422: "A parameter is not known."}
-"""What any route may answer besides."""
+"""Further answers of every route."""
+
+FORMATS = (
+    schemas.Time, schemas.Duration, schemas.Id, schemas.TopicName, schemas.Base64, schemas.Instant, schemas.ShardNumber,
+    schemas.ShardList, schemas.PageKey, schemas.NodeName,
+)  # fmt: skip
+"""Types that the reference calls by their titles."""
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 description."""
-    found = table(None)
-    types = [kind for route in found for kind in (route.body, route.answer) if kind is not None]
+    listed = table(None)
+    types = [kind for route in listed for kind in (route.body, route.answer) if kind is not None]
     type_schemas, components = msgspec.json.schema_components([*types, schemas.Problem], ref_template=_TEMPLATE)
-    for name in ("Message", "Move"):
-        # What no single field can say.
-        components[name]["oneOf"] = [{"required": ["deliver_at"]}, {"required": ["delay"]}]
+    for name, combinations in schemas.COMBINATIONS.items():
+        components[name] |= combinations
     by_type = dict(zip(map(repr, types), type_schemas, strict=False))
     paths: dict[str, dict[str, Any]] = {}
-    for route in found:
+    for route in listed:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Chronos",
             "version": __version__,
-            "description": "Delivers messages later: exactly once, at their time, to a topic.",
+            "description": "A delayed-message service: delivers messages to topics at their due times, exactly once.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -81,31 +86,37 @@ def query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
     schema = schema_of(query)
     required = schema.get("required", [])
     parameters = []
-    for name, found in schema.get("properties", {}).items():
-        described = dict(found)
-        meaning = described.pop("description", "")
+    for name, each in schema.get("properties", {}).items():
+        without_meaning = dict(each)
+        meaning = without_meaning.pop("description", "")
         parameters.append(
-            {"name": name, "in": "query", "required": name in required, "description": meaning, "schema": described}
+            {
+                "name": name,
+                "in": "query",
+                "required": name in required,
+                "description": meaning,
+                "schema": without_meaning,
+            }
         )
     return parameters
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a type, in place."""
+    """The schema of a type, inline."""
     schema = msgspec.json.schema(kind)
     if "$ref" in schema:
         return dict(schema["$defs"][schema["$ref"].rpartition("/")[2]])
     return schema
 
 
-# --- The same for people
+# --- The reference in Markdown
 
 
 def reference() -> str:
     """`docs/reference/http.md`."""
-    described = document()
-    parts = [_HEAD]
-    for path, operations in described["paths"].items():
+    openapi = document()
+    parts = [_HEAD, *_formats()]
+    for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             parts.append(f"\n## {method.upper()} {path}\n\n{operation['summary']}\n")
             parts += _parameters(operation)
@@ -118,13 +129,43 @@ def reference() -> str:
                 shape = "problem" if media == PROBLEM_JSON else _shape(content["schema"]) if "json" in media else media
                 parts.append(f"| {status} | {shape} | {response['description']} |\n")
     parts.append("\n# Types\n")
-    for name, schema in sorted(described["components"]["schemas"].items()):
+    for name, schema in sorted(openapi["components"]["schemas"].items()):
         parts.append(f"\n## {name}\n\n{schema.get('description', '')}\n")
         parts.append("\n| field | type | | meaning |\n|---|---|---|---|\n")
-        for field, found in schema.get("properties", {}).items():
-            needed = "required" if field in schema.get("required", []) else _default(found)
-            parts.append(f"| `{field}` | {_shape(found)} | {needed} | {found.get('description', '')} |\n")
+        for field, each in schema.get("properties", {}).items():
+            needed = "required" if field in schema.get("required", []) else _default(each)
+            parts.append(f"| `{field}` | {_shape(each)} | {needed} | {each.get('description', '')} |\n")
     return "".join(parts)
+
+
+def _formats() -> list[str]:
+    lines = ["\n# Formats\n\n| name | type | form |\n|---|---|---|\n"]
+    for kind in FORMATS:
+        schema = schema_of(kind)
+        for each in schema.get("anyOf", [schema]) if "title" not in schema else [schema]:
+            limits = _limits(each)
+            form = each["description"] + (f" Pattern: `{_pattern(each)}`" if _pattern(each) else "")
+            lines.append(f"| {each['title']} | {each['type']}{', ' if limits else ''}{limits} | {form} |\n")
+    return list(dict.fromkeys(lines))
+
+
+def _pattern(schema: dict[str, Any]) -> str:
+    """The pattern of a string, escaped for a table."""
+    return str(schema.get("pattern", "")).replace("|", "\\|")
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    """The bounds of a number, of a length or of the number of elements, in words."""
+    unit = {"string": " characters", "array": " elements"}.get(str(schema.get("type")), "")
+    for least, most in (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")):
+        if least in schema and most in schema:
+            multiple = f", a multiple of {schema['multipleOf']}" if "multipleOf" in schema else ""
+            return f"{schema[least]} to {schema[most]}{unit}{multiple}"
+        if least in schema:
+            return "not empty" if unit and schema[least] == 1 else f"at least {schema[least]}{unit}"
+        if most in schema:
+            return f"at most {schema[most]}{unit}"
+    return ""
 
 
 def _parameters(operation: dict[str, Any]) -> list[str]:
@@ -145,10 +186,12 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _shape(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """A schema in a few words, with its limits."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
+    if "title" in schema and schema.get("type") in ("string", "integer"):
+        return str(schema["title"])
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_shape(each) for each in schema["anyOf"]))
     if "enum" in schema:
@@ -156,19 +199,18 @@ def _shape(schema: dict[str, Any]) -> str:
     if "not" in schema:
         return "nothing"
     kind = str(schema.get("type", "object"))
+    limits = _limits(schema)
     if kind == "array":
-        return f"array of {_shape(schema['items'])}"
-    if kind == "string" and schema.get("format") == "date-time":
-        return "RFC 3339"
-    return kind
+        return f"array of {limits}{' ' if limits else ''}{_shape(schema['items'])}".replace(" elements", "")
+    return f"{kind}, {limits}" if limits else kind
 
 
 _HEAD = """\
 # HTTP reference
 
-<!-- Made by `python -m chronos.admin http`; change `chronos/admin/routes.py` and `wire.py` instead. -->
+<!-- Made by `python -m chronos.admin http`; change `chronos/admin/routes.py` and `schemas.py` instead. -->
 
-Bodies are JSON in UTF-8. A running node describes itself at `/openapi.json` (OpenAPI 3.1), from which this
+Bodies are JSON in UTF-8. A running node serves its description at `/openapi.json` (OpenAPI 3.1), from which this
 page is made.
 
 ```
@@ -178,22 +220,27 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 ```
 
 - **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or one number
-  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Answers give times in RFC 3339, in UTC.
-- **Ids** in a path are percent-encoded UTF-8, a `/` in them included; an id of other bytes is written
-  `base64:` and its bytes in base64, as is one that begins with `base64:` itself, and one that is only dots.
-- **A message without an id** gets one that is its address, `<shard>-<due in ms>-<offset>`, and can be found,
-  cancelled and moved by it like any other.
-- **Errors** are `application/problem+json` (RFC 9457): `type` says which in a word, `detail` what happened,
-  `hint` what to do, `errors` which field, and in a batch which element. A batch with one wrong element writes
-  nothing.
-- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer says what became of
-  them once they are applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is pending no
-  more; `unknown` when no message has the id. When that takes longer than 5 s, status 202 and `accepted`: it
-  will be done, ask for the message to see. A cancel of what is cancelled already answers `cancelled`, so it
-  may be repeated.
-- **Retrying**: with an id of your own a message is scheduled once however often it is sent (within the
-  deduplication window). Without one, a request that timed out may have been written.
-- **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and what
-  a browser marks as cross-site is refused. On a loopback address only `localhost` and literal addresses are
-  served. There is no password: whoever reaches the port may do everything.
+  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Times in answers are RFC 3339 in UTC. A request says
+  `deliver_at` or `delay`; every answer says `due_at`, the due time that follows from it.
+- **Ids** in a path are percent-encoded UTF-8, a `/` in them included. Three kinds of id are written as
+  `base64:` and their bytes in base64: ids that are not UTF-8, ids that begin with `base64:` themselves, and ids
+  of dots only.
+- **A message without an id** gets a generated id, `<shard>-<due in ms>-<offset>`, by which it can be found,
+  cancelled and rescheduled like any other message.
+- **Errors** are `application/problem+json` (RFC 9457): `type` is the kind of error in a word, `detail` what
+  happened, `hint` what to do. `errors` lists the errors of all fields, in a batch with the index of the element:
+  the first 100, with their number in `errors_total` if there are more. A batch with an error writes nothing.
+- **Limits** that depend on the configuration or on several fields are not in the schemas; a request beyond them
+  gets status 422: `limits.max_delay`, `topics.message_bytes_max`, `targets.allow` and `targets.deny`, topics of
+  Chronos and of Kafka itself, the number of shards, and the order of two times.
+- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer has their result once
+  they are applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is no longer pending;
+  `unknown` when no message has the id. When applying takes longer than 5 s, the answer is status 202 and
+  `accepted`: the action will be applied; look the message up for its result. A cancel of a cancelled message
+  answers `cancelled`, so a cancel may be repeated.
+- **Retrying**: a message with an id of your own is scheduled once however often it is sent (within the
+  deduplication window). A message without one may have been written although its request timed out.
+- **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and requests
+  that a browser marks as cross-site are refused. On a loopback address only `localhost` and literal addresses
+  are served. There is no password: every client that reaches the port may do everything.
 """

@@ -1,4 +1,4 @@
-"""What an operator asks: shards, the timeline, health."""
+"""The shards, the timeline and the health of a node over HTTP."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, invalid, wrong_field
+from chronos.admin.problems import ProblemError, wrong_field
 from chronos.admin.scheduling import duration_ms, time_ms
 from chronos.admin.schemas import (
     Counters,
@@ -25,16 +25,18 @@ from chronos.admin.schemas import (
 )
 from chronos.core.histogram import Histogram
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
-from chronos.core.query import check_timeline, next_place_ms, timeline
+from chronos.core.query import TIMELINE_MAX_MS, check_timeline, next_place_ms, timeline
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
+
+DAY_MS = 86_400_000
 
 TIMELINE_MS = 3_600_000
 """Length of a timeline whose end is not given."""
 
 TIMELINE_INTERVALS = 60
-"""About how many intervals a timeline is cut into when no step is given."""
+"""Greatest number of intervals of a timeline without a step."""
 
 
 class Overview:
@@ -44,29 +46,29 @@ class Overview:
         self._context = context
 
     async def shards(self, call: Call) -> tuple[int, object]:
-        """Every shard: role, positions, lag, lateness, totals. Of a shard that is not here, by a node that holds it."""
+        """Every shard: role, positions, lag, lateness, totals; a shard of other nodes as one of them shows it."""
         query: OverviewQuery = call.query
-        context, others = self._context, self._context.others
-        numbers = others.asked(query.shards)
-        held, missing = others.split(numbers)
+        context, peers = self._context, self._context.peers
+        numbers = peers.requested(query.shards)
+        held, missing = peers.split(numbers)
         if query.copies == "masters" and query.shards is UNSET:
             missing += [number for number in held if context.shards[number].role != "master"]
         await context.refresh()
         now_ms = context.now_ms()
-        own = await context.in_thread(
+        shards = await context.in_thread(
             lambda: {number: self._shard(context.shards[number], now_ms) for number in numbers}
         )
         for number in missing:
             if number not in held:
-                own[number].node, own[number].paused = None, "no node that holds it answers"
-        for found in await asyncio.gather(*(self._elsewhere(group) for group in others.groups(missing))):
-            own.update((shard.shard, shard) for shard in found)
-        return 200, Shards(shards=[own[number] for number in numbers])
+                shards[number].node, shards[number].paused = None, "no node with a replica answers"
+        for found in await asyncio.gather(*(self._from_peers(group) for group in peers.groups(missing))):
+            shards.update((shard.shard, shard) for shard in found)
+        return 200, Shards(shards=[shards[number] for number in numbers])
 
-    async def _elsewhere(self, numbers: list[int]) -> list[Shard]:
-        """The shards as a node that holds them shows them, their master if that answers; empty when nobody does."""
+    async def _from_peers(self, numbers: list[int]) -> list[Shard]:
+        """The shards as another node shows them, their master if it answers; empty when no node answers."""
         try:
-            return [shard for _, part in await self._context.others.gather(numbers, "/v1/shards", {}, Shards)
+            return [shard for _, part in await self._context.peers.gather(numbers, "/v1/shards", {}, Shards)
                     for shard in part.shards]  # fmt: skip
         except ProblemError:
             return []
@@ -110,48 +112,52 @@ class Overview:
         )
 
     def _roles(self, shard: ShardDriver) -> tuple[str | None, str | None, list[ReplicaInfo]]:
-        """Who is master, since when, and how far each replica is."""
+        """The assigned master, since when, and the position of each replica."""
         membership = self._context.node.membership
         if membership is None:
             return shard.state.node or None, None, []
         snapshot = membership.snapshot()
-        given = None if snapshot.roles is None else snapshot.roles.shards.get(shard.number)
+        assigned = None if snapshot.roles is None else snapshot.roles.shards.get(shard.number)
         found = [
             (node, replica)
             for node, member in sorted(snapshot.members.items())
             if (replica := member.replicas.get(shard.number)) is not None
         ]
-        most = max((replica.applied or 0 for _, replica in found), default=0)
+        furthest = max((replica.applied or 0 for _, replica in found), default=0)
         replicas = [
             ReplicaInfo(
                 node=node,
                 role=replica.role,
                 applied=replica.applied,
-                lag=None if replica.applied is None else most - replica.applied,
+                lag=None if replica.applied is None else furthest - replica.applied,
             )
             for node, replica in found
         ]
-        if given is None:
+        if assigned is None:
             return None, None, replicas
-        return given.master, format_time(given.since_ms), replicas
+        return assigned.master, format_time(assigned.since_ms), replicas
 
     async def timeline(self, call: Call) -> tuple[int, object]:
-        """Pending messages per interval, all shards together."""
+        """Pending messages per interval, of all shards together."""
         query: TimelineQuery = call.query
         from_ms = self._time("from", query.start, self._context.now_ms())
         to_ms = self._time("to", query.end, min(from_ms + TIMELINE_MS, MS_MAX))
+        if to_ms <= from_ms:
+            raise wrong_field("to", "the end must lie after the beginning")
+        if to_ms - from_ms > TIMELINE_MAX_MS:
+            raise wrong_field("to", f"at most {TIMELINE_MAX_MS // DAY_MS} days at once")
         try:
             step_ms = _step(to_ms - from_ms) if query.step is UNSET else duration_ms(query.step)
             check_timeline(from_ms, to_ms, step_ms)
         except ValueError as error:
-            raise invalid(str(error), [Fault(detail=str(error), field="step")]) from None
-        context, others = self._context, self._context.others
-        held, missing = others.split(others.asked(query.shards))
+            raise wrong_field("step", str(error)) from None
+        context, peers = self._context, self._context.peers
+        held, missing = peers.split(peers.requested(query.shards))
         counts = await context.in_thread(
             lambda: [timeline(context.shards[number].store, from_ms, to_ms, step_ms) for number in held]
         )
-        asked = {"from": from_ms, "to": to_ms, "step": step_ms}
-        for _, found in await others.gather(missing, "/v1/timeline", asked, Timeline):
+        interval = {"from": from_ms, "to": to_ms, "step": step_ms}
+        for _, found in await peers.gather(missing, "/v1/timeline", interval, Timeline):
             counts.append([interval.pending for interval in found.intervals])
         sums = [sum(column) for column in zip(*counts, strict=True)]
         start_ms = from_ms // MINUTE_MS * MINUTE_MS
@@ -176,13 +182,13 @@ class Overview:
             raise wrong_field(field, str(error)) from None
 
     async def live(self, _: Call) -> tuple[int, object]:
-        """Whether the process is worth keeping alive."""
+        """200 while the process should be kept running."""
         if self._context.node.failure is not None:
             raise ProblemError(503, "failed", str(self._context.node.failure))
         return 200, Health()
 
     async def ready(self, _: Call) -> tuple[int, object]:
-        """Whether every shard is in its place and nothing is paused."""
+        """200 if every shard has reached its role and none is paused."""
         reasons = self._context.reasons()
         if reasons:
             raise ProblemError(
@@ -192,7 +198,7 @@ class Overview:
 
 
 def _step(length_ms: int) -> int:
-    """The shortest whole number of minutes that cuts the length into no more than about 60 intervals."""
+    """The shortest whole number of minutes that divides the length into at most 60 intervals."""
     return max(1, -(-length_ms // (TIMELINE_INTERVALS * MINUTE_MS))) * MINUTE_MS
 
 

@@ -1,4 +1,4 @@
-"""The page of the service: one file, and the policy that lets the browser run nothing but what is in it."""
+"""The page of the service: one HTML file, and the Content-Security-Policy that permits only its own script and style."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from chronos import __version__
 
 @cache
 def page() -> tuple[bytes, str]:
-    """The HTML, and its Content-Security-Policy: its own script and style by their hashes, its own origin, no more."""
+    """The HTML and its Content-Security-Policy: the page's own script and style by their hashes, requests to its own origin."""
     html = files("chronos.admin").joinpath("page.html").read_text("utf-8").replace("{{version}}", __version__)
     scripts, styles = (_hashes(html, tag) for tag in ("script", "style"))
     policy = (

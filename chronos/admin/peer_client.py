@@ -1,8 +1,8 @@
-"""The other nodes: who is asked for shards that this one does not hold, and how.
+"""Forwards requests to other nodes for the shards that this node does not hold.
 
-With `coordinator.replication` below the number of nodes a node holds only some of the shards. What it is asked about the
-others it asks of a node that holds them: the same request with `shards=`, which is answered by what that node holds
-itself, or not at all. So a question goes one step and never round in a circle.
+With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It forwards a request
+for any other shard to a node that holds it, with the parameter `shards`. A request with `shards` is answered from that
+node's own replicas or not at all, so a request is forwarded once and never in a circle.
 """
 
 import asyncio
@@ -13,24 +13,22 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.problems import ProblemError, invalid
-from chronos.admin.schemas import Fault
+from chronos.admin.problems import ProblemError, wrong_field
 from chronos.core.roles import Member
 from chronos.node import Node
+from chronos.workers.membership import holders
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.http")
 
 CONNECT_S = 2.0
-"""How long a node may take to accept; then the next one is asked."""
+"""How long a node may take to accept a connection; then the next one is asked."""
 
 ANSWER_S = 8.0
-"""How long it may take to answer; an action waits 5 s there at most."""
+"""How long a node may take to answer; an action waits at most 5 s there."""
 
-ORDER = ("master", "follower")
-"""Roles of replicas whose nodes are asked first; then those that are on their way from one to the other."""
-
-EMPTY = ("none", "failed", "stopped")
-"""Roles of replicas whose nodes are not asked."""
+PREFERRED = (ReplicaState.MASTER, ReplicaState.FOLLOWER)
+"""States of replicas whose nodes are asked first; then those whose state is changing."""
 
 T = TypeVar("T")
 
@@ -43,27 +41,27 @@ class PeerClient:
         self._session: aiohttp.ClientSession | None = None
 
     def holds(self, shard: int) -> bool:
-        """Whether this node can answer for the shard; a standalone node for all of them."""
+        """True if this node can answer for the shard; a standalone node can for every shard."""
         if self._node.membership is None:
             return True
         driver = self._node.shards[shard]
-        return driver.role != "none" and driver.replica.known
+        return driver.role != ReplicaState.NONE and driver.replica.known
 
-    def asked(self, shards: object) -> list[int]:
-        """The shards a request is about: those it names, all of which this node must hold, or all there are."""
+    def requested(self, shards: object) -> list[int]:
+        """The shards of the parameter `shards`, all of which this node must hold; without the parameter all shards."""
         count = len(self._node.shards)
         if not isinstance(shards, str):
             return list(range(count))
         numbers = sorted({int(number) for number in shards.split(",")})
         if numbers[-1] >= count:
-            raise invalid(f"shards: there are shards 0 to {count - 1}", [Fault(field="shards", detail="not there")])
+            raise wrong_field("shards", f"there are shards 0 to {count - 1}, not {numbers[-1]}")
         for number in numbers:
             if not self.holds(number):
                 raise ProblemError(503, "not-held", f"this node holds nothing of shard {number}")
         return numbers
 
     def split(self, shards: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Those this node holds, and the others."""
+        """The shards this node holds, and the other ones."""
         held: list[int] = []
         missing: list[int] = []
         for shard in shards:
@@ -71,22 +69,15 @@ class PeerClient:
         return held, missing
 
     def holders(self, shard: int) -> list[Member]:
-        """Other nodes that hold the shard: its master first, then who has applied most."""
+        """Other nodes that hold the shard: its master first, then the one that has applied most."""
         membership = self._node.membership
         if membership is None:
             return []
-        found = [
-            (ORDER.index(replica.role) if replica.role in ORDER else len(ORDER), -replica.applied, member)
-            for member in membership.snapshot().members.values()
-            if member.node != self._node.config.node.id
-            and (replica := member.replicas.get(shard)) is not None
-            and replica.role not in EMPTY
-            and replica.applied is not None
-        ]
-        return [member for *_, member in sorted(found, key=lambda each: each[:2])]
+        found = holders(membership.snapshot(), shard, besides=self._node.config.node.id, order=PREFERRED)
+        return [member for member, _ in found]
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
-        """The shards that the same node is asked for first."""
+        """The shards, grouped by the node that is asked for them first."""
         found: dict[str, list[int]] = {}
         for shard in shards:
             first = next((member.node for member in self.holders(shard)), "")
@@ -96,13 +87,13 @@ class PeerClient:
     async def gather(
         self, shards: Sequence[int], path: str, query: Mapping[str, object], kind: type[T]
     ) -> list[tuple[list[int], T]]:
-        """What nodes that hold the shards answer: for which of them, and what. ProblemError when one has nobody."""
+        """The answers of nodes that hold the shards, each with its shards. ProblemError when no node answers for one."""
         groups = self.groups(shards)
         parts = await asyncio.gather(*(self.ask(numbers, "GET", path, query) for numbers in groups))
         found = []
         for numbers, (status, body) in zip(groups, parts, strict=True):
             if status >= 400:
-                raise _passed_on(status, body)
+                raise _forwarded(status, body)
             found.append((numbers, msgspec.json.decode(body, type=kind)))
         return found
 
@@ -114,9 +105,9 @@ class PeerClient:
         query: Mapping[str, object],
         body: bytes | None = None,
     ) -> tuple[int, bytes]:
-        """What a node that holds the shards answers, with its status. ProblemError when nobody does.
+        """Status and body of the answer of a node that holds the shards. ProblemError when no node answers.
 
-        Those that hold the first of them are asked one after the other, until one answers for all.
+        The nodes that hold the first of the shards are asked one after the other until one answers for all.
         """
         parameters = {name: str(value) for name, value in query.items() if value is not msgspec.UNSET}
         parameters["shards"] = ",".join(map(str, shards))
@@ -126,17 +117,17 @@ class PeerClient:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning("another node does not answer", node=member.node, why=str(error) or type(error).__name__)
                 if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
-                    # It may have been done.
+                    # The node may have done it.
                     break
                 continue
             if status != 503:
                 return status, answer
-        raise self._nobody(shards[0])
+        raise self._no_holder(shards[0])
 
     async def ask_member(
         self, member: Member, method: str, path: str, query: Mapping[str, str], body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """One request, to that node; raises what aiohttp raises, and OSError."""
+        """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
@@ -145,25 +136,25 @@ class PeerClient:
         async with self._session.request(method, url, params=query, data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 
-    def _nobody(self, shard: int) -> ProblemError:
+    def _no_holder(self, shard: int) -> ProblemError:
         membership = self._node.membership
         roles = None if membership is None else membership.snapshot().roles
-        given = None if roles is None else roles.shards.get(shard)
-        nodes = () if given is None else given.replicas
+        assigned = None if roles is None else roles.shards.get(shard)
+        nodes = () if assigned is None else assigned.replicas
         return ProblemError(
             503, "no-holder",
-            f"shard {shard} is held by {', '.join(nodes) or 'no node that is known'}, and nobody there answers",
-            hint="try again; if it stays, look at `chronos status`",
+            f"no node with a replica of shard {shard} answers (its replicas: {', '.join(nodes) or 'not known'})",
+            hint="try again; if it persists, run `chronos status`",
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
 
-def _passed_on(status: int, body: bytes) -> ProblemError:
-    """What another node says is wrong."""
+def _forwarded(status: int, body: bytes) -> ProblemError:
+    """The problem of another node, as one of this node."""
     try:
         detail = str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
     except (msgspec.MsgspecError, KeyError):

@@ -1,4 +1,4 @@
-"""What is answered when something goes wrong: `application/problem+json` (RFC 9457), with a hint what to do."""
+"""Error answers: `application/problem+json` (RFC 9457), with a hint what to do."""
 
 import msgspec
 from aiohttp import web
@@ -20,16 +20,16 @@ TITLES = {
     "no-topic": "There is no such topic",
     "no-partition": "There is no such partition",
     "no-shard": "There is no such shard",
-    "no-checkpoints": "No place for checkpoints is configured",
-    "not-held": "This node does not hold the shard",
-    "no-holder": "No node that holds the shard answers",
-    "not-a-member": "Only members of the cluster may ask for this",
-    "busy-copying": "Other nodes fetch checkpoints already",
+    "no-checkpoints": "No location for checkpoints is configured",
+    "not-held": "This node has no replica of the shard",
+    "no-holder": "No node with a replica of the shard answers",
+    "not-a-member": "Only nodes of the cluster may request this",
+    "busy-copying": "This node is already sending checkpoints",
     "no-node": "There is no such node",
-    "trimmed": "The record is not in the log any more",
+    "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",
-    "standalone": "A standalone node has nobody to transfer to",
-    "busy": "Too much is waiting to be written",
+    "standalone": "A standalone node has no other node to transfer to",
+    "busy": "Too many requests wait to be written",
     "unavailable": "The log does not answer",
     "no-space": "The disk is full",
     "not-ready": "The node is not ready",
@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ProblemError(Exception):
-    """Ends a request with a problem; raised by handlers, answered by the server."""
+    """Ends a request with a problem. Handlers raise it, the server answers it."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, hint: str | None = None, errors: list[Fault] | None = None
@@ -60,22 +60,22 @@ class ProblemError(Exception):
 
 
 def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> ProblemError:
-    """422: what was sent can be read, but not be done."""
+    """422: the request can be read, but it is not valid."""
     return ProblemError(422, "invalid", detail, hint=hint, errors=errors)
 
 
 def wrong_field(field: str, detail: str) -> ProblemError:
-    """422 for one field of a request that is no batch."""
+    """422 for one field of a request, or one parameter."""
     return invalid(f"{field}: {detail}", [Fault(field=field, detail=detail)])
 
 
 def no_shard(shards: int) -> ProblemError:
-    """404 for a number that is none."""
+    """404 for a number that is not one of a shard."""
     return ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
 
 
 def from_error(error: ChronosError) -> ProblemError:
-    """What a failure of the log or of a store means for who asked."""
+    """The problem for a failure of the log or of a store."""
     if isinstance(error, NoSpace):
         return ProblemError(507, "no-space", str(error))
     if isinstance(error, LogUnavailable):
@@ -103,14 +103,14 @@ def plain(error: web.HTTPException) -> web.Response:
         title=TITLES[kind] if kind else error.reason,
         status=error.status,
         detail=_DETAILS.get(error.status, error.text or error.reason),
-        hint="everything there is stands in /openapi.json" if error.status in (404, 405) else msgspec.UNSET,
+        hint="/openapi.json lists all paths and methods" if error.status in (404, 405) else msgspec.UNSET,
     )
     allow = error.headers.get("Allow")
     return answer(problem, {"Allow": allow} if allow else None)
 
 
 _DETAILS = {
-    404: "nothing is served at this path",
-    405: "this path does not take this method",
-    413: "the body is larger than one request may be",
+    404: "there is nothing at this path",
+    405: "this path does not support this method",
+    413: "the body is larger than the limit of one request",
 }

@@ -1,4 +1,4 @@
-"""Whole shards for other nodes: a checkpoint as a stream, and the digest by which two replicas are compared."""
+"""Sends a checkpoint of a shard to another node, and computes the digest by which two replicas are compared."""
 
 import asyncio
 import hmac
@@ -10,6 +10,7 @@ from aiohttp import web
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.schemas import DigestInfo
+from chronos.admin.waiting import poll
 from chronos.core.codec import FRESH
 from chronos.core.timefmt import format_time
 from chronos.node.driver import ShardDriver
@@ -17,15 +18,13 @@ from chronos.node.driver import ShardDriver
 log = structlog.get_logger("chronos.http")
 
 STREAMS_MAX = 2
-"""Checkpoints sent at a time: each reads a whole store, and this node has other work."""
+"""Checkpoints sent at a time: each reads a whole store."""
 
-KNOWN_S = 2.0
-"""How long to wait to hear of a member that has just come; the coordinator tells within milliseconds."""
+MEMBER_S = 2.0
+"""How long to wait for a member that has just joined; the coordinator publishes it within milliseconds."""
 
-LOOK_S = 0.05
-
-SENT_S = 60.0
-"""How long the other node may take for a megabyte; then it is not there any more."""
+SEND_S = 60.0
+"""How long the other node may take to accept a chunk of a megabyte; then the transfer ends."""
 
 
 class ReplicaTransfer:
@@ -37,7 +36,7 @@ class ReplicaTransfer:
         self._digesting = asyncio.Lock()
 
     async def checkpoint(self, call: Call) -> web.StreamResponse:
-        """A checkpoint of a shard, made now; only for members of the cluster, because it holds every payload."""
+        """A checkpoint of a shard, made now; only for members of the cluster, because it contains every payload."""
         shard = self._shard(call)
         await self._check_member(call.request)
         if self._streams >= STREAMS_MAX:
@@ -53,33 +52,33 @@ class ReplicaTransfer:
         chunks = context.node.copier.stream(shard.number, shard.store, context.now_ms())
         response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
         try:
-            # Whatever makes it impossible shows before the first byte, as a problem like any other.
+            # An error before the first byte is answered as a problem.
             chunk = await context.in_thread(next, chunks, None)
             await response.prepare(request)
             while chunk is not None:
                 if context.stopping.is_set():
                     raise ConnectionAbortedError("this node is stopping")
-                async with asyncio.timeout(SENT_S):
+                async with asyncio.timeout(SEND_S):
                     await response.write(chunk)
                 chunk = await context.in_thread(next, chunks, None)
             await response.write_eof()
         except BaseException as error:
             if not response.prepared:
                 raise
-            # Half a checkpoint must not look like a whole one: no end, and no more answers on this connection.
+            # An incomplete checkpoint must not look complete: the connection is cut without the end of the body.
             if request.transport is not None:
                 request.transport.abort()
-            log.warning("checkpoint not sent to the end", shard=shard.number, why=repr(error))
+            log.warning("checkpoint not sent completely", shard=shard.number, why=repr(error))
             if not isinstance(error, Exception):
                 raise
         finally:
-            # A generator that still runs, in its thread, is closed when it is dropped.
+            # A generator that still runs in its thread is closed when it is dropped.
             with suppress(ValueError):
                 chunks.close()
         return response
 
     async def digest(self, call: Call) -> tuple[int, object]:
-        """The digest of a replica, of a copy that stands still."""
+        """The digest of a replica, computed over a snapshot of its store."""
         shard = self._shard(call)
         context = self._context
         async with self._digesting:
@@ -96,31 +95,32 @@ class ReplicaTransfer:
         )
 
     def _shard(self, call: Call) -> ShardDriver:
-        """The replica that is asked for, if there is anything in it."""
+        """The requested replica; ProblemError when this node holds none, or an empty one."""
         shards = self._context.shards
         number = call.request.match_info["shard"]
         if not number.isdecimal() or not number.isascii() or int(number) >= len(shards):
             raise no_shard(len(shards))
         shard = shards[int(number)]
         if shard.role == "none" or not shard.replica.known or shard.state == FRESH:
-            raise ProblemError(503, "not-held", f"this node holds nothing of shard {number} (it is {shard.role})")
+            raise ProblemError(
+                503, "not-held", f"this node holds no data of shard {number} (its replica is {shard.role})"
+            )
         return shard
 
     async def _check_member(self, request: web.Request) -> None:
-        """1. it names itself, 2. the coordinator knows it, 3. it shows what it told the coordinator."""
+        """1. the request names a node, 2. the node is a member, 3. the token is the one that the node gave the coordinator."""
         node = request.headers.get("Chronos-Node", "")
         token = request.headers.get("Chronos-Token", "").encode()
         membership = self._context.node.membership
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + KNOWN_S
-        while membership is not None and node and token:
-            member = membership.snapshot().members.get(node)
-            if member is not None and member.token and hmac.compare_digest(member.token.encode(), token):
-                return
-            if loop.time() > deadline_s:
-                break
-            await asyncio.sleep(LOOK_S)
+
+        def is_member() -> bool | None:
+            member = None if membership is None else membership.snapshot().members.get(node)
+            known = member is not None and member.token and hmac.compare_digest(member.token.encode(), token)
+            return True if known else None
+
+        if membership is not None and node and token and await poll(is_member, MEMBER_S, self._context.stopping):
+            return
         raise ProblemError(
-            403, "not-a-member", "a checkpoint is given to other nodes of this cluster only",
-            hint="for a copy of your own set checkpoints.location",
+            403, "not-a-member", "checkpoints are sent only to other nodes of this cluster",
+            hint="for backups of your own set checkpoints.location",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of routes: what is served, what it takes and what it may answer. `/openapi.json` is made from it."""
+"""The table of routes, with their parameters, bodies and answers. `/openapi.json` is made from it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,22 +17,23 @@ from chronos.admin.topics import TopicReads
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
 
-UNAVAILABLE = {503: "The log does not answer, or too much waits to be written.", 507: "The disk is full."}
-ELSEWHERE = {503: "No node that holds the shard answers."}
+CROSS_SITE = {403: "The request comes from a web page of another site."}
+UNAVAILABLE = {503: "The log does not answer, or too many requests wait to be written.", 507: "The disk is full."}
+ELSEWHERE = {503: "No node with a replica of the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
 BODY = {
     400: "The body is not JSON.",
-    403: "A web page elsewhere sent this.",
+    **CROSS_SITE,
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "Content-Type is not application/json.",
-    422: "The request can be read, but not be done.",
+    422: "A field or a parameter is not valid; `errors` lists all errors.",
 }
 ACTION = {
-    200: "What became of it.",
-    202: "It is in the log, and was not applied in time to say more.",
-    403: "A web page elsewhere sent this.",
-    422: "The id, or the time, is not valid.",
+    200: "The result of the action.",
+    202: "The action is in the log, but was not applied in time.",
+    **CROSS_SITE,
+    422: "The id or the time is not valid.",
     **UNAVAILABLE,
 }
 
@@ -47,9 +48,9 @@ class Route(Struct, frozen=True, kw_only=True):
     handler: Handler | None
     """None: served by the server itself."""
     answers: dict[int, str]
-    """What each status means; those from 400 on are problems."""
+    """Meaning of each status; an answer from 400 on is a problem."""
     answer: Any = None
-    """Type of the answers below 400; None: `media`."""
+    """Type of the answers below 400; None: not JSON but `media`."""
     media: str = "application/json"
     query: type[Struct] = schemas.NoQuery
     body: Any = None
@@ -65,47 +66,50 @@ def routes(
     copies: ReplicaTransfer,
     topics: TopicReads,
 ) -> list[Route]:
-    """All of them, in the order of the documentation."""
+    """All routes, in the order of the documentation."""
     by_id = {"id": schemas.Id}
+    by_shard = {"shard": schemas.ShardNumber}
+    by_node = {"node": schemas.NodeName}
     return [
         Route(
             method="POST", path="/v1/messages", name="schedule", handler=messages.schedule,
-            summary="Schedule a message, or an array of up to 10,000. Answers once the log has acknowledged all of"
-            " them; if one is wrong, none is written.",
-            body=schemas.Message | list[schemas.Message], answer=schemas.Accepted | list[schemas.Accepted],
-            answers={202: "Acknowledged: it will be delivered.", **BODY, **UNAVAILABLE},
+            summary="Schedule a message, or an array of 1 to 10,000. Answers once the log has acknowledged all of them;"
+            " if one is not valid, none is written. A body may have 32 MiB, or twice `topics.message_bytes_max`.",
+            body=schemas.Message | schemas.Batch, answer=schemas.Accepted | list[schemas.Accepted],
+            answers={202: "The log has acknowledged the messages.", **BODY, **UNAVAILABLE},
         ),
         Route(
             method="GET", path="/v1/messages", name="list", handler=messages.page, query=schemas.PageQuery,
-            summary="Pending messages in the order in which they are due, page by page.",
+            summary="Pending messages in the order of their due times, page by page.",
             answer=schemas.Page, answers={200: "One page.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="GET", path="/v1/messages/{id}", name="get", handler=messages.get, parameters=by_id,
             query=schemas.ShardsQuery,
-            summary="What is known of a message. Waits up to 1 s until everything the log holds now is taken in.",
-            answer=schemas.Known,
-            answers={200: "What is known.", 404: "Nothing is known of it.", 422: "The id is not valid.", **ELSEWHERE},
+            summary="What is known of a message. Waits up to 1 s until all records that are in the log now are applied.",
+            answer=schemas.MessageInfo,
+            answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.", **ELSEWHERE},
         ),
         Route(
             method="DELETE", path="/v1/messages/{id}", name="cancel", handler=messages.cancel, parameters=by_id,
             query=schemas.ShardsQuery,
-            summary="Cancel a message. Waits up to 5 s until that is applied.", answer=schemas.Done, answers=ACTION,
+            summary="Cancel a message. Waits up to 5 s until the action is applied.", answer=schemas.ActionResult, answers=ACTION,
         ),
         Route(
             method="PATCH", path="/v1/messages/{id}", name="reschedule", handler=messages.reschedule,
-            parameters=by_id, query=schemas.ShardsQuery, body=schemas.Move, summary="Give a pending message a new time. Waits up to 5 s.",
-            answer=schemas.Done, answers={**BODY, **ACTION},
+            parameters=by_id, query=schemas.ShardsQuery, body=schemas.Reschedule,
+            summary="Give a pending message a new time. Waits up to 5 s until the action is applied.",
+            answer=schemas.ActionResult, answers={**BODY, **ACTION},
         ),
         Route(
             method="POST", path="/v1/messages/{id}/fire", name="fire", handler=messages.fire, parameters=by_id,
             query=schemas.ShardsQuery,
-            summary="Deliver a pending message now. Waits up to 5 s until that is decided.",
-            answer=schemas.Done, answers=ACTION,
+            summary="Deliver a pending message now. Waits up to 5 s until the action is applied.",
+            answer=schemas.ActionResult, answers=ACTION,
         ),
         Route(
             method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=schemas.TimelineQuery,
-            summary="Pending messages per interval, counted by the minute.",
+            summary="Pending messages per interval. They are counted by the minute of their due times.",
             answer=schemas.Timeline, answers={200: "The counts.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
@@ -116,26 +120,29 @@ def routes(
         ),
         Route(
             method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=cluster.transfer,
-            parameters={"shard": schemas.Count}, query=schemas.TransferQuery, answer=schemas.Asked,
-            summary="Hand a shard over to another node. Waits up to 10 s until that one is master.",
-            answers={200: "It is master.", 202: "Asked for, not done yet.",
-                     403: "A web page elsewhere sent this.", 404: "There is no such shard or node.",
-                     422: "The node is missing.", 501: "A standalone node has nobody to transfer to.", **COORDINATOR},
+            parameters=by_shard, query=schemas.TransferQuery, answer=schemas.OperationResult,
+            summary="Transfer a shard to another node. Waits up to 3 s for a node that is not seen yet, then up to 10 s until"
+            " it is master.",
+            answers={200: "The node is master of the shard.", 202: "The controller has the request; it is not done yet.",
+                     **CROSS_SITE, 404: "There is no such shard or node.", 422: "The node is missing.",
+                     501: "A standalone node has no other node to transfer to.", **COORDINATOR},
         ),
         Route(
             method="GET", path="/v1/shards/{shard}/digest", name="digest", handler=copies.digest,
-            parameters={"shard": schemas.Count}, answer=schemas.DigestInfo,
-            summary="What this node's replica comes to. Replicas that have applied the same records have the same digest.",
-            answers={200: "The digest.", 404: "There is no such shard.", 503: "This node holds nothing of it.",
+            parameters=by_shard, answer=schemas.DigestInfo,
+            summary="The digest of this node's replica. Replicas that have applied the same records have the same digest.",
+            answers={200: "The digest.", 404: "There is no such shard.", 503: "This node has no data of the shard.",
                      507: "The disk is full."},
         ),
         Route(
             method="GET", path="/v1/shards/{shard}/checkpoint", name="copy", handler=copies.checkpoint,
-            parameters={"shard": schemas.Count}, media="application/x-tar",
-            summary="A checkpoint of the shard, for another node of the cluster that begins with it. That node names"
-            " itself in `Chronos-Node`, and shows in `Chronos-Token` what it told the coordinator.",
-            answers={200: "A tar: the manifest, then the files it names.", 403: "Not asked for by a member.",
-                     404: "There is no such shard.", 503: "This node holds nothing of it, or sends others already.",
+            parameters=by_shard, media="application/x-tar",
+            summary="A checkpoint of the shard, made now, from which another node of the cluster restores its replica. The"
+            " request has the node's name in `Chronos-Node`, and in `Chronos-Token` the token that the node gave the"
+            " coordinator.",
+            answers={200: "A tar archive: the manifest, then the files it lists.",
+                     403: "The request does not come from a node of the cluster.", 404: "There is no such shard.",
+                     503: "This node has no data of the shard, or is sending other checkpoints.",
                      507: "The disk is full."},
         ),
         Route(
@@ -145,50 +152,54 @@ def routes(
         ),
         Route(
             method="POST", path="/v1/nodes/{node}/drain", name="drain", handler=cluster.drain,
-            parameters={"node": str}, answer=schemas.Asked,
-            summary="Let a node be master of nothing, before maintenance. Waits up to 10 s until that is so.",
-            answers={200: "It is master of nothing.", 202: "Asked for, not done yet.",
-                     403: "A web page elsewhere sent this.", 404: "There is no such node.",
-                     501: "A standalone node has nobody to hand over to.", **COORDINATOR},
+            parameters=by_node, answer=schemas.OperationResult,
+            summary="Drain a node before maintenance: it hands over all shards it leads, and gets none. Waits up to 3 s for"
+            " a node that is not seen yet, then up to 10 s until it leads none.",
+            answers={200: "The node leads no shard.", 202: "The controller has the request; it is not done yet.",
+                     **CROSS_SITE, 404: "There is no such node.",
+                     501: "A standalone node has no other node to hand over to.", **COORDINATOR},
         ),
         Route(
             method="POST", path="/v1/nodes/{node}/undrain", name="undrain", handler=cluster.undrain,
-            parameters={"node": str}, answer=schemas.Asked, summary="The end of a drain: it may be master again.",
-            answers={202: "Asked for.", 403: "A web page elsewhere sent this.", 404: "There is no such node.",
+            parameters=by_node, answer=schemas.OperationResult,
+            summary="End the drain of a node: it may lead shards again. Waits up to 3 s for a node that is not seen yet.",
+            answers={202: "The controller has the request.", **CROSS_SITE, 404: "There is no such node.",
                      501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
             method="GET", path="/v1/checkpoints", name="checkpoints", handler=checkpoints.kept,
-            summary="The checkpoints of every shard, as this node saw them last.", answer=schemas.CheckpointsInfo,
-            answers={200: "All of them.", 501: "No place for them is configured."},
+            summary="The checkpoints of every shard, as this node last read them.", answer=schemas.CheckpointsInfo,
+            answers={200: "All checkpoints.", 501: "No location for checkpoints is configured."},
         ),
         Route(
             method="POST", path="/v1/checkpoints", name="checkpoint", handler=checkpoints.make,
-            summary="Make a checkpoint of every shard now. `GET` shows them once they are whole.",
+            summary="Make a checkpoint of every shard of this node now. `GET` shows each one once it is complete.",
             answer=schemas.CheckpointsInfo,
-            answers={202: "Asked for.", 403: "A web page elsewhere sent this.", 501: "No place for them is configured."},
+            answers={202: "The checkpoints are being made.", **CROSS_SITE,
+                     501: "No location for checkpoints is configured."},
         ),
         Route(
             method="GET", path="/v1/topics", name="topics", handler=topics.topics,
             summary="The topics of the embedded log.", answer=schemas.Topics,
-            answers={200: "All topics.", 409: "The topics are Kafka's: ask it."},
+            answers={200: "All topics.", 409: "The topics are in Kafka: use its tools."},
         ),
         Route(
             method="GET", path="/v1/topics/{topic}/records", name="records", handler=topics.records,
-            parameters={"topic": str}, query=schemas.RecordsQuery,
-            summary="Records of a partition of the embedded log; waits for one if there is none.", answer=schemas.Records,
-            answers={200: "Records, or none when the wait is over.", 404: "There is no such topic or partition.",
-                     409: "The topics are Kafka's: use a consumer.", 410: "The record is not kept any more.",
+            parameters={"topic": schemas.TopicName}, query=schemas.RecordsQuery,
+            summary="Records of a partition of the embedded log. Waits for a record if there is none.", answer=schemas.Records,
+            answers={200: "Records, or none after the wait.", 404: "There is no such topic or partition.",
+                     409: "The topics are in Kafka: use a consumer.", 410: "The record is no longer kept.",
                      422: "A parameter is not valid."},
         ),
         Route(
             method="GET", path="/livez", name="live", handler=overview.live, answer=schemas.Health,
-            summary="Whether the process is worth keeping alive.", answers={200: "It is.", 503: "It has failed."},
+            summary="Liveness: 200 while the process should be kept running.",
+            answers={200: "The process is alive.", 503: "The process has failed."},
         ),
         Route(
             method="GET", path="/readyz", name="ready", handler=overview.ready, answer=schemas.Health,
-            summary="Whether every shard is in its place and nothing is paused.",
-            answers={200: "It is so.", 503: "It is not; the problem says why."},
+            summary="Readiness: 200 if every shard has reached its role and none is paused.",
+            answers={200: "The node is ready.", 503: "The node is not ready; the problem lists the reasons."},
         ),
         Route(
             method="GET", path="/metrics", name="metrics", handler=None, media="text/plain",
@@ -196,7 +207,7 @@ def routes(
         ),
         Route(
             method="GET", path="/openapi.json", name="openapi", handler=None, answer=dict[str, Any],
-            summary="This description.", answers={200: "OpenAPI 3.1."},
+            summary="This description in OpenAPI 3.1.", answers={200: "OpenAPI 3.1."},
         ),
         Route(
             method="GET", path="/", name="page", handler=None, media="text/html",
@@ -206,13 +217,13 @@ def routes(
 
 
 def table(context: Context | None) -> list[Route]:
-    """The routes over a context; without one, only to be read."""
-    known: Any = context
+    """The routes over a context; without one only for their descriptions."""
+    given: Any = context
     return routes(
-        Messages(known),
-        Overview(known),
-        Cluster(known),
-        CheckpointHandlers(known),
-        ReplicaTransfer(known),
-        TopicReads(known),
+        Messages(given),
+        Overview(given),
+        Cluster(given),
+        CheckpointHandlers(given),
+        ReplicaTransfer(given),
+        TopicReads(given),
     )

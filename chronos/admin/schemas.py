@@ -1,6 +1,6 @@
-"""What goes over HTTP, as types: `/openapi.json` is read off them, requests are checked by them.
+"""The types of the HTTP interface: requests are checked by them, and `/openapi.json` is made from them.
 
-A field that is absent is not the same as null. Bytes that are text are written as text, all others in base64.
+An absent field differs from null. Bytes are written as text where they are UTF-8, and in base64 otherwise.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,66 +10,122 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 BATCH_MAX = 10_000
 """Messages in one request."""
 
-MS = Annotated[int, Meta(ge=0, le=10**15 - 1)]
+FAULTS_MAX = 100
+"""Errors of one request that are listed; the others are counted."""
+
+MS_MAX = 10**15 - 1
+"""Greatest time or duration in milliseconds (`core.timefmt.MS_MAX`)."""
+
+HEADER_NAME_MAX = 1_000
+"""Longest name of a header, in characters."""
+
+_Q = "[A-Za-z0-9+/]{4}"
+_ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
+
+TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
+"""From 1970 on."""
+DURATION_PATTERN = (
+    r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|(?=.)([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?"
+    r"([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$"
+)
+BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
+BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
+"""1 to 1,024 bytes."""
+TOPIC_PATTERN = r"^(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}$"
+HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail)$)"
+"""Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
+SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
+PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
+INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
+
+PATTERN_TEXTS = {
+    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w or 1h30m",
+    BASE64_PATTERN: "is not base64",
+    TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
+    SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
+    PAGE_PATTERN: "is not a page key; give back `after` of the page before",
+}
+"""Error texts for values that do not match a pattern; no error shows a regular expression."""
+
 Count = Annotated[int, Meta(ge=0)]
+ShardNumber = Annotated[int, Meta(ge=0, le=1023, title="shard", description="Number of a shard.")]
 
 Time = (
-    Annotated[int, Meta(ge=0, le=10**15 - 1, description="Epoch milliseconds.")]
+    Annotated[int, Meta(ge=0, le=MS_MAX, title="epoch ms", description="Epoch milliseconds.")]
     | Annotated[
         str,
         Meta(
-            description="RFC 3339 with an offset, such as 2030-01-31T09:00:00+01:00.",
-            extra_json_schema={"format": "date-time"},
+            title="time",
+            description="RFC 3339 with an offset, from 1970 on, such as 2030-01-31T09:00:00+01:00.",
+            extra_json_schema={"format": "date-time", "pattern": TIME_PATTERN},
         ),
     ]
 )
 Duration = (
-    Annotated[int, Meta(ge=0, le=10**15 - 1, description="Milliseconds.")]
+    Annotated[int, Meta(ge=0, le=MS_MAX, title="ms", description="Milliseconds.")]
     | Annotated[
         str,
         Meta(
-            pattern=r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d))$",
-            description="One number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d.",
+            pattern=DURATION_PATTERN,
+            title="duration",
+            description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several of them: 1h30m.",
         ),
     ]
 )
 Id = Annotated[
     str,
     Meta(
+        title="id",
         min_length=1,
-        max_length=1400,
-        description="1 to 1024 bytes: text, or `base64:` and the bytes in base64.",
+        description="1 to 1,024 bytes: UTF-8 text, or `base64:` and the bytes in base64.",
         examples=["order-17-reminder"],
+        extra_json_schema={
+            "anyOf": [{"maxLength": 1024, "not": {"pattern": "^base64:"}}, {"pattern": BASE64_ID_PATTERN}]
+        },
     ),
 ]
-Base64 = Annotated[
-    str, Meta(pattern=r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", description="Bytes in base64.")
+Base64 = Annotated[str, Meta(pattern=BASE64_PATTERN, title="base64", description="Bytes in base64.")]
+TopicName = Annotated[
+    str,
+    Meta(
+        pattern=TOPIC_PATTERN,
+        title="topic",
+        description="1 to 249 letters, digits, `.`, `_` and `-`; not `.` or `..`.",
+        examples=["orders"],
+    ),
 ]
+NodeName = Annotated[str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")]
 Instant = Annotated[
     str,
-    Meta(description="RFC 3339 in UTC with milliseconds; beyond the year 9999, epoch milliseconds."),
+    Meta(
+        title="instant",
+        description="RFC 3339 in UTC with milliseconds; beyond the year 9999, epoch milliseconds.",
+        extra_json_schema={"pattern": INSTANT_PATTERN},
+    ),
 ]
 
 
 class Binary(Struct, forbid_unknown_fields=True, gc=False):
-    """Bytes that are not text."""
+    """Bytes that are not UTF-8 text."""
 
     base64: Base64
 
 
-HeaderValue = str | Binary | None
-HeaderValues = dict[
-    Annotated[str, Meta(min_length=1, max_length=1000)], str | Binary | list[str | Binary | None] | None
+HeaderName = Annotated[
+    str,
+    Meta(min_length=1, max_length=HEADER_NAME_MAX, extra_json_schema={"pattern": HEADER_NAME_PATTERN}),
 ]
-"""Header values by name, in order; a name that is repeated has a list of values."""
+HeaderValue = str | Binary | None
+HeaderValues = dict[HeaderName, str | Binary | list[str | Binary | None] | None]
+"""Header values by name, in order; a repeated name has a list of values."""
 
 
 class Target(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a message is delivered, and as what."""
+    """Where a message is delivered. Give `key`, `key_base64` or neither."""
 
-    topic: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$", description="The topic.", examples=["orders"])]
+    topic: Annotated[TopicName, Meta(description="The topic. Topics of Chronos and of Kafka itself are refused.")]
     key: Annotated[str | None, Meta(description="The Kafka key of the delivered message, as text.")] = None
-    key_base64: Annotated[Base64 | UnsetType, Meta(description="The key, if it is not text.")] = UNSET
+    key_base64: Annotated[Base64, Meta(description="The Kafka key, if it is not text.")] | UnsetType = UNSET
     headers: Annotated[
         HeaderValues | UnsetType,
         Meta(description="Headers that are passed through. Names that start with `chronos-` are refused."),
@@ -77,56 +133,99 @@ class Target(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message to be delivered later. Give `deliver_at` or `delay`, and `value`, `value_base64` or neither (null)."""
+    """A message to deliver later. Give `deliver_at` or `delay`, and `value`, `value_base64` or neither (null)."""
 
     target: Target
-    value: Annotated[str | None, Meta(description="The payload, as text; null or absent: a null payload.")] = None
-    value_base64: Annotated[Base64 | UnsetType, Meta(description="The payload, if it is not text.")] = UNSET
-    deliver_at: Annotated[Time | UnsetType, Meta(description="When it is due.")] = UNSET
+    value: Annotated[
+        str | None,
+        Meta(description="The payload as text; null or absent: a null payload. The record with its key, headers and"
+             " payload may take `topics.message_bytes_max` bytes."),
+    ] = None  # fmt: skip
+    value_base64: Annotated[Base64, Meta(description="The payload, if it is not text.")] | UnsetType = UNSET
+    deliver_at: Annotated[
+        Time | UnsetType, Meta(description="When the message is due, at most `limits.max_delay` ahead.")
+    ] = UNSET
     delay: Annotated[
-        Duration | UnsetType, Meta(description="How long after the log accepted it.", examples=["90s"])
+        Duration | UnsetType,
+        Meta(
+            description="How long after the log accepted the message it is due, at most `limits.max_delay`.",
+            examples=["90s"],
+        ),
     ] = UNSET
-    id: Annotated[
-        Id | UnsetType, Meta(description="A name of your choice, to find, cancel or replace the message by.")
-    ] = UNSET
+    id: (
+        Annotated[
+            Id,
+            Meta(
+                description="A name by which the message can be found, cancelled or replaced: 1 to 1,024 bytes, and not"
+                " of the form of a generated id."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     on_conflict: Annotated[
         Literal["reject", "replace", "ignore"] | UnsetType,
         Meta(
-            description="What becomes of this message when its id is pending, or was delivered within the"
-            " deduplication window: it is refused (`reject`, the default), takes the other's place, or is dropped."
+            description="What happens to this message when its id is pending, or was delivered within the deduplication"
+            " window: it is rejected (`reject`, the default), replaces the other one, or is dropped (`ignore`)."
+            " Needs `id`."
         ),
     ] = UNSET
     expire_at: Annotated[
-        Time | UnsetType, Meta(description="Not delivered after this time, but dead-lettered as expired.")
+        Time | UnsetType,
+        Meta(
+            description="The message is not delivered after this time, but dead-lettered as expired. Not before its due time."
+        ),
     ] = UNSET
     repeat: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
     spread: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
 
 
-class Move(Struct, forbid_unknown_fields=True, kw_only=True):
+Batch = Annotated[list[Message], Meta(min_length=1, max_length=BATCH_MAX, title="batch")]
+
+
+class Reschedule(Struct, forbid_unknown_fields=True, kw_only=True):
     """A new time for a message: `deliver_at` or `delay`."""
 
-    deliver_at: Annotated[Time | UnsetType, Meta(description="When it is due.")] = UNSET
-    delay: Annotated[Duration | UnsetType, Meta(description="How long after the log accepted this request.")] = UNSET
+    deliver_at: Annotated[
+        Time | UnsetType, Meta(description="When the message is due, at most `limits.max_delay` ahead.")
+    ] = UNSET
+    delay: Annotated[
+        Duration | UnsetType,
+        Meta(
+            description="How long after the log accepted this request the message is due, at most `limits.max_delay`."
+        ),
+    ] = UNSET
+
+
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "Target": {"not": {"required": ["key", "key_base64"], "properties": {"key": {"type": "string"}}}},
+    "Message": {
+        "oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}],
+        "not": {"required": ["value", "value_base64"], "properties": {"value": {"type": "string"}}},
+        "dependentRequired": {"on_conflict": ["id"]},
+    },
+    "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
+}
+"""What the schemas say besides: which fields go together."""
 
 
 class Accepted(Struct, kw_only=True, gc=False):
     """A message that the log has acknowledged."""
 
-    id: Annotated[str, Meta(description="What the message is known by from now on.")]
-    shard: Count
-    offset: Annotated[int, Meta(ge=0, description="Of its record in the delay topic.")]
-    due_at: Instant
+    id: Annotated[str, Meta(description="The message's id: yours, or the generated one.")]
+    shard: ShardNumber
+    offset: Annotated[int, Meta(ge=0, description="Offset of the message's record in the delay topic.")]
+    due_at: Annotated[Instant, Meta(description="When the message is due.")]
 
 
-class Done(Struct, kw_only=True):
-    """What became of an action. `accepted`: it is in the log, but was not applied in time to say more."""
+class ActionResult(Struct, kw_only=True):
+    """The result of an action. `accepted`: it is in the log, but was not applied within 5 s."""
 
     result: Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
     id: str
-    shard: Count
-    offset: Annotated[int, Meta(ge=0, description="Of the action's record in the delay topic.")]
-    detail: Annotated[str | UnsetType, Meta(description="Why it was refused.")] = UNSET
+    shard: ShardNumber
+    offset: Annotated[int, Meta(ge=0, description="Offset of the action's record in the delay topic.")]
+    detail: Annotated[str | UnsetType, Meta(description="Why the action was refused.")] = UNSET
 
 
 class Destination(Struct, kw_only=True, omit_defaults=True):
@@ -138,34 +237,38 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
     headers: HeaderValues | UnsetType = UNSET
 
 
-class Known(Struct, kw_only=True):
+class MessageInfo(Struct, kw_only=True):
     """What is known of a message."""
 
     id: str
     state: Literal["pending", "delivered", "cancelled", "expired", "dead"]
-    shard: Count
-    offset: Annotated[int, Meta(ge=0, description="Of its record in the delay topic.")]
-    due_at: Annotated[Instant, Meta(description="When it was asked to be delivered.")]
+    shard: ShardNumber
+    offset: Annotated[int, Meta(ge=0, description="Offset of the message's record in the delay topic.")]
+    due_at: Annotated[Instant, Meta(description="The requested due time.")]
     planned_at: Annotated[
-        Instant, Meta(description="When it is taken up: later than `due_at` for a late arrival or a retry.")
+        Instant, Meta(description="The time of the next delivery: later than `due_at` for a late arrival or a retry.")
     ]
-    settled_at: Annotated[Instant | None, Meta(description="When it stopped being pending, if that is remembered.")]
-    accepted_at: Annotated[Instant | None, Meta(description="When the log accepted it.")] = None
-    expire_at: Instant | None = None
+    settled_at: Annotated[
+        Instant | None, Meta(description="When the message was settled; null: it is pending, or the time is not kept.")
+    ]
+    accepted_at: Annotated[Instant | None, Meta(description="When the log accepted the message.")] = None
+    expire_at: Annotated[Instant | None, Meta(description="The message is not delivered after this time.")] = None
     target: Annotated[
-        Destination | None, Meta(description="Null once the message itself is gone: cancelled, or out of retention.")
+        Destination | None,
+        Meta(description="Null once the message itself is deleted: it was cancelled, or its retention is over."),
     ] = None
-    occurrence: Annotated[int, Meta(ge=1)] = 1
-    attempt: Annotated[int, Meta(ge=1)] = 1
+    occurrence: Annotated[int, Meta(ge=1, description="Number of the occurrence, for a repeated message.")] = 1
+    attempt: Annotated[int, Meta(ge=1, description="Number of the delivery attempt.")] = 1
     value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")] = None
 
 
 class Page(Struct, kw_only=True):
-    """Pending messages in the order in which they are due."""
+    """Pending messages in the order of their due times."""
 
-    messages: list[Known]
+    messages: list[MessageInfo]
     after: Annotated[
-        str | None, Meta(description="Ask with this for the next page; null when there is no more. Opaque.")
+        str | None,
+        Meta(description="Page key: the parameter `after` of the next page; null: this is the last page. Opaque."),
     ]
 
 
@@ -181,30 +284,30 @@ class Timeline(Struct, kw_only=True):
 
     start: Instant
     end: Instant
-    step_ms: Count
-    pending: Annotated[int, Meta(ge=0, description="In all intervals together.")]
-    intervals: list[Interval]
+    step_ms: Annotated[int, Meta(ge=60_000, description="Length of an interval in milliseconds.")]
+    pending: Annotated[int, Meta(ge=0, description="Pending messages of all intervals together.")]
+    intervals: Annotated[list[Interval], Meta(max_length=1500)]
 
 
 class Epoch(Struct, kw_only=True):
-    """Who commits: as the coordinator counts, and as the progress log does."""
+    """The epochs of a shard's last committing master."""
 
-    role: Count
-    log: Count
+    role: Annotated[int, Meta(ge=0, description="Role epoch, given out by the controller.")]
+    log: Annotated[int, Meta(ge=0, description="Log epoch, counted in the progress log.")]
 
 
 class Cursor(Struct, kw_only=True):
     """The position up to which a shard has settled everything."""
 
     due_at: Instant
-    due_ms: Count
+    due_ms: Annotated[int, Meta(ge=0, description="The same time in epoch milliseconds.")]
     offset: Annotated[Count | None, Meta(description="Null: everything due at that time.")]
 
 
 class Lateness(Struct, kw_only=True):
-    """Delivered minus due since the node started, as upper bounds; null: more than an hour, or nothing yet."""
+    """Delivered minus due since the node started; quantiles are upper bounds. Null: more than an hour, or no deliveries."""
 
-    count: Count
+    count: Annotated[int, Meta(ge=0, description="Deliveries measured.")]
     p50_ms: float | None
     p99_ms: float | None
     p999_ms: float | None
@@ -212,56 +315,74 @@ class Lateness(Struct, kw_only=True):
 
 
 class Counters(Struct, kw_only=True):
-    """How many messages ended how, since the shard began."""
+    """Messages by outcome, since the shard began."""
 
-    accepted: Count
-    delivered: Count
-    cancelled: Count
-    replaced: Count
-    changed: Count
-    expired: Count
-    dead: Count
-    carried: Count
-    rejected: Count
-    ignored: Count
-    probes: Count
+    accepted: Annotated[int, Meta(ge=0, description="Messages accepted.")]
+    delivered: Annotated[int, Meta(ge=0, description="Messages delivered; each occurrence of a repeated one counts.")]
+    cancelled: Annotated[int, Meta(ge=0, description="Messages cancelled.")]
+    replaced: Annotated[int, Meta(ge=0, description="Messages replaced by another one with the same id.")]
+    changed: Annotated[int, Meta(ge=0, description="Messages rescheduled or fired by an action.")]
+    expired: Annotated[int, Meta(ge=0, description="Messages expired, sent to the dead-letter topic.")]
+    dead: Annotated[int, Meta(ge=0, description="Messages given up, sent to the dead-letter topic.")]
+    carried: Annotated[
+        int,
+        Meta(ge=0, description="Times a message stayed pending with a new due time: retried, deferred or repeated."),
+    ]
+    rejected: Annotated[int, Meta(ge=0, description="Records rejected, sent to the rejected topic.")]
+    ignored: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a"
+            " cancelled message.",
+        ),
+    ]
+    probes: Annotated[int, Meta(ge=0, description="Probes: records of Chronos's own that test a shard's delivery.")]
 
 
 class ReplicaInfo(Struct, kw_only=True):
-    """One node's copy of a shard, by what it said last."""
+    """One replica of a shard, as its node last reported it."""
 
     node: str
-    role: str
+    role: Annotated[str, Meta(description="`master`, `follower`, or a state in between such as `recovering`.")]
     applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
-    lag: Annotated[Count | None, Meta(description="Behind the copy that is furthest, in progress records.")]
+    lag: Annotated[Count | None, Meta(description="Progress records behind the furthest replica; null: not known yet.")]
 
 
 class Shard(Struct, kw_only=True):
-    """One shard, by one node's copy of it."""
+    """One shard, as one of its replicas shows it."""
 
-    shard: Count
-    node: Annotated[str | None, Meta(description="Whose copy this is; null: nobody that has one answers.")]
-    role: Annotated[str, Meta(description="What that copy is at the moment.")]
-    master: Annotated[str | None, Meta(description="The node that is to be master; standalone: that committed last.")]
-    master_since: Annotated[Instant | None, Meta(description="When it was given the role; null: standalone.")]
-    replicas: Annotated[list[ReplicaInfo], Meta(description="Every node's copy; empty: standalone.")]
+    shard: ShardNumber
+    node: Annotated[str | None, Meta(description="Node of the replica; null: no node with a replica answers.")]
+    role: Annotated[str, Meta(description="`master`, `follower`, `none`, or a state in between such as `recovering`.")]
+    master: Annotated[
+        str | None, Meta(description="The assigned master; standalone: the node that committed last; null: none.")
+    ]
+    master_since: Annotated[Instant | None, Meta(description="When the master was assigned; null: standalone.")]
+    replicas: Annotated[list[ReplicaInfo], Meta(description="The replicas of all nodes; empty: standalone.")]
     epoch: Epoch
-    paused: Annotated[str | None, Meta(description="Why nothing moves; null while all is well.")]
+    paused: Annotated[str | None, Meta(description="Why the shard is paused; null: it is not.")]
     cursor: Cursor
     pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
-    end_offset: Annotated[Count | None, Meta(description="Where its delay partition ends; null: no answer.")]
-    lag: Annotated[Count | None, Meta(description="Records not applied yet; null: the log does not answer.")]
+    end_offset: Annotated[Count | None, Meta(description="End of the delay partition; null: the log does not answer.")]
+    lag: Annotated[
+        Count | None, Meta(description="Records of the delay topic not applied yet; null: the log does not answer.")
+    ]
     applied: Annotated[int, Meta(ge=0, description="Records of the progress topic applied.")]
-    progress_at: Annotated[Instant | None, Meta(description="Broker time of the last progress record.")]
-    pending: Count
-    next_due_at: Instant | None
-    oldest_overdue_ms: Count
+    progress_at: Annotated[
+        Instant | None, Meta(description="Broker timestamp of the last progress record; null: there is none.")
+    ]
+    pending: Annotated[int, Meta(ge=0, description="Messages accepted and not settled yet.")]
+    next_due_at: Annotated[Instant | None, Meta(description="When the next message is due; null: none is pending.")]
+    oldest_overdue_ms: Annotated[int, Meta(ge=0, description="How long the first pending message is overdue.")]
     lateness: Lateness
-    step_p99_ms: float | None
-    commits: Count
-    aborts: Count
+    step_p99_ms: Annotated[
+        float | None, Meta(description="99th percentile of the duration of steps that committed; null: none yet.")
+    ]
+    commits: Annotated[int, Meta(ge=0, description="Transactions committed since the node started.")]
+    aborts: Annotated[int, Meta(ge=0, description="Transactions aborted since the node started.")]
     totals: Counters
-    store_bytes: Count
+    store_bytes: Annotated[int, Meta(ge=0, description="Size of the store on disk.")]
 
 
 class Shards(Struct, kw_only=True):
@@ -271,84 +392,88 @@ class Shards(Struct, kw_only=True):
 
 
 class NodeShard(Struct, kw_only=True):
-    """A node's copy of one shard."""
+    """A node's replica of one shard."""
 
-    shard: Count
+    shard: ShardNumber
     role: str
     applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
-    pull_offset: Count
-    role_epoch: Count
+    pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
+    role_epoch: Annotated[int, Meta(ge=0, description="The greatest role epoch in the progress log.")]
 
 
 class NodeInfo(Struct, kw_only=True):
-    """One process; another one than the one asked, by what it said last."""
+    """One node. Nodes other than the one asked are shown as they last reported themselves."""
 
     node: str
     cluster: str
-    instance: Annotated[str, Meta(description="Which data directory it is.")]
-    address: Annotated[str, Meta(description="Where other nodes reach it.")]
+    instance: Annotated[str, Meta(description="Id of the node's data directory.")]
+    address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
-    coordinator: str
+    coordinator: Annotated[str, Meta(description="`standalone` or `zookeeper`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
     ready: bool
-    reasons: Annotated[list[str], Meta(description="Why it is not ready.")]
-    leaving: Annotated[bool, Meta(description="It is stopping and hands over what it is master of.")]
-    drained: Annotated[bool, Meta(description="It is to be master of nothing.")]
+    reasons: Annotated[list[str], Meta(description="Why the node is not ready.")]
+    leaving: Annotated[bool, Meta(description="The node is stopping and hands over its shards.")]
+    drained: Annotated[bool, Meta(description="The node is drained: it gets no shard to lead.")]
     started_at: Instant
     shards: list[NodeShard]
-    now: Annotated[Instant | None, Meta(description="This machine's clock; null: another node.")] = None
-    disk_free_bytes: Annotated[Count | None, Meta(description="Null: another node.")] = None
+    now: Annotated[Instant | None, Meta(description="The node's clock; null: another node.")] = None
+    disk_free_bytes: Annotated[
+        Count | None, Meta(description="Free space on the disk of the data directory; null: another node.")
+    ] = None
 
 
 class AwayNode(Struct, kw_only=True):
-    """A node that holds copies of shards, and is not there."""
+    """A node that holds replicas and is not a member of the cluster at the moment."""
 
     node: str
     since: Instant
-    shards: Annotated[list[Count], Meta(description="What it holds copies of.")]
+    shards: Annotated[list[ShardNumber], Meta(description="The shards it holds replicas of.")]
 
 
 class RoleChange(Struct, kw_only=True):
     """One change of a shard's master."""
 
     at: Instant
-    shard: int
-    master: str | None
-    previous: str | None
-    epoch: Count
+    shard: Annotated[int, Meta(ge=-1, le=1023, description="The shard; -1: a change of the whole node.")]
+    master: Annotated[str | None, Meta(description="The new master; null: none.")]
+    previous: Annotated[str | None, Meta(description="The master before; null: none.")]
+    epoch: Annotated[int, Meta(ge=0, description="The role epoch.")]
     why: str
 
 
 class Nodes(Struct, kw_only=True):
-    """The nodes of the cluster, the one asked first."""
+    """The nodes of the cluster, the node asked first."""
 
     nodes: list[NodeInfo]
     away: Annotated[list[AwayNode], Meta(description="Nodes that are expected to come back.")]
-    controller: Annotated[str | None, Meta(description="Node that gives out the roles; null: standalone.")]
-    controller_epoch: Annotated[Count | None, Meta(description="Greater with every new controller.")]
-    sure: Annotated[bool, Meta(description="Whether the coordinator answers at the moment.")]
-    history: Annotated[list[RoleChange], Meta(description="The last changes of roles, newest first.")]
+    controller: Annotated[
+        str | None, Meta(description="The node that assigns roles; null: standalone, or none is elected.")
+    ]
+    controller_epoch: Annotated[Count | None, Meta(description="Grows with every new controller; null: standalone.")]
+    sure: Annotated[bool, Meta(description="True if the coordinator answers at the moment.")]
+    history: Annotated[list[RoleChange], Meta(max_length=50, description="The last changes of roles, newest first.")]
 
 
 class CheckpointInfo(Struct, kw_only=True):
-    """One copy of a shard's store."""
+    """One checkpoint of a shard's store."""
 
     name: str
-    node: Annotated[str, Meta(description="Who made it.")]
+    node: Annotated[str, Meta(description="The node that made it.")]
     made_at: Instant
-    applied: Annotated[int, Meta(ge=0, description="From here on it needs the progress topic.")]
-    pull_offset: Annotated[int, Meta(ge=0, description="From here on it needs the delay topic.")]
-    pending: Count
-    digest: Annotated[str, Meta(description="Of its logical content.")]
-    bytes: Count
+    applied: Annotated[int, Meta(ge=0, description="Offset from which it needs the progress topic.")]
+    pull_offset: Annotated[int, Meta(ge=0, description="Offset from which it needs the delay topic.")]
+    pending: Annotated[int, Meta(ge=0, description="Messages pending in it.")]
+    digest: Annotated[str, Meta(description="Digest of its logical content.")]
+    bytes: Annotated[int, Meta(ge=0, description="Size of its files.")]
 
 
 class ShardCheckpoints(Struct, kw_only=True):
     """The checkpoints of one shard, the furthest first."""
 
-    shard: Count
-    problem: Annotated[str | None, Meta(description="Why the last attempt of this node failed.")]
+    shard: ShardNumber
+    problem: Annotated[str | None, Meta(description="Why this node's last attempt failed; null: it did not.")]
     checkpoints: list[CheckpointInfo]
 
 
@@ -359,35 +484,37 @@ class CheckpointsInfo(Struct, kw_only=True):
 
 
 class DigestInfo(Struct, kw_only=True):
-    """What a replica's content comes to, at one progress record. Replicas with the same `applied` have the same digest."""
+    """The digest of a replica at one progress record. Replicas with the same `applied` have the same digest."""
 
-    shard: Count
-    node: Annotated[str, Meta(description="Whose replica it is.")]
+    shard: ShardNumber
+    node: Annotated[str, Meta(description="Node of the replica.")]
     applied: Annotated[int, Meta(ge=0, description="Records of the progress topic applied.")]
-    pull_offset: Count
+    pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
     cursor_at: Instant
-    pending: Count
-    digest: Annotated[str, Meta(description="Of its logical content. It is compared, never taken apart.")]
+    pending: Annotated[int, Meta(ge=0, description="Messages pending.")]
+    digest: Annotated[str, Meta(description="Digest of the logical content. Opaque: compare it, do not parse it.")]
     remembered_ms: Annotated[
-        int, Meta(ge=0, description="Settled words count for so long; replicas with another value are not comparable.")
+        int,
+        Meta(
+            ge=0,
+            description="How long the states of settled messages are part of the digest. Digests are comparable only"
+            " between replicas with the same value.",
+        ),
     ]
 
 
-class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where a shard goes."""
+class OperationResult(Struct, kw_only=True):
+    """The result of an operator's request."""
 
-    to: Annotated[str, Meta(description="The node to hand it to.")] | UnsetType = UNSET
-
-
-class Asked(Struct, kw_only=True):
-    """What became of an operator's request."""
-
-    result: Annotated[Literal["done", "accepted"], Meta(description="`accepted`: not done within 10 s.")]
-    what: str
+    result: Annotated[
+        Literal["done", "accepted"],
+        Meta(description="`accepted`: the controller has the request; not done within 10 s."),
+    ]
+    what: Annotated[str, Meta(description="The request in words.")]
 
 
 class PartitionInfo(Struct, kw_only=True):
-    """Where a partition begins and ends."""
+    """The bounds of a partition."""
 
     partition: Count
     start: Annotated[int, Meta(ge=0, description="Offset of the first record kept.")]
@@ -408,7 +535,7 @@ class Topics(Struct, kw_only=True):
 
 
 class LogRecord(Struct, kw_only=True, omit_defaults=True):
-    """One record of a topic. Text stands in `key` and `value`, other bytes in `key_base64` and `value_base64`."""
+    """One record of a topic. UTF-8 text is in `key` and `value`, other bytes in `key_base64` and `value_base64`."""
 
     partition: Count
     offset: Count
@@ -417,29 +544,32 @@ class LogRecord(Struct, kw_only=True, omit_defaults=True):
     key_base64: str | UnsetType = UNSET
     value: str | UnsetType | None = UNSET
     value_base64: str | UnsetType = UNSET
-    headers: Annotated[HeaderValues, Meta(description="Values by name; a list where a name is repeated.")]
+    headers: Annotated[
+        dict[str, str | Binary | list[str | Binary | None] | None],
+        Meta(description="Values by name; a repeated name has a list."),
+    ]
 
 
 class Records(Struct, kw_only=True):
     """Records of one partition, in order."""
 
-    records: list[LogRecord]
-    next_offset: Annotated[int, Meta(ge=0, description="Where to read on.")]
+    records: Annotated[list[LogRecord], Meta(max_length=1000)]
+    next_offset: Annotated[int, Meta(ge=0, description="Offset of the next record to read.")]
 
 
 class Health(Struct, kw_only=True):
-    """All is well."""
+    """The check passed."""
 
     status: Literal["ok"] = "ok"
 
 
 class Fault(Struct, kw_only=True, omit_defaults=True):
-    """What is wrong with one field."""
+    """One error of a request."""
 
     detail: str
-    field: str | UnsetType = UNSET
-    index: Annotated[int | UnsetType, Meta(description="Which element of the array.")] = UNSET
-    reason: Annotated[str | UnsetType, Meta(description="As in the header `chronos-reason`.")] = UNSET
+    field: Annotated[str | UnsetType, Meta(description="The field or the parameter.")] = UNSET
+    index: Annotated[Count | UnsetType, Meta(description="The element of the array, from 0.")] = UNSET
+    reason: Annotated[str | UnsetType, Meta(description="The reason, as in the header `chronos-reason`.")] = UNSET
 
 
 class Problem(Struct, kw_only=True, omit_defaults=True):
@@ -450,7 +580,13 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     status: Annotated[int, Meta(ge=400, le=599)]
     detail: str
     hint: Annotated[str | UnsetType, Meta(description="What to do about it.")] = UNSET
-    errors: Annotated[list[Fault] | UnsetType, Meta(description="Field by field.")] = UNSET
+    errors: (
+        Annotated[list[Fault], Meta(max_length=FAULTS_MAX, description="The errors, by field; the first 100.")]
+        | UnsetType
+    ) = UNSET
+    errors_total: Annotated[
+        Count | UnsetType, Meta(description="Number of errors, where `errors` does not list them all.")
+    ] = UNSET
 
 
 # --- Queries
@@ -460,64 +596,101 @@ class NoQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Takes no parameters."""
 
 
-Numbers = Annotated[str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$")]
-OnlyShards = Annotated[
-    Numbers | UnsetType,
+ShardList = Annotated[
+    str,
     Meta(
-        description="Only these shards, by number with commas between, and only by what the node asked holds itself."
-        " Nodes ask each other so."
+        pattern=SHARDS_PATTERN,
+        title="shard list",
+        description="Shard numbers with commas between, each below the number of shards: the answer is about these shards"
+        " only, and only from the replicas of the node asked. Nodes query each other this way.",
     ),
 ]
 
 
 class ShardsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where to look."""
+    """Which shards."""
 
-    shards: OnlyShards = UNSET
+    shards: ShardList | UnsetType = UNSET
 
 
 class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whose copies."""
+    """Which shards, and which of their replicas."""
 
-    shards: OnlyShards = UNSET
+    shards: ShardList | UnsetType = UNSET
     copies: Annotated[
         Literal["own", "masters"],
-        Meta(description="`own`: those of the node asked, as far as it has them. `masters`: those of the masters."),
+        Meta(description="`own`: the replicas of the node asked, where it has one. `masters`: those of the masters."),
     ] = "own"
+
+
+PageKey = Annotated[
+    str, Meta(pattern=PAGE_PATTERN, title="page key", description="`after` of the page before: where this page begins.")
+]
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which pending messages."""
 
-    target: Annotated[str | UnsetType, Meta(description="Only those for this topic.")] = UNSET
-    due_from: Annotated[Time | UnsetType, Meta(description="Only those due at or after this time.")] = UNSET
-    due_to: Annotated[Time | UnsetType, Meta(description="Only those due before this time.")] = UNSET
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Most messages of a page; it may hold fewer.")] = 100
-    after: Annotated[
-        Annotated[str, Meta(pattern=r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$")] | UnsetType,
-        Meta(description="From the page before."),
-    ] = UNSET
-    shards: OnlyShards = UNSET
+    target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
+    due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET
+    due_to: Annotated[Time | UnsetType, Meta(description="Only messages due before this time.")] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many messages; a page may hold fewer.")] = 100
+    after: PageKey | UnsetType = UNSET
+    shards: ShardList | UnsetType = UNSET
+
+
+Step = (
+    Annotated[int, Meta(ge=60_000, le=MS_MAX, multiple_of=60_000, description="Milliseconds.")]
+    | Annotated[
+        str,
+        Meta(
+            pattern=DURATION_PATTERN, title="duration", description="One number and a unit, a whole number of minutes."
+        ),
+    ]
+)
 
 
 class TimelineQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"start": "from", "end": "to"}):
-    """Which time, cut how."""
+    """Which time, in which intervals."""
 
-    start: Annotated[Time | UnsetType, Meta(description="Beginning, cut to the minute; now, if absent.")] = UNSET
-    end: Annotated[Time | UnsetType, Meta(description="End; one hour after the beginning, if absent.")] = UNSET
-    step: Annotated[
-        Duration | UnsetType, Meta(description="Length of an interval in whole minutes; 1m or what gives 60 intervals.")
+    start: Annotated[Time | UnsetType, Meta(description="Beginning, rounded down to the minute; now, if absent.")] = (
+        UNSET
+    )
+    end: Annotated[
+        Time | UnsetType,
+        Meta(description="End, after the beginning by at most 1,100 days; one hour after the beginning, if absent."),
     ] = UNSET
-    shards: OnlyShards = UNSET
+    step: Annotated[
+        Step | UnsetType,
+        Meta(
+            description="Length of an interval in whole minutes, at most 1,500 intervals; if absent, the shortest that"
+            " gives at most 60 intervals."
+        ),
+    ] = UNSET
+    shards: ShardList | UnsetType = UNSET
+
+
+Wait = (
+    Annotated[int, Meta(ge=0, le=60_000, description="Milliseconds.")]
+    | Annotated[
+        str, Meta(pattern=DURATION_PATTERN, title="duration", description="One number and a unit, at most 60s.")
+    ]
+)
 
 
 class RecordsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Where to read, and how long to wait."""
 
-    partition: Annotated[int, Meta(ge=0, le=1023)] = 0
+    partition: Annotated[int, Meta(ge=0, le=1023, description="The partition.")] = 0
     offset: Annotated[
         Annotated[int, Meta(ge=0, le=2**62)] | UnsetType,
-        Meta(description="First record wanted; the first kept, if absent."),
+        Meta(description="First record to read, at most the end of the partition; the first one kept, if absent."),
     ] = UNSET
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Most records of one answer.")] = 100
-    wait: Annotated[Duration, Meta(description="How long to wait for a record when there is none, at most 60s.")] = "0s"
+    limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many records.")] = 100
+    wait: Annotated[Wait, Meta(description="How long to wait for a record when there is none, at most 60s.")] = "0s"
+
+
+class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The node that becomes master."""
+
+    to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]

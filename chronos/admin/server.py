@@ -1,6 +1,6 @@
-"""The HTTP server over a running node: guards the door, runs the routes, answers every failure as a problem.
+"""The HTTP server of a running node: checks the sender, runs the routes, answers every failure as a problem.
 
-start: last, when the node runs        stop: first; long polls end at once, other requests are finished
+It starts last, when the node runs, and stops first: long polls end at once, other requests are finished.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ from msgspec import Struct
 from chronos.admin import metrics, openapi
 from chronos.admin.context import Call, Context
 from chronos.admin.page import page
-from chronos.admin.problems import ProblemError, answer, from_error, invalid, plain
+from chronos.admin.problems import ProblemError, answer, from_error, plain
 from chronos.admin.routes import Route, table
 from chronos.admin.schemas import Fault, NoQuery
+from chronos.admin.validation import invalid_faults, query_faults
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
 
@@ -32,13 +33,13 @@ BODY_S = 30.0
 """How long a body may take to arrive."""
 
 STOP_S = 8.0
-"""How long requests may take to finish when the server stops; an action waits 5 s at most."""
+"""How long requests may take to finish when the server stops; an action waits at most 5 s."""
 
 KEEP_S = 75.0
 """How long an idle connection is kept."""
 
 LINE_BYTES_MAX = 65_536
-"""Longest first line of a request: the longest id, percent-encoded, with a lot of room."""
+"""Longest first line of a request: many times the longest id, percent-encoded."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -48,7 +49,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Serves one node. Used from one event loop."""
+    """Serves one node. For one event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -57,24 +58,24 @@ class Server:
         self.url = ""
 
     async def start(self) -> None:
-        """Listen where the configuration says; Stop when that cannot be."""
+        """Listen on the configured address; raises Stop when that is not possible."""
         context = self._context = Context(self._node)
         config = self._node.config
         app = web.Application(
             client_max_size=max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max),
             middlewares=[_guard(local_only=_is_loopback(config.admin.host))],
         )
-        app.on_response_prepare.append(_seal)
+        app.on_response_prepare.append(_add_headers)
         exposition = metrics.Exposition(context)
-        described = _encode(openapi.document())
+        description = _encode(openapi.document())
         html, policy = page()
-        own: dict[str, Handler] = {
+        handlers: dict[str, Handler] = {
             "metrics": lambda _: _metrics(exposition),
-            "openapi": lambda _: _static(described, "application/json", {}),
+            "openapi": lambda _: _static(description, "application/json", {}),
             "page": lambda _: _static(html, "text/html", {"Content-Security-Policy": policy}),
         }
         for route in table(context):
-            handler = own[route.name] if route.handler is None else None
+            handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(route.method, route.path, _Runner(route, handler).run)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=KEEP_S, max_line_size=LINE_BYTES_MAX
@@ -93,7 +94,7 @@ class Server:
         log.info("listening", url=self.url)
 
     async def stop(self) -> None:
-        """Take no more requests, end the long polls, finish the others."""
+        """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
         if self._runner is not None:
@@ -103,23 +104,23 @@ class Server:
 
 
 def _guard(*, local_only: bool) -> Middleware:
-    """Every request passes here first."""
+    """The middleware that every request passes first."""
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await _answered(request, handler, local_only=local_only)
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _handle(request, handler, local_only=local_only)
 
-    return guarded
+    return guard
 
 
-async def _seal(_: web.Request, response: web.StreamResponse) -> None:
-    """Every answer passes here last, also one that is sent piece by piece."""
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of every answer, streamed ones included."""
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
     response.headers["Referrer-Policy"] = "no-referrer"
 
 
-async def _answered(request: web.Request, handler: Handler, *, local_only: bool) -> web.StreamResponse:
+async def _handle(request: web.Request, handler: Handler, *, local_only: bool) -> web.StreamResponse:
     try:
         _check_sender(request, local_only=local_only)
         return await handler(request)
@@ -133,15 +134,15 @@ async def _answered(request: web.Request, handler: Handler, *, local_only: bool)
         return answer(from_error(error).problem)
     except Exception:
         log.exception("request failed", method=request.method, path=request.path)
-        problem = ProblemError(500, "internal", "the log of this node says more", hint="this is a bug in Chronos")
+        problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
         return answer(problem.problem)
 
 
 def _check_sender(request: web.Request, *, local_only: bool) -> None:
-    """A web page elsewhere may make a browser send requests here: let it change nothing, and read nothing."""
+    """Refuse requests that a browser sends for a web page of another site: they may change nothing and read nothing."""
     if local_only and not _names_this_machine(request.host):
         raise ProblemError(
-            421, "wrong-host", f"{request.host[:200]} is not a name of this node, which listens on loopback only",
+            421, "wrong-host", f"{request.host[:200]} is not a name of this node, which listens only on loopback",
             hint="use 127.0.0.1 or localhost",
         )  # fmt: skip
     if request.method in SAFE:
@@ -153,42 +154,40 @@ def _check_sender(request: web.Request, *, local_only: bool) -> None:
 
 
 class _Runner:
-    """Runs one route: its query, its body, its handler, its answer."""
+    """Runs one route."""
 
-    def __init__(self, route: Route, own: Handler | None) -> None:
+    def __init__(self, route: Route, handler: Handler | None) -> None:
+        """`handler`: of a route that the server itself serves."""
         self._route = route
-        self._own = own
+        self._handler = handler
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """The handler."""
+        """Check the query, read the body, call the handler and encode its answer."""
         route = self._route
         query = _query(request, route.query)
         if route.handler is None:
-            assert self._own is not None
-            return await self._own(request)
+            assert self._handler is not None
+            return await self._handler(request)
         body = b"" if route.body is None else await _body(request)
-        answered = await route.handler(Call(request, query, body))
-        if isinstance(answered, web.StreamResponse):
-            return answered
-        status, found = answered
-        return web.Response(status=status, body=_encode(found), content_type="application/json")
+        result = await route.handler(Call(request, query, body))
+        if isinstance(result, web.StreamResponse):
+            return result
+        status, content = result
+        return web.Response(status=status, body=_encode(content), content_type="application/json")
 
 
 def _query(request: web.Request, kind: type[Struct]) -> Struct:
     values = request.query
     if not values and kind is NoQuery:
         return NoQuery()
-    given = dict(values)
+    query = dict(values)
+    if len(query) != len(values):
+        repeated = sorted({name for name in values if len(values.getall(name)) > 1})
+        raise invalid_faults([Fault(detail="parameter is given more than once", field=name) for name in repeated])
     try:
-        if len(given) != len(values):
-            raise msgspec.ValidationError("a parameter is given more than once")
-        return msgspec.convert(given, kind, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).rpartition(" - at `$.")
-        detail = (text or str(error)).replace("Object contains unknown field", "there is no parameter")
-        name = path.rstrip("`")
-        fault = Fault(detail=detail, field=name or msgspec.UNSET)
-        raise invalid(f"{name}: {detail}" if name else detail, [fault]) from None
+        return msgspec.convert(query, kind, strict=False)
+    except msgspec.ValidationError:
+        raise invalid_faults(query_faults(query, kind)) from None
 
 
 async def _body(request: web.Request) -> bytes:
@@ -220,7 +219,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a Host header is safe from DNS rebinding: an address, or localhost."""
+    """True if a Host header is safe from DNS rebinding: an address, or localhost."""
     name = urlsplit(f"//{host}").hostname or ""
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""The topics of the embedded log, for those who have no Kafka consumer: names, and records by long poll."""
+"""The topics of the embedded log, which no Kafka consumer can read: names, and records by long poll."""
 
 import asyncio
 from typing import Protocol, cast
@@ -19,20 +19,20 @@ ANSWER_BYTES = 4_000_000
 """Bytes of records in one answer, at least one record."""
 
 WAIT_MAX_MS = 60_000
-"""Longest poll: shorter than what proxies and clients usually stand."""
+"""Longest poll: shorter than the usual timeouts of proxies and clients."""
 
-LOOK_S = 0.25
-"""Longest single wait of a poll, after which it looks whether anybody still wants to know."""
+WAIT_S = 0.25
+"""Longest single wait of a poll; then it checks that the client is still connected."""
 
-APPEARANCE_S = 0.02
-"""How often to look whether a topic has appeared; nothing tells."""
+TOPIC_CHECK_S = 0.02
+"""How often a poll checks whether its topic exists; the log has no notification for it."""
 
 
 class _Browsable(Protocol):
-    """What only the embedded log can do."""
+    """What the embedded log can do besides `ports.Log`."""
 
     def topics(self) -> dict[str, TopicInfo]:
-        """The topics there are."""
+        """The topics that exist."""
 
 
 class TopicReads:
@@ -66,9 +66,9 @@ class TopicReads:
         except ValueError as error:
             raise wrong_field("wait", str(error)) from None
         if wait_ms > WAIT_MAX_MS:
-            raise wrong_field("wait", f"at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
+            raise wrong_field("wait", f"must be at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
         deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000
-        await self._appearance(topic, deadline_s)
+        await self._wait_for_topic(topic, deadline_s)
         reader = await self._context.in_thread(self._reader, topic, query)
         try:
             records = await self._read(reader, query.limit, deadline_s, call)
@@ -81,16 +81,16 @@ class TopicReads:
             records=[_record(record, query.partition) for record in records], next_offset=reader.position
         )
 
-    async def _appearance(self, topic: str, deadline_s: float) -> None:
-        """Wait for the topic: it is there from its first record on, and that may be what the reader waits for."""
+    async def _wait_for_topic(self, topic: str, deadline_s: float) -> None:
+        """Wait until the topic exists, which is from its first record on."""
         while topic not in self._embedded().topics() and not self._context.stopping.is_set():
             left_s = deadline_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
-            await asyncio.sleep(min(left_s, APPEARANCE_S))
+            await asyncio.sleep(min(left_s, TOPIC_CHECK_S))
 
     async def _read(self, reader: Reader, limit: int, deadline_s: float, call: Call) -> list[Record]:
-        """What is there; nothing once the time is over, the server stops, or nobody listens any more."""
+        """The next records; none when the time is over, the server stops, or the client is gone."""
         context = self._context
         while True:
             records = await context.in_thread(reader.read, limit, ANSWER_BYTES)
@@ -98,13 +98,13 @@ class TopicReads:
             transport = call.request.transport
             if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
                 return records
-            await context.in_waiting(reader.wait, min(left_s, LOOK_S))
+            await context.in_waiting_thread(reader.wait, min(left_s, WAIT_S))
 
     def _reader(self, topic: str, query: RecordsQuery) -> Reader:
         info = self._embedded().topics().get(topic)
         if info is None:
             raise ProblemError(
-                404, "no-topic", f"there is no topic {topic[:249]}", hint="a topic is there from its first record on"
+                404, "no-topic", f"there is no topic {topic[:249]}", hint="a topic exists from its first record on"
             )
         if query.partition >= info.partitions:
             raise ProblemError(
@@ -113,13 +113,13 @@ class TopicReads:
         watermarks = self._context.node.log.watermarks(topic, query.partition)
         offset = watermarks.start if query.offset is UNSET else query.offset
         if offset > watermarks.stable:
-            raise wrong_field("offset", f"{topic}/{query.partition} ends at {watermarks.stable}")
+            raise wrong_field("offset", f"must be at most {watermarks.stable}, where {topic}/{query.partition} ends")
         return self._context.node.log.reader(topic, query.partition, offset)
 
     def _embedded(self) -> _Browsable:
         if self._context.node.config.log.kind != "embedded":
             raise ProblemError(
-                409, "on-kafka", "this node delivers to Kafka topics, which it does not read back",
+                409, "on-kafka", "this node delivers to Kafka topics, which it does not read",
                 hint="use a Kafka consumer with isolation.level=read_committed, for example: kafka-console-consumer"
                 " --isolation-level read_committed --property print.headers=true --topic TOPIC",
             )  # fmt: skip

@@ -1,29 +1,65 @@
 """The command line: `chronos VERB`, entry `main`.
 
-    app (verbs, options, help) -> client verbs | serve | doctor -> output
+    app (verbs, options, help) -> one module for each verb or group of verbs -> output
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 a
-dependency is unreachable, 4 not found, 5 store corrupt. Each verb imports what it needs when it runs, so that the
-quick ones are quick.
+Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, configuration or a missing
+package, 3 a dependency is unreachable, 4 not found, 5 store corrupt. Each verb imports what it needs when it runs,
+so that the verbs that only ask a service start quickly and need the base installation alone.
 """
 
 import sys
+from typing import NoReturn
 
 from chronos.errors import ChronosError
+
+EXTRAS = {
+    "confluent_kafka": "server",
+    "fsspec": "server",
+    "prometheus_client": "server",
+    "pydantic": "server",
+    "pydantic_core": "server",
+    "rocksdict": "server",
+    "structlog": "server",
+    "yaml": "server",
+    "kazoo": "zookeeper",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
+"""Imported modules, and the extra of the distribution that installs each."""
 
 
 def main() -> None:
     """Run the command in `sys.argv`; ends the process."""
-    from chronos.cli.app import app
+    from chronos.cli.output import OutputClosed, complain, discard_stdout, guard_stdout
 
+    guard_stdout()
     try:
-        app(prog_name="chronos")
-    except ChronosError as error:
-        from chronos.cli.output import complain
+        try:
+            from chronos.cli.app import app
 
+            app(prog_name="chronos")
+        finally:
+            sys.stdout.flush()
+    except OutputClosed:
+        discard_stdout()
+        sys.exit(0)
+    except ChronosError as error:
+        discard_stdout()
         complain(str(error))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output has enough.
-        sys.stderr.close()
-        sys.exit(0)
+    except ModuleNotFoundError as error:
+        _explain(error)
+
+
+def _explain(error: ModuleNotFoundError) -> NoReturn:
+    """Say which extra has the module; a module of no extra is a fault of the installation, and stays a traceback."""
+    from chronos.cli.output import complain
+
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        raise error
+    complain(f"the Python package {module} is missing; install it with: pip install 'kafka-chronos[{extra}]'")
+    sys.exit(2)

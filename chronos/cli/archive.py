@@ -1,7 +1,6 @@
 """`chronos archive` and `chronos archive compact`."""
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +16,13 @@ from chronos.logs import set_up
 
 
 def settings_of(path: str | None, overrides: Sequence[str], location: str | None) -> tuple[Config, str]:
-    """The cluster's settings and the archive's place; ConfigurationError unless both are there."""
+    """The cluster's configuration and the archive's location; ConfigurationError if the log is not Kafka."""
     if location is None:
-        raise typer.BadParameter("say where the archive lies: --location URI, or the variable CHRONOS_ARCHIVE")
+        raise typer.BadParameter("--location URI is missing, or the variable CHRONOS_ARCHIVE: where the archive is")
     config = load(path, os.environ, list(overrides))
     if config.log.kind != "kafka":
         raise ConfigurationError(
-            ["log.kind: the archive reads a Kafka cluster, and this is the embedded log; give --config, or"
+            ["log.kind: the archive reads a Kafka cluster, not the embedded log; give --config, or"
              " --set log.kind=kafka --set log.kafka.bootstrap_servers=..."]
         )  # fmt: skip
     set_up("warning", config.logging.format)
@@ -42,9 +41,9 @@ def pairs(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """What Spark's reader can use of the service's librdkafka properties: those that both clients name alike."""
-    alike = ("security.protocol", "client.id")
-    return {f"kafka.{name}": value for name, value in properties.items() if name in alike}
+    """The librdkafka properties that the Java client has under the same name, as options of Spark's Kafka source."""
+    shared = ("security.protocol", "client.id")
+    return {f"kafka.{name}": value for name, value in properties.items() if name in shared}
 
 
 def run(
@@ -61,24 +60,20 @@ def run(
     master: str,
     conf: list[str],
 ) -> None:
-    """One run, or one after the other."""
+    """Run the archive once, or again and again with a pause of `every`."""
     config, location = settings_of(path, overrides, location)
-    pause_s = 0.0
-    if every is not None:
-        try:
-            pause_s = parse_duration_ms(every) / 1000
-        except ValueError as error:
-            raise typer.BadParameter(f"--every: {error}") from None
+    pause_s = None if every is None else _pause_s(every)
     reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
-    from chronos.spark.session import need_spark, open_session
+    from chronos.spark.session import need_spark
 
     need_spark()
+    from chronos.cli.jobs import spark_job
     from chronos.node.opening import open_kafka
-    from chronos.spark.archive.job import Plan, archive
-    from chronos.spark.storage import Place
+    from chronos.spark.archive.job import ArchivePlan, archive
+    from chronos.spark.storage import ArchiveStorage
 
     assert config.log.kafka.bootstrap_servers is not None
-    plan = Plan(
+    plan = ArchivePlan(
         cluster=config.cluster,
         bootstrap_servers=config.log.kafka.bootstrap_servers,
         delay=config.topics.delay,
@@ -90,35 +85,40 @@ def run(
         batch_records=batch_records,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
-    place = Place(location)
+    storage = ArchiveStorage(location)
     brokers = open_kafka(config)
     try:
-        brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
-        spark = open_session("archive", master, pairs(conf, "--conf"))
-        try:
+        brokers.names()  # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        with spark_job("archive", master, pairs(conf, "--conf")) as (spark, display, log):
+
+            def run_once() -> None:
+                done = archive(spark, brokers, storage, plan, display)
+                display.pause()
+                _show(done, output)
+                log.empty()
+
+            if pause_s is None:
+                run_once()
+                return
             while True:
                 try:
-                    _show(archive(spark, brokers, place, plan, _progress), output)
+                    run_once()
                 except Retry as error:
-                    if every is None:
-                        raise
+                    display.pause()
+                    log.keep()
                     note(f"{error}\ntrying again in {every}")
-                if every is None:
-                    return
                 time.sleep(pause_s)
-        except KeyboardInterrupt:
-            note("stopped; the next run goes on from here")
-        finally:
-            spark.stop()
+    except KeyboardInterrupt:
+        note("stopped; the next run continues here")
     finally:
         brokers.close()
 
 
-def _progress(stream: str, records: int, total: int) -> None:
-    ending = "\r" if sys.stderr.isatty() and records < total else "\n"
-    print(
-        f"{stream}: {number(records)} of {number(max(records, total))} offsets", end=ending, file=sys.stderr, flush=True
-    )
+def _pause_s(every: str) -> float:
+    try:
+        return parse_duration_ms(every) / 1000
+    except ValueError as error:
+        raise typer.BadParameter(f"--every: {error}") from None
 
 
 def _show(done: list[Any], output: Format) -> None:
@@ -130,29 +130,27 @@ def _show(done: list[Any], output: Format) -> None:
     ]
     put(table([("table", "left"), ("records", "right"), ("batches", "right"), ("gaps", "right")], rows))
     if any(each.gaps for each in done):
-        note("gaps: records that were gone before they were archived; the table `offsets` says where")
+        note("gaps: records that were deleted before they were archived; the table `offsets` names them")
 
 
 def tidy(output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]) -> None:
-    """Few files of many."""
+    """Compact the archive: a few large files in place of many small ones."""
     try:
         wanted = size_bytes(file_bytes)
     except ValueError as error:
         raise typer.BadParameter(f"--file-size: {error}") from None
     set_up("warning", "auto")
-    from chronos.spark.session import need_spark, open_session
+    from chronos.spark.session import need_spark
 
     need_spark()
+    from chronos.cli.jobs import spark_job
     from chronos.spark.archive.compact import compact
-    from chronos.spark.storage import Place
+    from chronos.spark.storage import ArchiveStorage
 
-    place = Place(location)
-    # It reads no Kafka: without a word of ours Spark would fetch the connector.
-    spark = open_session("archive compact", master, {"spark.jars": "", **pairs(conf, "--conf")})
-    try:
-        done = compact(spark, place, wanted, note)
-    finally:
-        spark.stop()
+    storage = ArchiveStorage(location)
+    # Compaction reads no Kafka: the empty `spark.jars` keeps the connector from being fetched.
+    with spark_job("archive compact", master, {"spark.jars": "", **pairs(conf, "--conf")}) as (spark, display, _):
+        done = compact(spark, storage, wanted, display)
     if output is Format.json:
         put_json({"tables": done})
         return

@@ -14,12 +14,13 @@ from chronos.logs import set_up
 
 if TYPE_CHECKING:
     from chronos.spark.audit.job import Audit
-    from chronos.spark.audit.summary import Row
+    from chronos.spark.audit.summary import SummaryRow
 
 TARGETS_SHOWN = 20
-"""Targets on the terminal; `-o json` has more."""
+"""Targets shown on the terminal; `-o json` has all of the summary."""
 
 SAMPLES_SHOWN = 10
+"""Broken promises shown on the terminal."""
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> int:
@@ -31,7 +32,7 @@ def parse_moment(text: str, now_ms: int, option: str) -> int:
             return max(0, now_ms - parse_duration_ms(text[1:]))
         return parse_time_ms(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}; or a time before now, as -2h") from None
+        raise typer.BadParameter(f"{option}: {error}; or a time before now, such as -2h") from None
 
 
 def run(
@@ -45,33 +46,32 @@ def run(
     master: str,
     conf: list[str],
 ) -> None:
-    """Audit and show; exit code 1 when a promise was broken."""
+    """Audit and show the result; exit code 1 if a promise was broken."""
     now_ms = time.time_ns() // 1_000_000
     from_ms = None if start is None else parse_moment(start, now_ms, "--from")
     to_ms = None if end is None else parse_moment(end, now_ms, "--to")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         raise typer.BadParameter("--from must lie before --to")
     set_up("warning", "auto")
-    from chronos.spark.session import need_spark, open_session
+    from chronos.spark.session import need_spark
 
     need_spark()
+    from chronos.cli.jobs import spark_job
     from chronos.spark.audit.job import EmptyWindow, audit
-    from chronos.spark.storage import Place
+    from chronos.spark.storage import ArchiveStorage
 
-    place = Place(location)
-    # It reads no Kafka: without a word of ours Spark would fetch the connector.
-    spark = open_session("audit", master, {"spark.jars": "", **pairs(conf, "--conf")})
-    try:
-        found = audit(spark, place, from_ms=from_ms, to_ms=to_ms, details=details, watch=note)
-    except EmptyWindow as error:
-        raise typer.BadParameter(str(error)) from None
-    finally:
-        spark.stop()
-    _tell(found, output, report)
+    storage = ArchiveStorage(location)
+    # An audit reads no Kafka: the empty `spark.jars` keeps the connector from being fetched.
+    with spark_job("audit", master, {"spark.jars": "", **pairs(conf, "--conf")}) as (spark, display, _):
+        try:
+            found = audit(spark, storage, from_ms=from_ms, to_ms=to_ms, details=details, watch=display)
+        except EmptyWindow as error:
+            raise typer.BadParameter(str(error)) from None
+    _publish(found, output, report)
 
 
-def _tell(found: "Audit", output: Format, report: str | None) -> None:
-    """Show it, then write the page: what was found is not lost with the place for that."""
+def _publish(found: "Audit", output: Format, report: str | None) -> None:
+    """Show the audit, then write its page: a page that cannot be written does not cost the result."""
     if output is Format.json:
         put_json(as_json(found))
     else:
@@ -94,9 +94,9 @@ def _write_report(found: "Audit", path: str) -> None:
 
 
 def as_json(found: "Audit") -> dict[str, Any]:
-    """As `-o json` gives it: times as RFC 3339, lateness in ms."""
+    """The object that `-o json` prints: times as RFC 3339, lateness in ms."""
 
-    def row(each: "Row") -> dict[str, Any]:
+    def row(each: "SummaryRow") -> dict[str, Any]:
         late = each.lateness
         return {
             **({} if each.target is None else {"target": each.target}),
@@ -174,31 +174,33 @@ def _show(found: "Audit") -> None:
         where = f"shard {each.shard}, offset {each.source_offset}, for {printable(each.target or '-')}"
         parts.append(Text(f"{each.outcome}: {where}, due {format_time(each.at_ms)} or within a minute", "red"))
     put(Group(*parts))
-    for told in warnings(found):
-        note(told)
-    good = sys.stdout.isatty()
-    put(Text("nothing is missing, doubled or early", "green" if good else "")
+    for warning in warnings(found):
+        note(warning)
+    green = "green" if sys.stdout.isatty() else ""
+    put(Text("nothing is missing, duplicated or early", green)
         if found.clean else Text("promises were broken: " + _wrong(counts), "red"))  # fmt: skip
 
 
 def warnings(found: "Audit") -> list[str]:
-    """What keeps the audit from judging more."""
-    told = []
+    """One line for each reason why the audit could not judge more."""
+    lines = []
     counts = found.overall.counts
     if counts.get("pending"):
-        told.append(f"{number(counts['pending'])} are not judged yet: run `chronos archive`, then audit again")
+        lines.append(
+            f"{number(counts['pending'])} messages are not judged yet: run `chronos archive`, then audit again"
+        )
     gaps = [str(each.shard) for each in found.shards if each.gap_ms is not None]
     if gaps:
-        told.append(f"records of shards {', '.join(gaps)} were gone before they were archived")
+        lines.append(f"records of shards {', '.join(gaps)} were deleted before they were archived")
     for each in found.archived_targets:
         if each.gap_ms is not None:
-            told.append(f"records of {printable(each.target)} were gone before they were archived")
+            lines.append(f"records of {printable(each.target)} were deleted before they were archived")
         if each.unresolved:
-            told.append(f"a transaction was open in {printable(each.target)} when it was archived last")
-    return told
+            lines.append(f"a transaction was open in {printable(each.target)} when it was last archived")
+    return lines
 
 
-def _cells(row: "Row") -> list[str]:
+def _cells(row: "SummaryRow") -> list[str]:
     from chronos.spark.audit.outcomes import WRONG
 
     late = row.lateness

@@ -1,8 +1,9 @@
-"""`chronos backfill`: replays archived messages in bulk."""
+"""`chronos backfill`: replay archived messages in bulk."""
 
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,9 +16,10 @@ from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.ledger import Report, Request, Run
+    from chronos.spark.requests import BackfillRun, Report, Request
 
 TARGETS_SHOWN = 20
+"""Targets shown on the terminal; `-o json` has all of the report."""
 
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -36,27 +38,13 @@ def request_of(
     direct: bool,
     expired: bool,
 ) -> "Request":
-    """What is asked for; typer.BadParameter when that does not fit together."""
+    """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.encoding import id_bytes
-    from chronos.spark.ledger import Request
+    from chronos.spark.requests import Request
 
     now_ms = time.time_ns() // 1_000_000
-    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
-    if len(chosen) > 1:
-        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
-    mode = chosen[0] if chosen else "missing"
-    if mode == "gone" and not targets:
-        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
-    if mode == "all" and start is None:
-        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
-    if PURPOSE.fullmatch(purpose) is None:
-        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
-    if over is not None and rate is not None:
-        raise typer.BadParameter("choose one of --over and --rate")
-    if mode == "pending" and (over is not None or rate is not None or direct):
-        raise typer.BadParameter("--pending keeps due times: --over, --rate and --direct do not go with it")
-    if rate is not None and rate <= 0:
-        raise typer.BadParameter("--rate: more than 0 messages a second")
+    mode = _mode(modes)
+    _check(mode, start, targets, purpose, over, rate, direct=direct)
     try:
         over_ms = None if over is None else parse_duration_ms(over)
         wanted_headers = [pair for each in headers for pair in pairs([each], "--header").items()]
@@ -67,23 +55,44 @@ def request_of(
     to_ms = None if end is None else parse_moment(end, now_ms, "--to")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         raise typer.BadParameter("--from must lie before --to")
-    said = [
-        mode,
-        f"{start}",
-        f"{end}",
-        *targets,
-        *headers,
-        *ids,
-        purpose,
-        f"{over}",
-        f"{rate}",
-        f"{direct}",
-        f"{expired}",
-    ]
+    options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
+    options += map(str, (over, rate, direct, expired))
     return Request(
         mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=wanted_headers, ids=wanted_ids,
-        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, said=said,
+        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, options=options,
     )  # fmt: skip
+
+
+def _mode(modes: dict[str, bool]) -> str:
+    chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
+    if len(chosen) > 1:
+        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+    return chosen[0] if chosen else "missing"
+
+
+def _check(
+    mode: str,
+    start: str | None,
+    targets: list[str],
+    purpose: str,
+    over: str | None,
+    rate: float | None,
+    *,
+    direct: bool,
+) -> None:
+    """Raise typer.BadParameter if options contradict each other."""
+    if mode == "gone" and not targets:
+        raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
+    if mode == "all" and start is None:
+        raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if PURPOSE.fullmatch(purpose) is None:
+        raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
+    if over is not None and rate is not None:
+        raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and (over is not None or rate is not None or direct):
+        raise typer.BadParameter("--pending keeps due times: it cannot be combined with --over, --rate or --direct")
+    if rate is not None and rate <= 0:
+        raise typer.BadParameter("--rate: more than 0 messages a second")
 
 
 def run(
@@ -101,55 +110,56 @@ def run(
     master: str,
     conf: list[str],
 ) -> None:
-    """End what was begun, then plan, ask and send."""
+    """End an unfinished run first; then plan, ask for confirmation and send."""
     if resume and abandon:
         raise typer.BadParameter("choose one of --resume and --abandon")
     config, location = settings_of(path, overrides, location)
     reading = {f"kafka.{key}": value for key, value in pairs(reader, "--kafka").items()}
-    from chronos.spark.session import need_spark, open_session
+    from chronos.spark.session import need_spark
 
     need_spark()
     request = request_of(**asked)
+    from chronos.cli.jobs import spark_job
     from chronos.node.opening import open_bulk, open_kafka
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.storage import Place
+    from chronos.spark.storage import ArchiveStorage
 
     kafka = config.log.kafka
     assert kafka.bootstrap_servers is not None
     brokers = open_kafka(config)
     try:
-        brokers.names()  # Spark takes seconds to start, and longer to say that a broker is gone.
-        spark = open_session("backfill", master, pairs(conf, "--conf"))
-        try:
+        brokers.names()  # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        with spark_job("backfill", master, pairs(conf, "--conf")) as (spark, display, _):
             job = Backfill(
-                spark, Place(location), brokers, open_bulk(config), bootstrap_servers=kafka.bootstrap_servers,
-                delay_topic=config.topics.delay, reader={**java_properties(kafka.properties), **reading}, watch=note,
+                spark, ArchiveStorage(location), brokers, open_bulk(config), bootstrap_servers=kafka.bootstrap_servers,
+                delay_topic=config.topics.delay, reader={**java_properties(kafka.properties), **reading}, watch=display,
             )  # fmt: skip
             if request.mode != "pending" and (job.cluster, job.topic) != (config.cluster, config.topics.delay):
                 raise ArchiveFailed(
                     f"{location} is the archive of {job.cluster} with {job.topic}, not of {config.cluster} with"
                     f" {config.topics.delay}: choose another --location, or the --config of that cluster"
                 )
-            with job.alone():
+            with job.locked():
                 left = job.unfinished()
                 if left is not None:
-                    _end(job, left, request, output, yes=yes, resume=resume, abandon=abandon, dry_run=dry_run)
+                    display.pause()
+                    _end(job, left, request, output, yes=yes, resume=resume, abandon=abandon, dry_run=dry_run,
+                         pause=display.pause)  # fmt: skip
                 elif resume or abandon:
-                    note("no run was begun and not ended")
+                    display.pause()
+                    note("there is no unfinished run")
                 if not (resume or abandon):
-                    _replay(job, request, output, yes=yes, dry_run=dry_run)
-        except KeyboardInterrupt:
-            note("stopped; what was sent is known: the same command goes on there, --abandon ends the run")
-            raise typer.Exit(1) from None
-        finally:
-            spark.stop()
+                    _replay(job, request, output, yes=yes, dry_run=dry_run, pause=display.pause)
+    except KeyboardInterrupt:
+        note("stopped; the archive records what was sent: the same command sends the rest, --abandon ends the run")
+        raise typer.Exit(1) from None
     finally:
         brokers.close()
 
 
 def _end(
     job: "Backfill",
-    left: "Run",
+    left: "BackfillRun",
     request: "Request",
     output: Format,
     *,
@@ -157,31 +167,50 @@ def _end(
     resume: bool,
     abandon: bool,
     dry_run: bool,
+    pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """What is to become of a run that was begun and not ended."""
-    what = f"run {left.run} of {number(left.total)} messages was begun and not ended"
+    """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
+    what = f"run {left.run} of {number(left.total)} messages is unfinished"
     if dry_run:
-        note(f"{what}; it would be ended first")
+        note(f"{what}; it would be resumed first")
         return
     if abandon:
         _confirm(f"{what}: leave the rest unsent?", yes=yes)
-        _show_end(job.abandon(left), output)
+        began_s = time.monotonic()
+        report = job.abandon(left)
+        pause()
+        _show_end(report, output, time.monotonic() - began_s)
         return
-    if not resume and left.request.said != request.said:
+    if not resume and left.request.options != request.options:
         raise typer.BadParameter(
-            f"{what}, and it was asked for otherwise; end it first: --resume sends the rest, --abandon leaves it"
+            f"{what}, and its options were other ones; end it first: --resume sends the rest, --abandon leaves it unsent"
         )
     _confirm(f"{what}: send the rest?", yes=yes)
-    _show_end(job.send(left), output)
+    began_s = time.monotonic()
+    report = job.send(left)
+    pause()
+    _show_end(report, output, time.monotonic() - began_s)
 
 
-def _replay(job: "Backfill", request: "Request", output: Format, *, yes: bool, dry_run: bool) -> None:
+def _replay(
+    job: "Backfill",
+    request: "Request",
+    output: Format,
+    *,
+    yes: bool,
+    dry_run: bool,
+    pause: Callable[[], None] = lambda: None,
+) -> None:
+    """Plan, ask and send; the time that is shown is that of planning and sending, without the time to answer."""
     from chronos.spark.audit.job import EmptyWindow
 
+    began_s = time.monotonic()
     try:
         planned = job.plan(request)
     except EmptyWindow as error:
         raise typer.BadParameter(str(error)) from None
+    plan_s = time.monotonic() - began_s
+    pause()
     try:
         if output is Format.text:
             _show_plan(planned)
@@ -191,28 +220,32 @@ def _replay(job: "Backfill", request: "Request", output: Format, *, yes: bool, d
             job.discard(planned)
             return
         _confirm(f"send {number(planned.messages)} messages{_how(planned.request)}?", yes=yes)
+        began_s = time.monotonic()
         run = job.begin(planned)
     except BaseException:
         job.discard(planned)
         raise
-    _show_end(job.send(run), output)
+    report = job.send(run)
+    pause()
+    _show_end(report, output, plan_s + time.monotonic() - began_s)
 
 
 def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is nobody to ask: say --yes, or look at it with --dry-run first")
+        raise typer.BadParameter("stdin is no terminal to ask on: give --yes, or look at the plan with --dry-run first")
     if not typer.confirm(question, err=True):
         note("nothing was sent")
         raise typer.Exit(1)
 
 
 def _how(request: "Request") -> str:
+    """The way a replay takes, and its pace, as the end of a question."""
     if request.direct:
         how = " straight to their targets, at least once"
     elif request.mode == "pending":
-        how = " to the delay topic, due when they were"
+        how = " to the delay topic with their own due times"
     else:
         how = " through the delay topic"
     if request.rate is not None:
@@ -221,7 +254,7 @@ def _how(request: "Request") -> str:
 
 
 def as_json(report: "Report") -> dict[str, Any]:
-    """As `-o json` gives it: times as RFC 3339, ids as text."""
+    """The object that `-o json` prints: times as RFC 3339, ids as text."""
     from chronos.admin.encoding import id_text
 
     request = report.request
@@ -265,7 +298,7 @@ def _show_plan(report: "Report") -> None:
         parts.append(Text(f"larger than their topic's max.message.bytes, left out: {number(report.too_large)}"))
     if report.no_target:
         parts.append(
-            Text(f"their target is not there, or takes none without a key, left out: {number(report.no_target)}")
+            Text(f"their target does not exist, or takes no record without a key, left out: {number(report.no_target)}")
         )
     if report.messages:
         rows = [(printable(name), number(count)) for name, count in list(report.targets.items())[:TARGETS_SHOWN]]
@@ -283,17 +316,17 @@ def _show_plan(report: "Report") -> None:
     put(Group(*parts))
     if report.absent_targets:
         names = ", ".join(printable(name) for name in report.absent_targets[:TARGETS_SHOWN])
-        otherwise = "is left out" if request.direct else "becomes a dead letter"
-        note(f"the brokers have no topic {names}: make it first, or what is for it {otherwise}")
+        consequence = "is left out" if request.direct else "becomes a dead letter"
+        note(f"the brokers have no topic {names}: create it first; otherwise each of its messages {consequence}")
 
 
-def _show_end(report: "Report", output: Format) -> None:
+def _show_end(report: "Report", output: Format, seconds: float) -> None:
+    """`seconds` is the time this command took, without the time it waited for an answer."""
     if output is Format.json:
         put_json(as_json(report))
         return
-    assert report.ended_ms is not None
-    word = "sent" if report.state == "done" else "abandoned; sent until then:"
+    verb = "sent" if report.state == "done" else "was abandoned; it sent"
     put(
-        f"run {report.run} {word} {number(report.messages)} messages in {(report.ended_ms - report.planned_ms) / 1_000:.1f} s"
+        f"run {report.run} {verb} {number(report.messages)} messages in {seconds:.1f} s"
         f"{f', {report.attempts} attempts' if report.attempts > 1 else ''}"
     )

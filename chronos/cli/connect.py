@@ -1,11 +1,47 @@
-"""The client of the command line: it gives up sooner than a program would, a person can try again."""
+"""The client of the command line, and what goes between it and the options."""
 
-from chronos.client import Client
+import os
+
+from chronos.client import Client, Refused
 
 RETRIES = 1
-"""Repetitions of a call that got no answer."""
+"""Repetitions of a call: fewer than a program makes, because a person can try again."""
+
+OPTIONS = {
+    "target.topic": "--to",
+    "target.key": "--key",
+    "target.key_base64": "--key",
+    "target.headers": "--header",
+    "id": "--id",
+    "on_conflict": "--on-conflict",
+    "expire_at": "--expire-at",
+    "value": "VALUE",
+    "value_base64": "VALUE",
+}
+"""Fields of the HTTP interface, and the option each comes from."""
 
 
 def connect(server: str) -> Client:
     """A client for a service."""
     return Client(server, retries=RETRIES)
+
+
+def given(argument: str) -> str | bytes:
+    """An argument as it was typed: text, or bytes that are not UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(argument)
+    return argument
+
+
+def worded(refused: Refused, *, by_delay: bool) -> Refused:
+    """The refusal with the names of options for those of fields; `by_delay`: the time was given by `--in`."""
+    if not refused.errors or any("index" in fault for fault in refused.errors):
+        return refused
+    names = {**OPTIONS, "deliver_at": "--in" if by_delay else "--at", "delay": "--in"}
+    lines = []
+    for fault in refused.errors:
+        field = str(fault.get("field", ""))
+        lines.append(f"{names.get(field, field)}: {fault['detail']}")
+    return Refused("\n".join(lines), refused.errors)

@@ -18,7 +18,7 @@ from chronos.errors import ChronosError, ConfigurationError, StoreInUse
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.node import Node
-    from chronos.ports import Log, Store
+    from chronos.ports import Store, TopicLog
 
 CLOCK_TOLERANCE_MS = 500
 """How far the broker's clock may differ (law 2)."""
@@ -30,7 +30,7 @@ TARGETS_LOOK = 1_000
 """So many of the messages that are due next are looked at for their targets."""
 
 ONE_REPLICA = "a shard that has touched such a topic waits for as long as its broker is gone"
-"""What becomes of it (DESIGN section 5)."""
+"""What becomes of it (docs/concepts/laws.md, law 8)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:
@@ -214,7 +214,7 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
     from chronos.node.opening import check_identity, identity, own_topics
 
     names = [config.topics.delay, config.topics.progress, config.topics.rejected, config.topics.dead_letter]
-    infos = yield from guarded("log", lambda: node.log.look(names))
+    infos = yield from guarded("log", lambda: node.log.describe(names))
     if infos is None:
         return
     missing = [name for name in names if (info := infos[name]) is None or info.id == ""]
@@ -238,11 +238,11 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
     yield from _clock(node, config)
 
 
-def _targets(log: "Log", config: "Config", targets: set[str]) -> Iterator[Finding]:
+def _targets(log: "TopicLog", config: "Config", targets: set[str]) -> Iterator[Finding]:
     """Those of the messages that are due next: whether they are there, and survive a broker."""
     if not targets:
         return
-    infos = yield from guarded("targets", lambda: log.look(sorted(targets)))
+    infos = yield from guarded("targets", lambda: log.describe(sorted(targets)))
     if infos is None:
         return
     missing = sorted(name for name, info in infos.items() if info is None)

@@ -1,4 +1,4 @@
-"""What `chronos doctor` found: one line for each look, and how grave it is."""
+"""The findings of `chronos doctor`: one for each check, and how severe it is."""
 
 from collections.abc import Callable, Generator
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What one look found."""
+    """The result of one check."""
 
     what: str
     verdict: str
@@ -21,31 +21,31 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def ok(what: str, text: str) -> Finding:
-    """As it should be."""
+    """All is well."""
     return Finding(what=what, verdict="ok", text=text)
 
 
 def note(what: str, text: str) -> Finding:
-    """Not wrong, but good to know."""
+    """Not a problem, but worth knowing."""
     return Finding(what=what, verdict="note", text=text)
 
 
 def problem(what: str, text: str, *, exit_code: int = 1) -> Finding:
-    """Wrong."""
+    """A problem."""
     return Finding(what=what, verdict="problem", text=text, exit_code=exit_code)
 
 
 def failed(what: str, error: ChronosError) -> Finding:
     """An error as a finding."""
-    later = " It may pass." if isinstance(error, Retry) else ""
+    later = " It may be temporary." if isinstance(error, Retry) else ""
     damage = "damaged: " if isinstance(error, StoreCorrupt) else ""
     return problem(what, f"{damage}{error}{later}", exit_code=error.exit_code)
 
 
-def guarded(what: str, look: Callable[[], T]) -> Generator[Finding, None, T | None]:
-    """The result; a failure becomes a finding, and None."""
+def guarded(what: str, check: Callable[[], T]) -> Generator[Finding, None, T | None]:
+    """The result of the check; a failure becomes a finding, and the result is None."""
     try:
-        return look()
+        return check()
     except ChronosError as error:
         yield failed(what, error)
         return None

@@ -1,7 +1,8 @@
-"""`chronos tail`: a thread for each partition reads by long poll, one prints."""
+"""`chronos tail`: one thread for each partition reads by long poll, the main thread prints."""
 
 import base64
 import queue
+import select
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 from chronos.cli.connect import connect
-from chronos.cli.output import Format, local, note, printable, put_json
+from chronos.cli.output import Format, OutputClosed, local, note, printable, put_bytes, put_json
 from chronos.client import ClientError, NotFound
 
 WAIT = "20s"
@@ -20,7 +21,10 @@ READ_TOGETHER = 500
 """Records of one answer."""
 
 LOOK_AGAIN_S = 0.5
-"""How often to look for a topic that is not there yet."""
+"""How often to look for a topic that does not exist yet."""
+
+CLOSED_LOOK_S = 0.2
+"""How often to check, while no record arrives, that stdout still has a reader."""
 
 Arrival = list[dict[str, Any]] | ClientError
 
@@ -28,7 +32,11 @@ Arrival = list[dict[str, Any]] | ClientError
 def follow(
     server: str, output: Format, topic: str, *, start: str, count: int | None, partition: int | None, headers: bool
 ) -> None:
-    """Print records until there are enough of them, or until Ctrl-C."""
+    """Print records until `count` are printed, stdout is closed, or Ctrl-C."""
+    try:
+        topic.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"TOPIC: {printable(topic)} is not UTF-8") from None
     if start not in ("beginning", "end") and not start.isdecimal():
         raise typer.BadParameter(f"--from {start}: write beginning, end, or an offset")
     arrivals: queue.Queue[Arrival] = queue.Queue(maxsize=100)
@@ -42,19 +50,20 @@ def follow(
 
 
 def _begin(server: str, topic: str, start: str, partition: int | None) -> list[tuple[int, int]]:
-    """`(partition, offset)` to start from; waits for a topic that is not there yet."""
-    told = False
+    """`(partition, offset)` to start from; waits for a topic that does not exist yet."""
+    is_noted = False
     with connect(server) as client:
         while True:
             found = {each["topic"]: each["partitions"] for each in client.ask("/v1/topics")["topics"]}
             if topic in found:
                 break
-            if not told:
+            if not is_noted:
                 note(f"there is no topic {printable(topic)} yet; waiting for its first record")
-            told = True
-            # Whatever comes first is new.
+            is_noted = True
+            # All records of a topic that appears later are new.
             start = "beginning" if start == "end" else start
             time.sleep(LOOK_AGAIN_S)
+            _check_reader()
     chosen = [each for each in found[topic] if partition is None or each["partition"] == partition]
     if not chosen:
         raise NotFound(f"{topic} has partitions 0 to {len(found[topic]) - 1}")
@@ -79,7 +88,11 @@ def _read(server: str, topic: str, partition: int, offset: int, arrivals: "queue
 def _print_all(arrivals: "queue.Queue[Arrival]", output: Format, count: int | None, *, headers: bool) -> None:
     printed = 0
     while True:
-        arrival = arrivals.get()
+        try:
+            arrival = arrivals.get(timeout=CLOSED_LOOK_S)
+        except queue.Empty:
+            _check_reader()
+            continue
         if isinstance(arrival, ClientError):
             raise arrival
         for record in arrival:
@@ -90,6 +103,14 @@ def _print_all(arrivals: "queue.Queue[Arrival]", output: Format, count: int | No
             printed += 1
             if printed == count:
                 return
+
+
+def _check_reader() -> None:
+    """OutputClosed if stdout is a pipe that nobody reads any more: `tail | head -1` then ends without a next record."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise OutputClosed
 
 
 def _print(record: dict[str, Any], *, headers: bool) -> None:
@@ -104,12 +125,10 @@ def _print(record: dict[str, Any], *, headers: bool) -> None:
 
 
 def _print_value(record: dict[str, Any]) -> None:
-    """The payload as it is, so that it can be piped; on a terminal without what could play tricks on it."""
+    """The payload byte for byte, so that it can be piped; on a terminal with its control characters escaped."""
     value = record.get("value")
     data = base64.b64decode(record["value_base64"]) if "value_base64" in record else (value or "").encode()
     if sys.stdout.isatty():
         print(printable(data.decode(errors="backslashreplace")) if value is not None or data else "(null)", flush=True)
     else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data + b"\n")
-        sys.stdout.buffer.flush()
+        put_bytes(data + b"\n")

@@ -1,7 +1,12 @@
-"""What goes to the terminal: tables for people, JSON for programs, complaints to stderr."""
+"""Output: tables for people, JSON for programs, errors and notes on stderr."""
 
+import errno
+import io
 import json
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -9,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chronos.errors import ChronosError
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDE = 10_000
-"""Columns of an output that is no terminal: nothing is cut off there."""
+"""Columns of an output that is not a terminal: nothing is cut off there."""
+
+PROSE_COLUMNS = 100
+"""Widest line of prose."""
 
 
 class Format(StrEnum):
@@ -23,8 +33,65 @@ class Format(StrEnum):
     json = "json"
 
 
+class OutputFailed(ChronosError):
+    """Stdout takes no more: the disk is full, for example."""
+
+
+class OutputClosed(Exception):
+    """The reader of stdout has closed it."""
+
+
+class _Stdout(io.TextIOWrapper):
+    """Standard output whose failures are told from those of other files."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise _failure(error) from None
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise _failure(error) from None
+
+
+def _failure(error: OSError) -> Exception:
+    if error.errno == errno.EPIPE:
+        return OutputClosed()
+    return OutputFailed(f"the output cannot be written: {error.strerror}")
+
+
+def guard_stdout() -> None:
+    """From now on a failure of stdout raises OutputFailed or OutputClosed, and text it cannot encode is escaped."""
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        sys.stdout = _Stdout(
+            out.detach(), encoding=out.encoding, errors="backslashreplace", line_buffering=out.line_buffering
+        )
+
+
+def discard_stdout() -> None:
+    """Drop what stdout has not taken, if it takes no more; Python would complain of it at the exit."""
+    try:
+        sys.stdout.flush()
+    except (OSError, OutputFailed, OutputClosed):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def put_bytes(data: bytes) -> None:
+    """Bytes on stdout as they are."""
+    sys.stdout.flush()
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise _failure(error) from None
+
+
 def complain(text: str) -> None:
-    """An error, for people, on stderr."""
+    """An error on stderr."""
     lines = text.splitlines() or [""]
     head = "\033[31merror:\033[0m" if sys.stderr.isatty() else "error:"
     print(head, lines[0], file=sys.stderr)
@@ -33,7 +100,7 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Something worth knowing that is no result, on stderr."""
+    """On stderr: worth knowing, but not a result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -43,19 +110,19 @@ def put_json(value: Any) -> None:
 
 
 def console() -> "Console":
-    """Where tables go; wide enough for everything when it is no terminal."""
+    """Where tables go; wide enough for everything if it is not a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE, soft_wrap=not sys.stdout.isatty())
 
 
 def put(what: "RenderableType") -> None:
-    """Something of rich's."""
+    """Print a renderable of rich."""
     console().print(what)
 
 
 def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str]]) -> Any:
-    """A table without lines; a column is `(heading, "left" or "right")`. Without columns: names and values."""
+    """A table without lines; a column is `(heading, "left" or "right")`. None: two columns without headings."""
     from rich.table import Table
     from rich.text import Text
 
@@ -68,7 +135,7 @@ def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str
 
 
 def local(moment: datetime | str | None) -> str:
-    """A time in this machine's zone."""
+    """A time in the time zone of this machine."""
     found = parsed(moment)
     if found is None:
         return str(moment) if moment else "-"
@@ -96,7 +163,7 @@ def relative(moment: datetime | str | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time, roughly."""
+    """A length of time, rounded."""
     if seconds < 1:
         return f"{seconds * 1_000:.0f} ms"
     if seconds < 120:
@@ -110,7 +177,7 @@ def span(seconds: float) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes, for people."""
+    """A number of bytes, rounded."""
     if count is None:
         return "-"
     amount = float(count)
@@ -122,10 +189,21 @@ def size(count: int | None) -> str:
 
 
 def number(count: int | None) -> str:
-    """A count, in groups of three."""
+    """A count, in groups of three digits."""
     return "-" if count is None else f"{count:,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def printable(text: str) -> str:
-    """Text that cannot play tricks on a terminal."""
-    return "".join(char if char.isprintable() or char in "\t" else repr(char)[1:-1] for char in text)
+    """Text whose control characters are escaped, so that they have no effect on a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Prose in lines that fit the terminal."""
+    width = min(PROSE_COLUMNS, shutil.get_terminal_size((PROSE_COLUMNS, 24)).columns)
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)

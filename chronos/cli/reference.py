@@ -1,4 +1,4 @@
-"""`docs/reference/cli.md`, made from the verbs themselves."""
+"""`docs/reference/cli.md`, made from the declarations of the verbs."""
 
 import inspect
 from typing import Any
@@ -10,16 +10,17 @@ from chronos.cli.app import app
 _HEAD = """\
 # Command line reference
 
-<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py` instead. -->
+<!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py`, `options.py` or `spark_app.py` instead. -->
 
-Verbs that ask a running service speak HTTP to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
-stderr; `-o json` gives JSON for programs, on one line or, where records follow each other, one a line.
+Verbs that ask a running service send HTTP to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
+stderr. `-o json` prints the JSON objects of the [HTTP interface](http.md), on one line, or one object on each line where
+there are several. `chronos --version` prints the version, `chronos --install-completion` installs completion for your shell.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed: too late, refused, not supported, something is wrong |
-| 2 | wrong usage or configuration |
+| 1 | failed: too late, rejected, not supported, a problem was found |
+| 2 | wrong usage or configuration, or a missing package |
 | 3 | something is unreachable: the service, or its log |
 | 4 | not found |
 | 5 | a store is damaged |
@@ -56,7 +57,7 @@ def _argument(found: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that does not end a cell of a table."""
+    """Text with its pipes escaped for the cell of a table."""
     return text.replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""`chronos serve`: settings, node, HTTP; and the same backwards when told to stop.
+"""`chronos serve`: settings, node, HTTP; and in the opposite order when it stops.
 
 1. settings and logs    2. the node    3. HTTP, last    4. wait for a signal, or for the node to fail
 5. HTTP, first          6. the node
@@ -16,6 +16,7 @@ import structlog
 
 from chronos.cli.output import complain
 from chronos.client import SERVER
+from chronos.errors import ConfigurationError, LogUnavailable
 
 if TYPE_CHECKING:
     from chronos.admin import Server
@@ -24,34 +25,34 @@ if TYPE_CHECKING:
 log = structlog.get_logger("chronos.serve")
 
 SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter from the others: shards and HTTP share it, and wait for milliseconds."""
+"""How long a thread may hold the GIL: shards and HTTP share it, and wait for milliseconds."""
 
 GC_THRESHOLDS = (200_000, 20, 100)
-"""A step makes thousands of short-lived values and no cycles: look for those seldom."""
+"""A step makes thousands of short-lived values and no cycles: collections are rare."""
 
 FAILURE_LOOK_S = 0.2
-"""How often to look whether the node has failed."""
+"""How often to check for a failure of the node."""
 
 
 class _Signals:
     """SIGINT and SIGTERM, from the start to the very end: the first one stops in order, a second one at once."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._heed)
+            signal.signal(number, self._handle)
 
-    def ring(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        """From now on the first one sets the event; before, it interrupts what is under way."""
+    def set_event(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """From now on the first signal sets the event; before, it raises KeyboardInterrupt."""
         self._loop, self._stop = loop, stop
 
-    def _heed(self, number: int, _: object) -> None:
-        if self._told:
-            complain("stopped at once: what was under way is finished at the next start")
+    def _handle(self, number: int, _: object) -> None:
+        if self._stopping:
+            complain("stopped at once; the next start completes the work that was interrupted")
             os._exit(1)
-        self._told = True
+        self._stopping = True
         if self._loop is None or self._stop is None:
             raise KeyboardInterrupt
         log.info("stopping", signal=signal.Signals(number).name)
@@ -59,13 +60,15 @@ class _Signals:
 
 
 def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False) -> None:
-    """Serve until a signal; a failure of the node is raised."""
+    """Serve until a signal; raises what made the node fail."""
+    if not __debug__:
+        raise ConfigurationError(["python -O switches off the assertions that keep the guarantees; run without -O"])
     from chronos.config import load
     from chronos.logs import set_up
 
     config = load(path, os.environ, overrides)
     set_up(config.logging.level, config.logging.format)
-    faulthandler.enable()  # a crash inside a native library says at least where it was called from
+    faulthandler.enable()  # a crash inside a native library then shows where it was called from
     # All native libraries are loaded before the threads of any of them run.
     from chronos.admin import Server
     from chronos.node import Node
@@ -76,14 +79,19 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
     try:
         node.start()
     except KeyboardInterrupt:
-        # Whatever was up is down again.
+        # The node has stopped everything it had started.
         return
+    except LogUnavailable as error:
+        if config.log.kind != "kafka":
+            raise
+        with_address = f"{error}\nlog.kafka.bootstrap_servers is {config.log.kafka.bootstrap_servers}"
+        raise LogUnavailable(with_address) from error
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         asyncio.run(_serve(node, Server(node), signals))
     except KeyboardInterrupt:
-        log.info("stopping", why="told so before it listened")
+        log.info("stopping", why="a signal came before it listened")
     finally:
         node.stop()
     if node.failure is not None:
@@ -92,7 +100,7 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
 
 async def _serve(node: "Node", server: "Server", signals: _Signals) -> None:
     stop = asyncio.Event()
-    signals.ring(asyncio.get_running_loop(), stop)
+    signals.set_event(asyncio.get_running_loop(), stop)
     try:
         await server.start()
         if sys.stdout.isatty():
@@ -108,19 +116,27 @@ async def _serve(node: "Node", server: "Server", signals: _Signals) -> None:
 
 
 def _welcome(node: "Node", url: str) -> None:
-    """Where it listens, and three lines to try."""
+    """The address, and three commands to try; each of them works as it is printed."""
     config = node.config
-    kind, data_dir = config.log.kind, config.node.data_dir
     option = "" if url == SERVER else f" --server {url}"
-    watch = f"chronos tail{option} hello --from beginning" if kind == "embedded" else f"chronos list{option}"
+    lines = [
+        f"chronos send{option} --to hello --in 5s 'hello, later'",
+        f"chronos tail{option} hello --from beginning",
+        f"chronos status{option} --watch",
+    ]
+    if config.log.kind == "kafka":
+        lines[1] = f"chronos list{option}"
+        if not config.delivery.create_topics:
+            servers = config.log.kafka.bootstrap_servers
+            # Chronos creates no targets here: without its topic the message would be dead-lettered.
+            lines.insert(0, f"kafka-topics.sh --bootstrap-server {servers} --create --topic hello")
+    commands = "\n  ".join(lines)
     print(f"""
-Chronos listens on {url}  (the page of the service, the API, metrics)
-  {kind} log, {config.shards} shards, data in {data_dir}
+Chronos listens on {url}  (web page, HTTP interface, metrics)
+  {config.log.kind} log, {config.shards} shards, data in {config.node.data_dir}
 
 Try in another terminal:
-  chronos send{option} --to hello --in 5s 'hello, later'
-  {watch}
-  chronos status{option} --watch
+  {commands}
 
 Ctrl-C stops it in order.
 """, flush=True)  # fmt: skip

@@ -9,7 +9,7 @@ from chronos.cli.output import Format, put_json
 
 
 def check_or_show(action: str, path: str | None, overrides: list[str], output: Format) -> None:
-    """Every problem on stderr and exit code 2, or what is in effect on stdout."""
+    """Every problem on stderr and exit code 2, or the settings in effect on stdout."""
     if action not in ("check", "show"):
         raise typer.BadParameter(f"{action!r} is neither check nor show")
     from chronos.config import load, show
@@ -37,7 +37,7 @@ def check_or_show(action: str, path: str | None, overrides: list[str], output: F
 
 
 def show_version(output: Format) -> None:
-    """Versions, for reports of faults."""
+    """Versions, for bug reports."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 

@@ -1,10 +1,11 @@
-"""`chronos status`: the node, its shards, and what is due, on one screen."""
+"""`chronos status`: the node, its shards, and the next hour of due messages, on one screen."""
 
+import re
 import time
 from typing import Any
 
 from chronos.cli.connect import connect
-from chronos.cli.output import Format, local, note, number, printable, put_json, relative, size, span, table
+from chronos.cli.output import Format, local, note, number, printable, put_json, relative, size, span, table, wrapped
 from chronos.client import Client, ServiceFailed, Unreachable
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -13,7 +14,7 @@ HISTORY = 5
 """Changes of roles shown."""
 
 WATCH_S = 1.0
-"""How often `--watch` looks."""
+"""Time between two refreshes of `--watch`."""
 
 
 def show(server: str, output: Format, *, watch: bool) -> None:
@@ -72,7 +73,7 @@ def _screen(found: dict[str, Any]) -> Any:
                 "" if free is None else f", {size(free)} free", f"  {', '.join(words)}  " if words else "  ", state,
             )
         )  # fmt: skip
-        parts += [Text(f"  {reason}", "red") for reason in node["reasons"]]
+        parts += [Text(wrapped(printable(reason), "  "), "red") for reason in _together(node["reasons"])]
     for node in found["away"]:
         held = ", ".join(map(str, node["shards"]))
         parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
@@ -82,8 +83,9 @@ def _screen(found: dict[str, Any]) -> Any:
     delivered = sum(shard["totals"]["delivered"] for shard in shards)
     parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered\n"))
     if not found["sure"]:
-        parts.append(Text("the coordinator does not answer: roles stay as they are", "red"))
+        parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
+    parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
     if found["history"]:
         parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
@@ -103,23 +105,46 @@ def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
             else relative(shard["next_due_at"]),
             number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
             number(shard["totals"]["delivered"]), number(shard["totals"]["rejected"]), number(shard["totals"]["dead"]),
-            size(shard["store_bytes"]), printable(_replicas(shard)), printable(shard["paused"] or ""),
+            size(shard["store_bytes"]), printable(_replicas(shard)), "paused" if shard["paused"] else "",
         ]
         for shard in shards
     ]  # fmt: skip
     return table(columns, rows)
 
 
+def _together(reasons: list[str]) -> list[str]:
+    """`shard 0 is paused: X` and `shard 1 is paused: X` as one line."""
+    shards: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        match = re.fullmatch(r"shard (\d+) is (.+)", reason, re.DOTALL)
+        shards.setdefault((match[2], "shard") if match else (reason, ""), []).append(match[1] if match else "")
+    lines = []
+    for (text, kind), numbers in shards.items():
+        subject = f"shard {numbers[0]} is " if len(numbers) == 1 else f"shards {', '.join(numbers)} are "
+        lines.append((subject if kind else "") + text)
+    return lines
+
+
+def _other_reasons(found: dict[str, Any]) -> list[str]:
+    """Why shards are paused, each reason once, unless a node has named it among its own reasons."""
+    named = [reason for node in found["nodes"] for reason in _together(node["reasons"])]
+    paused: dict[str, list[str]] = {}
+    for shard in found["shards"]:
+        if shard["paused"] and not any(shard["paused"] in reason for reason in named):
+            paused.setdefault(shard["paused"], []).append(str(shard["shard"]))
+    return [printable(f"paused: shard {', '.join(shards)}: {reason}") for reason, shards in paused.items()]
+
+
 def _master(shard: dict[str, Any]) -> str:
-    """`a 5 m`: who is master and since when."""
+    """`a 5 m`: the master, and for how long."""
     if shard["master"] is None:
-        return "nobody"
+        return "none"
     since = "" if shard["master_since"] is None else " " + relative(shard["master_since"]).removesuffix(" ago")
     return printable(shard["master"]) + since
 
 
 def _replicas(shard: dict[str, Any]) -> str:
-    """`a (master) b +12`: who holds the shard, and how many progress records each is behind."""
+    """`a (master) b +12`: the nodes that hold the shard, and how many progress records each is behind."""
     return " ".join(
         replica["node"]
         + (f" ({replica['role']})" if replica["role"] not in ("follower", "none") else "")

@@ -14,7 +14,8 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from chronos.config.model import Config
-from chronos.config.values import duration_ms, duration_text, size_bytes, size_text
+from chronos.config.values import duration_ms, size_bytes, size_text
+from chronos.core.timefmt import format_duration
 
 # The one free mapping: below it a path goes on with the name of a property, which has dots of its own.
 PROPERTIES: Final = "log.kafka.properties"
@@ -67,7 +68,7 @@ class Key:
         if value is None:
             return None
         if self.kind == "duration":
-            return duration_text(duration_ms(value))
+            return format_duration(duration_ms(value))
         if self.kind == "size":
             return size_text(size_bytes(value))
         return list(value) if self.kind == "list" else value

@@ -11,7 +11,8 @@ from typing import Final
 
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
-from chronos.config.values import duration_text, size_text
+from chronos.config.values import size_text
+from chronos.core.timefmt import format_duration
 
 COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
 
@@ -163,7 +164,7 @@ def _retries_grow(config: Config) -> Iterator[Conflict]:
     if base > cap:
         yield Conflict(
             paths=("delivery.retry_base", "delivery.retry_cap"),
-            text=f"{duration_text(base)} is more than delivery.retry_cap ({duration_text(cap)}); "
+            text=f"{format_duration(base)} is more than delivery.retry_cap ({format_duration(cap)}); "
             "the first wait cannot exceed the longest",
         )
 

@@ -49,7 +49,7 @@ from `--set` flags; the later wins, key by key. These say the same:
 | variable | `CHRONOS_LOG__KIND=kafka` (`__` between levels) |
 | flag | `--set log.kind=kafka` |
 
-- A **duration** is one number and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. No bare number.
+- A **duration** is a number and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, or several of them: `1h30m`. No bare number.
 - A **size** is bytes, or one number and a unit: `65536`, `8MB` (8,000,000), `64MiB` (67,108,864).
 - A **switch** is `on` or `off` (or `yes`, `no`, `true`, `false`).
 - A **list** is `["a", "b"]` or `a,b`. In YAML, a value that starts with `*` must be quoted.

@@ -215,9 +215,9 @@ class LimitsConfig(_Section):
     """What is refused, and when work stops before it does harm."""
 
     max_delay: Duration = key(
-        "400d",
-        "How far ahead a message may be due; a later one is rejected. A year and a month, so that what is "
-        "yearly fits and a time in the wrong unit is found out.",
+        "3650d",
+        "How far ahead a message may be due; a later one is rejected. Ten years: hardly anything is planned further "
+        "ahead, and a time in micro- or nanoseconds is found out.",
         least="1s", most="36500d",
     )  # fmt: skip
     disk_reserve: Size = key(

@@ -6,11 +6,13 @@ is: what is wrong with the value, then what to write instead.
 
 import json
 import re
+from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
+from chronos.core.rules import TOPIC_NAME
 from chronos.core.timefmt import UNIT_MS, parse_duration_ms
 
 _BYTES_BY_UNIT: Final = {
@@ -35,7 +37,10 @@ def duration_ms(value: object) -> int:
     amount, unit = _amount(value)
     if isinstance(value, str) and value == amount + unit and unit in UNIT_MS:
         return parse_duration_ms(value)
-    hint = "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d"
+    if isinstance(value, str) and not amount:
+        with suppress(ValueError):
+            return parse_duration_ms(value)
+    hint = "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d"
     guess = unit if unit in UNIT_MS else _UNIT_BY_WORD.get(unit.lower(), "")
     if guess:
         hint = f"did you mean {amount}{guess}?"
@@ -69,14 +74,6 @@ def _amount(value: object) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", "")
 
 
-def duration_text(ms: int) -> str:
-    """The shortest exact way to write a duration: `90s`, never `1.5m`."""
-    for unit, unit_ms in reversed(UNIT_MS.items()):
-        if ms and ms % unit_ms == 0:
-            return f"{ms // unit_ms}{unit}"
-    return "0ms"
-
-
 def size_text(size: int) -> str | int:
     """The shortest exact way to write a size: `64MiB`, `8MB`, or plain bytes."""
     for unit, factor in _BYTES_BY_UNIT.items():
@@ -104,7 +101,7 @@ def _name(text: str) -> str:
 
 
 def _topic(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", text) or text in (".", ".."):
+    if not TOPIC_NAME.fullmatch(text) or text in (".", ".."):
         raise ValueError(
             f"{quoted(text)} is no name for a topic; Kafka takes up to 249 letters, digits, '.', '_' and '-'"
         )

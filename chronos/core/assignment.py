@@ -1,7 +1,7 @@
-"""The controller's plan: a pure function from what is known of a cluster to the roles to publish.
+"""The assignment of shards to nodes: a pure function from the controller's view of the cluster to the roles to publish.
 
-It keeps liveness, that every shard has one master, and spares movement. A mistake costs time, never a message: who is
-master by the log alone is decided by its fence (law 5).
+It keeps liveness (every shard has a master) and moves as little as possible. A mistake costs time, never a message: the log
+fences all masters but one (law 5).
 """
 
 from collections import Counter
@@ -22,25 +22,25 @@ from chronos.core.roles import (
 )
 
 PATIENCE_MS = 30_000
-"""How long a shard whose candidates all lack something waits for one that has it: a restart, but no repair."""
+"""Time a shard waits for a more advanced replica if all candidates lack records: long enough for a restart of a node."""
 
 REBALANCE_PAUSE_MS = 5_000
-"""Between two such moves, and after any other change of master: each costs a moment of delivery."""
+"""Time between two moves that only spread masters, and after any other change of master: each move delays deliveries."""
 
 LAG_MAX = 1_000
-"""Progress records a replica may be behind and still count as caught up; it reads them in well under a second."""
+"""Progress records by which a caught-up replica may be behind; it reads them in well under a second."""
 
 PASSES_MAX = 100
-"""Bound of the passes of one plan; what is left then is done by the next."""
+"""Most passes of one plan; the next plan continues."""
 
 
 def plan(view: ClusterView) -> Roles:
-    """What to publish now. The same view with this as its `roles` (and no requests) gives this again.
+    """Return the roles to publish now. With these as the view's `roles`, and no requests, the plan is the same again.
 
-    1. Everybody's progress, and who is away since when, are noted.
-    2. Each shard gets its replicas: those it had, and new ones only where some are missing.
+    1. The progress of all replicas, and the nodes that are away, are recorded.
+    2. Each shard keeps its replicas and gets new ones only where some are missing.
     3. Requests are answered, oldest first.
-    4. A shard whose master is gone, leaving, drained or cut off from the log gets another; all other masters stay.
+    4. A shard whose master is gone, leaving, drained or cut off from the log gets another one; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
     """
     table = _Table(view)
@@ -61,7 +61,7 @@ def plan(view: ClusterView) -> Roles:
 
 
 class _Table:
-    """Roles on their way from one value to the next, within one call of `plan`."""
+    """The roles under construction, within one call of `plan`."""
 
     def __init__(self, view: ClusterView) -> None:
         self.view = view
@@ -73,7 +73,12 @@ class _Table:
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
 
     def roles(self) -> Roles:
-        """As a value."""
+        """Return the roles as a value."""
+        masters = Counter(given.master for given in self.shards.values() if given.master)
+        assert +self.masters == masters, "masters are counted wrongly"
+        assert all(
+            given.epoch >= self.view.roles.shards.get(shard, ShardRoles()).epoch for shard, given in self.shards.items()
+        ), "a role epoch went back"
         return Roles(
             controller=self.view.controller,
             controller_epoch=self.view.controller_epoch,
@@ -83,19 +88,19 @@ class _Table:
             history=tuple(self.history[-HISTORY_MAX:]),
         )
 
-    # What is reported
+    # --- reports
 
     def replica(self, shard: int, node: str | None) -> ReplicaReport:
-        """What the node says of its replica; nothing is known of one that says nothing."""
+        """Return the node's report of its replica; an empty one if there is none."""
         member = self.members.get(node or "")
         return ReplicaReport() if member is None else member.replicas.get(shard, ReplicaReport())
 
     def reported(self, shard: int) -> Iterable[ReplicaReport]:
-        """What all members say of the shard."""
+        """Return the reports of all members about the shard."""
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
     def note(self) -> None:
-        """Keep the greatest progress of each shard, and since when a node is away."""
+        """Record the greatest progress of each shard, and since when nodes are away."""
         for shard, given in self.shards.items():
             applied = max((replica.applied or 0 for replica in self.reported(shard)), default=0)
             self.shards[shard] = replace(given, applied=max(given.applied, applied))
@@ -103,10 +108,10 @@ class _Table:
         away = sorted(listed - set(self.members))
         self.away = {node: min(self.away.get(node, self.view.now_ms), self.view.now_ms) for node in away}
 
-    # Who holds a shard
+    # --- replicas
 
     def hold(self) -> None:
-        """Give each shard its replicas: sticky, evenly spread; then move at most one towards an even spread."""
+        """Assign replicas: kept where they are, spread evenly; then move at most one towards an even spread."""
         for shard, given in self.shards.items():
             nodes = self._all(given) if self.view.replication is None else self._some(shard, given)
             self._list(shard, nodes)
@@ -127,13 +132,13 @@ class _Table:
         spare.sort(key=lambda node: held[node])
         nodes.update(spare[: max(0, count - len(nodes))])
         if len(nodes) > count and all(self._caught_up(shard, node) for node in nodes if node in self.members):
-            # The master stays; then those who are there, then those who hold little.
+            # The master is kept first, then members, then nodes that hold few replicas.
             drop = max(nodes - {given.master or ""}, key=lambda node: (node not in self.members, held[node], node))
             nodes.discard(drop)
         return nodes
 
     def _even_out(self) -> None:
-        """Let the node that holds the least hold one more; one that holds more loses it once that has caught up."""
+        """Give the node with the fewest replicas one more; a node with more gives it up once the new one has caught up."""
         held = self._held()
         moves = [
             (held[given_up] - held[node], -shard, node)
@@ -160,10 +165,10 @@ class _Table:
         applied = self.replica(shard, node).applied
         return applied is not None and applied >= self.shards[shard].applied - LAG_MAX
 
-    # Who is master
+    # --- masters
 
     def answer(self, request: Request) -> None:
-        """Do what an operator asks, or note why not."""
+        """Carry out an operator's request, or record why it was refused."""
         if request.kind == "drain":
             self.drained.add(request.node)
         elif request.kind == "undrain":
@@ -190,7 +195,7 @@ class _Table:
         return next((reason for reason, so in reasons.items() if so), None)
 
     def assign(self) -> None:
-        """A master for each shard that has none which can stay; a new epoch where the log knows a later one."""
+        """Assign a master to each shard without one that can stay; a new epoch where the log has a later one."""
         for shard, given in self.shards.items():
             if given.master is None or given.master not in self.members:
                 self._fill(shard, given)
@@ -203,7 +208,7 @@ class _Table:
                 self._give(shard, given.master, "the progress log knows a later role")
 
     def _fill(self, shard: int, given: ShardRoles) -> None:
-        """A shard without a live master: the best candidate, at once if it lacks nothing."""
+        """Assign the best candidate to a shard without a live master, at once if it has every record."""
         if given.master is not None:
             self.masters[given.master] -= 1
             self.shards[shard] = replace(given, master=None, previous=given.master, since_ms=self.view.now_ms)
@@ -211,9 +216,9 @@ class _Table:
         candidates = self._candidates(shard)
         fit = [node for node in candidates if self._may_stay(node)]
         candidates = fit or [node for node in candidates if not self.members[node].leaving]
-        lacking = all((self.replica(shard, node).applied or 0) < vacant.applied for node in candidates)
+        behind = all((self.replica(shard, node).applied or 0) < vacant.applied for node in candidates)
         patient = 0 <= self.view.now_ms - vacant.since_ms < PATIENCE_MS
-        if candidates and not (lacking and patient):
+        if candidates and not (behind and patient):
             why = "lost its session" if vacant.previous else "first"
             self._give(shard, self._best(shard, candidates), why)
         elif given.master is not None:
@@ -236,17 +241,17 @@ class _Table:
         return next((reason for reason, so in reasons.items() if so), "holds no replica any more")
 
     def _candidates(self, shard: int) -> list[str]:
-        """Live replicas whose progress is known, in preferred order."""
+        """Return the members that hold a replica of known progress, in preferred order."""
         nodes = self.shards[shard].replicas
         return [node for node in nodes if self.replica(shard, node).applied is not None]
 
     def _best(self, shard: int, candidates: list[str]) -> str:
-        """The furthest; among those the one with the fewest shards; among those the first in preferred order."""
+        """Return the most advanced candidate; of equals the one with the fewest shards, then the first in preferred order."""
         return max(candidates, key=lambda node: (self.replica(shard, node).applied or 0, -self.masters[node]))
 
     def _is_stale(self, shard: int, master: str, epoch: int) -> bool:
-        # A master that has another data directory than the one that wrote under its epoch is not that one, though it
-        # has its id: it lost its disk and was back before anybody saw it gone.
+        # A master whose data directory is not the one that wrote under its epoch is another node with the same id: it lost
+        # its disk and came back before its session ended.
         instance = self.members[master].instance
         return any(
             replica.role_epoch > epoch
@@ -257,7 +262,7 @@ class _Table:
         )
 
     def spread(self) -> None:
-        """Move one shard to a node that has at least two fewer, if nothing moved for a while."""
+        """Move one shard to a node that is master of at least two fewer, if nothing moved within REBALANCE_PAUSE_MS."""
         now_ms = self.view.now_ms
         if any(0 <= now_ms - given.since_ms < REBALANCE_PAUSE_MS for given in self.shards.values() if given.epoch):
             return
@@ -308,7 +313,7 @@ class _Table:
 
 
 def _preferred(shard: int, nodes: Iterable[str]) -> list[str]:
-    """The nodes in the order in which they are preferred for a shard: another first for each, so that it spreads."""
+    """Return the nodes in the order of preference for a shard; consecutive shards prefer different nodes."""
     ordered = sorted(nodes)
     first = shard % len(ordered) if ordered else 0
     return ordered[first:] + ordered[:first]

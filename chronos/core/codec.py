@@ -1,8 +1,8 @@
-"""How values become the bytes of the store: a version byte, then msgpack.
+"""The bytes of values in the store: a version byte, then msgpack.
 
-Changing a format: a field is only ever appended, with a default that means what its absence meant; anything
-else takes the next version number, a decoder for both, and a golden-bytes test for each (tests/unit/test_codec.py).
-Bytes of an unknown version are a named error, never a guess.
+Changing a format: a field is only ever appended, with a default that means what its absence meant. Any other change
+takes the next version number, a decoder for both versions, and a golden-bytes test for each (tests/unit/test_codec.py).
+Bytes of an unknown version raise a named error; they are never guessed at.
 """
 
 import msgspec
@@ -12,27 +12,27 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Entry
 from chronos.errors import StoreCorrupt
 
-ENTRY_VERSION, WORD_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
+ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
 
 PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
-"""States of a word. A replaced message has none: its id speaks for the one that took its place."""
+"""States of an id. A replaced message has no state of its own: its id belongs to the message that replaced it."""
 
 STATE_NAMES = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
 
 
 class IdState(Struct, frozen=True, array_like=True, gc=False):
-    """The last word about an id. Field order is the layout."""
+    """The last known state of an id. Field order is the layout."""
 
     state: int
     due_ms: int
-    """With `offset`: where its entry stands, or stood."""
+    """With `offset`: the position of its entry, now or last."""
     offset: int
     settled_ms: int = 0
-    """Broker time at which it stopped being pending; 0 while it is."""
+    """Broker time (epoch ms) at which it stopped being pending; 0 while it is pending."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
-    """How many messages ended how, since the shard began. Field order is the layout."""
+    """Counts of messages by what became of them, since the shard began. Field order is the layout."""
 
     accepted: int = 0
     delivered: int = 0
@@ -50,7 +50,7 @@ class Totals(Struct, frozen=True, array_like=True, gc=False):
 
 
 class State(Struct, frozen=True, array_like=True, gc=False):
-    """Everything about a shard that is not a message; written with every change. Field order is the layout."""
+    """The state of a shard apart from its messages; written with every change. Field order is the layout."""
 
     applied: int = 0
     """Offset in the progress partition behind the last record applied."""
@@ -64,22 +64,23 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     role_epoch: int = 0
     log_epoch: int = 0
     instance: str = ""
-    """Who wrote the last progress record: the id of a data directory."""
+    """Id of the data directory whose node wrote the last progress record."""
     node: str = ""
-    """The same by its name, for people."""
+    """Name of that node, for people."""
     progress_ms: int = 0
     """Broker timestamp of the last progress record."""
     history_minute: int = 0
+    """Last minute for which the cursor history has a row."""
     totals: Totals = Totals()
 
     @property
     def cursor(self) -> tuple[int, int]:
-        """The position up to which everything is settled."""
+        """The position up to which every message is settled."""
         return self.cursor_due_ms, self.cursor_offset
 
 
 class Identity(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """What a store belongs to; compared at every start."""
+    """The cluster, shard and topics that a store belongs to; compared at every start."""
 
     cluster: str
     shard: int
@@ -93,7 +94,7 @@ class Identity(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 FRESH = State(cursor_offset=OFFSET_MAX)
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What damaged bytes raise: msgspec leaves text that is not UTF-8, and nesting without end, to Python's own errors."""
+"""Errors that damaged bytes raise: for text that is not UTF-8 and for unbounded nesting msgspec lets Python's own through."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(Entry).decode
@@ -103,12 +104,12 @@ _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """Bytes of an entry."""
+    """Return the bytes of an entry."""
     return ENTRY_VERSION + _encode(entry)
 
 
 def unpack_entry(data: bytes) -> Entry:
-    """The entry in the bytes; StoreCorrupt when they are of another version or damaged."""
+    """Return the entry in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
     if data[:1] != ENTRY_VERSION:
         raise _unknown("an entry", data)
     try:
@@ -118,27 +119,29 @@ def unpack_entry(data: bytes) -> Entry:
 
 
 def pack_id_state(id_state: IdState) -> bytes:
-    """Bytes of a word."""
-    return WORD_VERSION + _encode(id_state)
+    """Return the bytes of an id state."""
+    return ID_STATE_VERSION + _encode(id_state)
 
 
 def unpack_id_state(data: bytes) -> IdState:
-    """The word in the bytes; StoreCorrupt when they are of another version or damaged."""
-    if data[:1] != WORD_VERSION:
-        raise _unknown("a word", data)
+    """Return the id state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
+    if data[:1] != ID_STATE_VERSION:
+        raise _unknown("an id state", data)
     try:
         return _decode_id_state(data[1:])
     except UNDECODABLE as error:
-        raise _damaged("a word", error) from error
+        raise _damaged("an id state", error) from error
 
 
 def pack_state(state: State) -> bytes:
-    """Bytes of a state."""
+    """Return the bytes of a shard's state."""
+    assert state.pending >= 0, "fewer than no messages are pending"
+    assert state.applied >= 0, "a position in the progress log is negative"
     return STATE_VERSION + _encode(state)
 
 
 def unpack_state(data: bytes) -> State:
-    """The state in the bytes; StoreCorrupt when they are of another version or damaged."""
+    """Return the state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
     if data[:1] != STATE_VERSION:
         raise _unknown("the state", data)
     try:
@@ -148,12 +151,13 @@ def unpack_state(data: bytes) -> State:
 
 
 def pack_identity(identity: Identity) -> bytes:
-    """Bytes of an identity."""
+    """Return the bytes of an identity."""
+    assert 0 <= identity.shard < identity.shards, "there is no such shard"
     return IDENTITY_VERSION + _encode(identity)
 
 
 def unpack_identity(data: bytes) -> Identity:
-    """The identity in the bytes; StoreCorrupt when they are of another version or damaged."""
+    """Return the identity in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
     if data[:1] != IDENTITY_VERSION:
         raise _unknown("the identity", data)
     try:

@@ -1,8 +1,8 @@
-"""The digest of a shard: one short text that two replicas with the same progress record have in common.
+"""The digest of a shard: one short text, equal for any two replicas at the same progress record.
 
-It covers what a shard *means*: its state, everything pending, every word that still counts, and the counts. It does
-not cover what the delete worker may drop at any moment (settled entries, words whose time is over, the trail), so
-that it does not depend on when that ran. It is compared, never taken apart: a change of it takes the next version.
+It covers the state, every pending message, every id state that is still in force, and the counts. It does not cover what
+the delete worker may drop at any moment (settled entries, expired id states, the cursor history), so it does not depend
+on when that worker ran. Digests are only compared: any change of the computation takes the next version.
 """
 
 import hashlib
@@ -17,21 +17,21 @@ from chronos.core.step import StoreView
 VERSION = b"\x01"
 
 DIGEST_BYTES = 16
-"""Enough to tell two stores apart: nobody makes them alike on purpose."""
+"""Enough to tell two stores apart by accident; it is no protection against forgery."""
 
 PORTION_ROWS, PORTION_BYTES = 200, 1_000_000
-"""Read at a time: it bounds the memory, and others get their turn in between."""
+"""Rows and bytes of one scan: it bounds the memory and the time for which the GIL is held."""
 
 _pack = msgspec.msgpack.Encoder().encode
-"""A row as bytes that say where they end, so that no two lists of rows look alike."""
+"""A row as self-delimiting bytes, so that no two lists of rows have the same encoding."""
 
 
 def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
-    """The digest of a store that does not change meanwhile, in hexadecimal.
+    """Return the digest, in hexadecimal, of a store that does not change meanwhile.
 
-    Settled words count while they are not older than `remembered_ms` before the last progress record. That is at most
-    what the delete worker keeps (`workers.delete.id_states_kept_ms`); replicas with different settings are compared with the
-    least of them. With 0 only what is pending has to be the same.
+    Settled id states count if they were settled at most `remembered_ms` before the last progress record. That must not exceed
+    the time for which the delete worker keeps them (`workers.delete.id_states_kept_ms`); replicas with different settings are
+    compared with the smallest of them. With 0 only pending messages have to be equal.
     """
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
@@ -43,7 +43,7 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
         found.update(b"".join([_pack(row) for row in rows if _counts(row[1], kept_from_ms)]))
-    # What the list of words to drop lacks would never be dropped.
+    # An id state that is missing in the expiry list would never be dropped.
     for rows in _portions(view, expiry_key(kept_from_ms, b""), _beyond(EXPIRY)):
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
@@ -57,7 +57,7 @@ def _counts(data: bytes, kept_from_ms: int) -> bool:
 
 
 def _beyond(space: bytes) -> bytes:
-    """The first key behind a space."""
+    """Return the first key behind a space."""
     return bytes([space[0] + 1])
 
 

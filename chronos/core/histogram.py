@@ -1,4 +1,4 @@
-"""Counts by size class, cheap to feed with a whole step's worth at once."""
+"""Histograms for Prometheus that take the values of a whole step at once."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.
 
 
 class Histogram:
-    """Cumulative counts under fixed upper bounds, as Prometheus wants them."""
+    """Counts of values in classes with fixed upper bounds."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         assert list(bounds_s) == sorted(bounds_s)
         self.bounds_s = tuple(bounds_s)
         self.counts = [0] * (len(bounds_s) + 1)
-        """How many fell into each class; the last one has no upper bound."""
+        """Values in each class; the last class has no upper bound."""
         self.sum_s = 0.0
 
     def observe(self, value_s: float) -> None:
@@ -26,10 +26,10 @@ class Histogram:
         self.sum_s += value_s
 
     def observe_late(self, due_ms: Sequence[int], delivered_ms: int) -> None:
-        """Count the lateness of messages that were due at these times, in order, and delivered at one."""
+        """Count the lateness of messages with these due times, in order, that were delivered at the same time."""
         counted = 0
         for at, bound_s in enumerate(self.bounds_s):
-            # Within the bound are those due at or after delivered - bound: the tail of the list.
+            # Messages due at or after delivered - bound are within the bound: the tail of the list.
             first = bisect_left(due_ms, delivered_ms - bound_s * 1_000)
             within = len(due_ms) - first
             self.counts[at] += within - counted
@@ -38,7 +38,7 @@ class Histogram:
         self.sum_s += (delivered_ms * len(due_ms) - sum(due_ms)) / 1_000
 
     def quantile_s(self, share: float) -> float | None:
-        """The upper bound of the class in which this share of all values lies; None without any, or beyond the last."""
+        """Return the upper bound of the class that reaches this share of all values; None without values or beyond the last."""
         total = sum(self.counts)
         if total == 0:
             return None

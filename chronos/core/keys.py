@@ -1,12 +1,12 @@
-"""The bytes that order everything: keys of the store, ids, and the partition a key belongs to.
+"""Keys of the store, generated ids, and the partition of a key.
 
 Layout of the store: a one-byte space prefix, then big-endian integers, so that byte order is time order.
 
     e  due_ms u64  offset u64     entry: a message, pending ahead of the cursor, settled behind it
-    i  id bytes                   word: the last word about an id
-    x  settled_ms u64  id bytes   expiry: words that may be dropped one day
+    i  id bytes                   id state: the last known state of an id
+    x  settled_ms u64  id bytes   expiry: id states that the delete worker may drop, by the time they were settled
     c  minute u64                 count: pending messages due in that minute of the epoch
-    t  minute u64                 trail: where the cursor stood when that minute began
+    t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
 """
 
@@ -16,10 +16,10 @@ from struct import Struct
 ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
 
 OFFSET_MAX = 2**64 - 1
-"""As the second half of a position: behind every message due at that time."""
+"""As the second half of a position: behind every message due at that time (`u64`)."""
 
 ID_BYTES_MAX = 1024
-"""Longest id, in bytes (DESIGN section 4)."""
+"""Longest id, in bytes (docs/reference/headers.md)."""
 
 MINUTE_MS = 60_000
 
@@ -33,46 +33,47 @@ IDENTITY_KEY = META + b"identity"
 
 
 def entry_key(due_ms: int, offset: int) -> bytes:
-    """Where a message stands: 17 bytes, ordered by due time, then by offset."""
+    """Return the key of an entry: 17 bytes, ordered by due time, then by source offset."""
     return _position.pack(ENTRY, due_ms, offset)
 
 
 entry_position = _position_alone.unpack
-"""`(due_ms, offset)` of an entry's key. Not a function of our own: it is called for every message read."""
+"""Return `(due_ms, offset)` of an entry's key. A bound method: a function around it would cost 0.05 us a message."""
 
 
 def id_key(message_id: bytes) -> bytes:
-    """Where the last word about an id stands."""
+    """Return the key of the state of an id."""
     return ID_STATE + message_id
 
 
 def expiry_key(settled_ms: int, message_id: bytes) -> bytes:
-    """An entry in the list of words that may be dropped, in the order in which they were settled."""
+    """Return the key that lists an id state for dropping, in the order in which the ids were settled."""
     return _number.pack(EXPIRY, settled_ms) + message_id
 
 
 def count_key(minute: int) -> bytes:
-    """How many messages are pending in a minute of the epoch."""
+    """Return the key of the count of pending messages due in a minute of the epoch."""
     return _number.pack(COUNT, minute)
 
 
 def cursor_history_key(minute: int) -> bytes:
-    """Where the cursor stood when a minute of the epoch began."""
+    """Return the key of the cursor at the beginning of a minute of the epoch."""
     return _number.pack(CURSOR_HISTORY, minute)
 
 
 def key_number(key: bytes) -> int:
-    """The integer behind the prefix of an expiry, count or trail key."""
+    """Return the integer behind the prefix of an expiry, count or cursor history key."""
+    assert len(key) >= 9, "the key has no number"
     return int.from_bytes(key[1:9], "big")
 
 
 def generated_id(shard: int, due_ms: int, offset: int) -> bytes:
-    """The id of a message without a key: its place is its name."""
+    """Return the id of a message without a key: its shard, requested due time and source offset."""
     return b"%d-%d-%d" % (shard, due_ms, offset)
 
 
 def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] | None:
-    """`(shard, due_ms, offset)` when the id is an address among `shards` shards, else None."""
+    """Return `(shard, due_ms, offset)` if the id is a generated id of one of `shards` shards, else None."""
     match = _GENERATED_ID.fullmatch(message_id)
     if match is None:
         return None
@@ -81,7 +82,7 @@ def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] |
 
 
 def murmur2(data: bytes) -> int:
-    """MurmurHash2, 32 bits unsigned, as `org.apache.kafka.common.utils.Utils.murmur2` computes it."""
+    """Return MurmurHash2, 32 bits unsigned, as `org.apache.kafka.common.utils.Utils.murmur2` computes it."""
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     length = len(data)
     hashed = 0x9747B28C ^ length
@@ -97,5 +98,6 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition in which Java producers, and librdkafka's `murmur2_random`, place a key."""
+    """Return the partition in which Java producers, and librdkafka's `murmur2_random`, place a key."""
+    assert partitions > 0
     return (murmur2(key) & 0x7FFFFFFF) % partitions

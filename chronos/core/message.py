@@ -11,7 +11,7 @@ from msgspec import Struct
 from chronos.core.keys import generated_id
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Headers as a Kafka client gives them: in order, names may repeat, values may be null."""
+"""Headers as a Kafka client returns them: in order; names may repeat, values may be null."""
 
 PREFIX = "chronos-"
 
@@ -32,19 +32,19 @@ REASON = "chronos-reason"
 DETAIL = "chronos-detail"
 
 SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT})
-"""Control headers a `schedule` or `replace` may carry."""
+"""Control headers that a `schedule` or `replace` may carry."""
 
 LATER = frozenset(
     "chronos-" + name for name in ("repeat", "repeat-times", "repeat-until", "time-zone", "late-policy", "spread")
 )
-"""Control headers of the contract that this version refuses as not supported yet."""
+"""Control headers that are reserved and rejected as not supported yet."""
 
 RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL})
-"""Headers Chronos itself wrote on a delivered, rejected or dead-lettered record; dropped when it is sent round again."""
+"""Headers that Chronos writes on a delivered, rejected or dead-lettered record; dropped when the record is sent again."""
 
 
 class Reason(IntEnum):
-    """Why a message was refused or given up; one byte in progress records, a word in `chronos-reason`."""
+    """Why a record was rejected or a message given up: one byte in progress records, text in `chronos-reason`."""
 
     UNREADABLE_HEADERS = 1
     UNKNOWN_HEADER = 2
@@ -73,12 +73,12 @@ class Reason(IntEnum):
 
     @property
     def label(self) -> str:
-        """The reason as users read it: `too-late`."""
+        """The reason as users see it, for example `too-late`."""
         return self.name.lower().replace("_", "-")
 
 
 class Verb(IntEnum):
-    """What a record asks for (`chronos-action`)."""
+    """The action of a record (`chronos-action`)."""
 
     SCHEDULE = 1
     REPLACE = 2
@@ -89,7 +89,7 @@ class Verb(IntEnum):
 
 
 class OnConflict(IntEnum):
-    """What becomes of a `schedule` whose id is taken (`chronos-on-conflict`)."""
+    """The fate of a `schedule` whose id is taken (`chronos-on-conflict`)."""
 
     REJECT = 1
     REPLACE = 2
@@ -102,7 +102,7 @@ CONFLICT_POLICIES = {b"reject": OnConflict.REJECT, b"replace": OnConflict.REPLAC
 
 
 class Record(Struct, frozen=True, gc=False):
-    """One record of a topic, as the log gives it."""
+    """One record of a topic, as the log returns it."""
 
     offset: int
     timestamp_ms: int
@@ -110,30 +110,30 @@ class Record(Struct, frozen=True, gc=False):
     key: bytes | None
     value: bytes | None
     headers: Headers | None
-    """None when the headers cannot be read: a name is not UTF-8."""
+    """None if the headers cannot be read: a name is not UTF-8."""
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):
     """A pending message as the store keeps it. Field order is the layout: append only, with a default."""
 
     id: bytes | None
-    """The user's key, or the address once the entry no longer stands at it; None: it stands at its address."""
+    """The user's key, or the generated id of an entry that left the position in that id; None: the entry is still there."""
     due_ms: int
-    """As requested, or of the occurrence. Its place in the store may be later, never earlier."""
+    """Due time (epoch ms) as requested, or of the occurrence. The position in the store may be later, never earlier."""
     target: str
     key: bytes | None
     headers: dict[str, bytes | None] | list[tuple[str, bytes | None]]
-    """The producer's own, in order. A dict when no name repeats: half the cost of a list to pack and to send."""
+    """The producer's headers in order. A dict if no name repeats: half the cost of a list to pack and to send."""
     value: bytes | None
     timestamp_ms: int
-    """The broker's clock when the record was accepted by the log."""
+    """The broker's clock when the record was appended (`LogAppendTime`)."""
     expire_at_ms: int | None = None
     occurrence: int = 1
     attempt: int = 1
 
 
 class ConditionalSchedule(Struct, frozen=True, gc=False):
-    """A message with an id of its own that asks for more than to be refused when the id is taken."""
+    """A message with an id of its own and a policy for the case that the id is taken."""
 
     entry: Entry
     verb: Verb
@@ -141,12 +141,12 @@ class ConditionalSchedule(Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> bytes | None:
-        """The entry's."""
+        """The id of the entry."""
         return self.entry.id
 
 
 class Action(Struct, frozen=True, gc=False):
-    """Something asked of a message that is there already."""
+    """An action on a message that exists already."""
 
     verb: Verb
     id: bytes
@@ -155,7 +155,7 @@ class Action(Struct, frozen=True, gc=False):
 
 
 class Rejection(Struct, frozen=True, gc=False):
-    """Why a record is refused: the reason decides, the detail explains it to a person."""
+    """The reason of a rejected record, and its explanation for people."""
 
     reason: Reason
     detail: str
@@ -166,11 +166,11 @@ PROBE_ACTION = Action(Verb.PROBE, PROBE_ID)
 
 
 Command = Entry | ConditionalSchedule | Action | Rejection
-"""What a record asks for; an `Entry` alone is a message that is refused when it has an id, and the id is taken."""
+"""The command of a record. A plain `Entry` is a message that is rejected if it has an id and the id is taken."""
 
 
 def receipt(entry: Entry, offset: int, shard: int, source_prefix: bytes) -> dict[str, bytes | None]:
-    """The headers that tell a consumer where a message came from.
+    """Return the receipt: the headers that tell a consumer where a message came from.
 
     `source_prefix` is `<topic>/<partition>/`; `(chronos-source, chronos-occurrence)` is a stable
     deduplication token.
@@ -190,5 +190,5 @@ def receipt(entry: Entry, offset: int, shard: int, source_prefix: bytes) -> dict
 
 
 def entry_id(entry: Entry, shard: int, offset: int) -> bytes:
-    """The id users know the message by."""
+    """Return the id by which users know the message."""
     return entry.id if entry.id is not None else generated_id(shard, entry.due_ms, offset)

@@ -35,11 +35,11 @@ from chronos.core.message import (
     Verb,
 )
 from chronos.core.rules import Rules
-from chronos.core.timefmt import parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import format_duration, parse_duration_ms, parse_time_ms
 
 
 def parse(record: Record, rules: Rules) -> Command:
-    """What the record asks for. Never raises: whatever cannot be understood is a `Rejection`."""
+    """Return the command of a record. Never raises: a record that cannot be understood is a `Rejection`."""
     if record.headers is None:
         return Rejection(Reason.UNREADABLE_HEADERS, "a header name is not UTF-8")
     control: dict[str, bytes | None] = {}
@@ -77,15 +77,15 @@ def _plain(
     headers: dict[str, bytes | None] | list[tuple[str, bytes | None]],
     rules: Rules,
 ) -> Command | None:
-    """A time in epoch milliseconds and a target seen before, nothing else: what almost every record looks like.
+    """Parse a record with only a time in epoch milliseconds and a target seen before, as almost every record is.
 
-    A short cut, worth a quarter of the parser's time; None sends the record the long way, to the same answer.
+    The fast path saves a quarter of the parser's time; None means that the general path must be taken, with the same result.
     """
     at, target = control.get(DELIVER_AT), control.get(TARGET_TOPIC)
     if at is None or target is None or len(at) != 13 or not at.isdigit():
         return None
     topic, due_ms, key = rules.topics_seen.get(target), int(at), record.key
-    if topic is None or due_ms > record.timestamp_ms + rules.max_delay_ms:
+    if topic is None or not rules.min_time_ms <= due_ms <= record.timestamp_ms + rules.max_delay_ms:
         return None
     if key is not None and (key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key or rules.refuse_wrong_shard):
         rejection = _check_id(key, rules, own=True)
@@ -95,7 +95,7 @@ def _plain(
 
 
 def _repeated(headers: Headers) -> str | None:
-    """The first control header that is given twice; receipts do not count, they are dropped anyway."""
+    """Return the first control header that is given twice; receipt headers are dropped anyway."""
     seen: set[str] = set()
     for name, _ in headers:
         if name[:8] == PREFIX and name not in RECEIPT:
@@ -107,12 +107,12 @@ def _repeated(headers: Headers) -> str | None:
 
 def _verb(record: Record, control: Mapping[str, bytes | None]) -> Verb | Rejection:
     if ACTION not in control:
-        says_nothing = record.value is None and record.key is not None
-        return Verb.CANCEL if says_nothing and DELIVER_AT not in control and DELAY not in control else Verb.SCHEDULE
+        is_tombstone = record.value is None and record.key is not None
+        return Verb.CANCEL if is_tombstone and DELIVER_AT not in control and DELAY not in control else Verb.SCHEDULE
     raw = control[ACTION]
     verb = VERBS.get(raw or b"")
     if verb is None:
-        return Rejection(Reason.BAD_VALUE, f"{ACTION}: {_shown(raw)} is none of {_words(VERBS)}")
+        return Rejection(Reason.BAD_VALUE, f"{ACTION}: {_shown(raw)} is not one of {_names(VERBS)}")
     return verb
 
 
@@ -123,7 +123,7 @@ def _message(
     verb: Verb,
     rules: Rules,
 ) -> Command:
-    """A `schedule` or a `replace`."""
+    """Parse a `schedule` or a `replace`."""
     target = control.get(TARGET_TOPIC)
     misfit = _misfit(control, SCHEDULING)
     if misfit is not None:
@@ -139,11 +139,11 @@ def _message(
     expire_at_ms: int | None = None
     if EXPIRE_AT in control:
         try:
-            expire_at_ms = parse_time_ms(_text(control[EXPIRE_AT]))
+            expire_at_ms = _time_ms(control[EXPIRE_AT], record, rules)
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{EXPIRE_AT}: {error}")
         if expire_at_ms < due_ms:
-            return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} lies before the time it is due")
+            return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} is before the due time")
     entry = Entry(
         record.key, due_ms, topic, control.get(TARGET_KEY), headers, record.value, record.timestamp_ms, expire_at_ms
     )
@@ -171,13 +171,13 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
     policy = CONFLICT_POLICIES.get(control[ON_CONFLICT] or b"")
     if policy is None:
         return Rejection(
-            Reason.BAD_VALUE, f"{ON_CONFLICT}: {_shown(control[ON_CONFLICT])} is none of {_words(CONFLICT_POLICIES)}"
+            Reason.BAD_VALUE, f"{ON_CONFLICT}: {_shown(control[ON_CONFLICT])} is not one of {_names(CONFLICT_POLICIES)}"
         )
     return entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, verb, policy)
 
 
 def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules: Rules) -> Command:
-    """A `reschedule`, `cancel` or `fire-now`."""
+    """Parse a `reschedule`, `cancel` or `fire-now`."""
     allowed = {ACTION, ID, DELIVER_AT, DELAY} if verb is Verb.RESCHEDULE else {ACTION, ID}
     misfit = _misfit(control, frozenset(allowed))
     if misfit is not None:
@@ -188,7 +188,7 @@ def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules:
     if sum(name == ID for name, _ in record.headers or ()) > 1:
         return Rejection(Reason.REPEATED_HEADER, f"{ID} is given more than once")
     if ID in control and named is None:
-        return Rejection(Reason.BAD_VALUE, f"{ID}: null is no id")
+        return Rejection(Reason.BAD_VALUE, f"{ID}: null is not an id")
     target_id = named if named is not None else record.key
     if target_id is None:
         return Rejection(Reason.NO_ID, f"{verb.name.lower().replace('_', '-')} needs an id: the record's key, or {ID}")
@@ -202,7 +202,7 @@ def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules:
 
 
 def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Rejection | None:
-    """The first control header that does not belong here; receipts of an earlier delivery are let through."""
+    """Return the rejection of the first control header that does not belong here; receipt headers are let through."""
     for name in control:
         if name in allowed or name in RECEIPT:
             continue
@@ -212,7 +212,7 @@ def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Rej
             return Rejection(
                 Reason.CONTRADICTORY_HEADERS, f"{name} does not go with {_shown(control.get(ACTION, b'cancel'))}"
             )
-        return Rejection(Reason.UNKNOWN_HEADER, f"{name[:80]} is no header of Chronos")
+        return Rejection(Reason.UNKNOWN_HEADER, f"{name[:80]} is not a header of Chronos")
     return None
 
 
@@ -220,7 +220,7 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
     at = control.get(DELIVER_AT)
     if at is not None and DELAY not in control:
         try:
-            due_ms = parse_time_ms(_text(at))
+            due_ms = _time_ms(at, record, rules)
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: {error}")
     elif DELAY in control:
@@ -231,16 +231,17 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{DELAY}: {error}")
     elif DELIVER_AT in control:
-        return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: null is no time")
+        return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: null is not a time")
     else:
         return Rejection(Reason.NO_TIME, f"neither {DELIVER_AT} nor {DELAY} is given")
     if due_ms > record.timestamp_ms + rules.max_delay_ms:
-        return Rejection(Reason.BEYOND_MAX_DELAY, f"due more than {rules.max_delay_ms} ms ahead (limits.max_delay)")
+        limit = format_duration(rules.max_delay_ms)
+        return Rejection(Reason.BEYOND_MAX_DELAY, f"due more than {limit} ahead, the limit set by limits.max_delay")
     return due_ms
 
 
 def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None:
-    """Whether the id may be used: as a key of the user's `own` choosing, or to name a message in an action."""
+    """Check an id: the key of a new message (`own`), or the id that an action names."""
     if not 0 < len(message_id) <= ID_BYTES_MAX:
         return Rejection(Reason.BAD_ID, f"an id is 1 to {ID_BYTES_MAX} bytes long, this one {len(message_id)}")
     named = parse_generated_id(message_id, rules.shards)
@@ -260,10 +261,19 @@ def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None
     return None
 
 
+def _time_ms(raw: bytes | None, record: Record, rules: Rules) -> int:
+    """Return epoch ms. Raises ValueError, with a text for users."""
+    text = _text(raw)
+    time_ms = parse_time_ms(text)
+    if time_ms < rules.min_time_ms <= record.timestamp_ms and text.isdigit():
+        raise ValueError(f"{text} looks like seconds; a number is taken as epoch milliseconds")
+    return time_ms
+
+
 def _text(raw: bytes | None) -> str:
-    """UTF-8 text of a control header; ValueError with a text for users."""
+    """Return the text of a control header. Raises ValueError, with a text for users, unless it is UTF-8."""
     if raw is None:
-        raise ValueError("null is no value")
+        raise ValueError("null is not a value")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -274,5 +284,5 @@ def _shown(raw: bytes | None) -> str:
     return "null" if raw is None else repr(raw[:80].decode("utf-8", "backslashreplace"))
 
 
-def _words(table: Mapping[bytes, object]) -> str:
-    return ", ".join(word.decode() for word in table)
+def _names(table: Mapping[bytes, object]) -> str:
+    return ", ".join(name.decode() for name in table)

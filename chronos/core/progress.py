@@ -1,4 +1,4 @@
-"""Progress records: what the master of a shard decided in a step, and the only thing that moves a shard's state.
+"""Progress records: the decisions of a master in one step. Nothing else moves a shard's state.
 
 Layout: a version byte, then a msgpack array in the field order below; a field is only ever appended, with a
 default. A change of meaning takes a new version, and a replica that does not know a version stops.
@@ -17,7 +17,7 @@ VERSION = b"\x01"
 
 
 class Outcome(IntEnum):
-    """What became of a selected message."""
+    """The outcome of a selected message."""
 
     DELIVERED = 1
     AGAIN = 2
@@ -29,14 +29,14 @@ class Outcome(IntEnum):
 
 
 RESCHEDULING = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
-"""Outcomes after which a message is still pending, at a new time."""
+"""Outcomes after which a message is still pending, at another time."""
 
 
 class Decision(Struct, frozen=True, array_like=True, gc=False):
-    """One selected message that was not simply delivered for good. Field order is the layout."""
+    """The outcome of a selected message that is not a plain, final delivery. Field order is the layout."""
 
     due_ms: int
-    """With `offset`: the position it was selected at."""
+    """With `offset`: the position at which it was selected."""
     offset: int
     outcome: Outcome
     reason: int = 0
@@ -46,31 +46,31 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """What one step committed. Field order is the layout."""
+    """The progress record of one step. Field order is the layout."""
 
     role_epoch: int
-    """The epoch the coordinator gave with the role of master."""
+    """The epoch that the coordinator published with the role of master."""
     log_epoch: int
     """One more than the last epoch found in the progress log when this master took over."""
     node: str
     """The node's name, for people."""
     instance: str
-    """The id of the node's data directory: which node it really was."""
+    """The id of the node's data directory, which identifies the node."""
     cursor_due_ms: int
     cursor_offset: int
     pull_offset: int
     counts: tuple[int, ...]
-    """How many messages between the last cursor and this one had each outcome, from `Outcome.DELIVERED` on."""
+    """Messages between the last cursor and this one by outcome, from `Outcome.DELIVERED` on."""
     refused: tuple[tuple[int, int], ...] = ()
     """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
     decisions: tuple[Decision, ...] = ()
-    """Every selected message that was not simply delivered for good, in order."""
+    """Every outcome that is not a plain, final delivery, in order."""
     probes: int = 0
     """Probes among the delay records staged."""
 
     @property
     def selected(self) -> int:
-        """How many messages were selected: replay checks that it finds as many."""
+        """Number of selected messages; replay checks that it finds as many."""
         return sum(self.counts)
 
     def rejections(self) -> Mapping[int, int]:
@@ -79,7 +79,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
 
 def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, ...]:
-    """`Progress.counts` of so many selected messages, of which all but those decided otherwise were delivered."""
+    """Return `Progress.counts`: all of `selected` messages were delivered, except those in `decisions`."""
+    assert selected >= len(decisions), "more messages were decided than selected"
     counts = [0] * len(Outcome)
     counts[0] = selected - len(decisions)
     for decision in decisions:
@@ -92,12 +93,14 @@ _decode = msgspec.msgpack.Decoder(Progress).decode
 
 
 def pack_progress(progress: Progress) -> bytes:
-    """Bytes of a progress record."""
+    """Return the bytes of a progress record."""
+    assert all(count >= 0 for count in progress.counts)
+    assert all(offset < progress.pull_offset for offset, _ in progress.refused[-1:]), "a refused record was not pulled"
     return VERSION + _encode(progress)
 
 
 def unpack_progress(data: bytes | None) -> Progress:
-    """The progress record in the bytes; LogMismatch when this version cannot have written them."""
+    """Return the progress record in the bytes. Raises LogMismatch if this version cannot have written them."""
     if not data or data[:1] != VERSION:
         shown = data[0] if data else "none"
         raise LogMismatch(

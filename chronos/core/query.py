@@ -1,7 +1,7 @@
-"""Questions about a shard, answered from its store: one message, a page of what is pending, counts per interval.
+"""Queries of a shard, answered from its store: one message, a page of pending messages, counts per interval.
 
-Reads through `StoreView`, so any replica can answer. Every call does a bounded amount of work; what is left to read is
-named in the answer, never fetched on the quiet.
+Queries read through `StoreView`, so any replica can answer. Every call does a bounded amount of work; the answer names the
+position from which the caller can continue.
 """
 
 from msgspec import Struct
@@ -23,10 +23,10 @@ from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
 PAGE_SCAN_MAX = 5_000
-"""Entries looked at for one page, whether they match or not."""
+"""Entries read for one page, whether they match or not."""
 
 PAGE_SCAN_BYTES = 8_000_000
-"""Bytes of entries looked at for one page; at least one entry is."""
+"""Bytes of entries read for one page; at least one entry is read."""
 
 INTERVALS_MAX = 1_500
 """Longest timeline, in intervals: a day by the minute, with room."""
@@ -35,23 +35,23 @@ TIMELINE_MAX_MS = 1_100 * 86_400_000
 """Longest timeline, in time: three years, of which only minutes with messages cost anything."""
 
 COUNTS_SCAN = 1_000
-"""Counts read at once: a scan holds the interpreter's lock."""
+"""Counts read in one scan: a scan holds the GIL."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What is known of one message."""
+    """The known state of one message."""
 
     id: bytes
     state: str
     """pending, delivered, cancelled, expired or dead."""
     place_ms: int
-    """When it is next taken up, or was settled up to: never before it is due; later after a retry or a late arrival."""
+    """Due time in the store (epoch ms): never before the requested one; later after a retry or a late arrival."""
     offset: int
-    """Of the delay record that brought it."""
+    """Source offset: that of its delay record."""
     settled_ms: int | None
-    """Broker time at which it stopped being pending; None while it is, or where only its entry remembers it."""
+    """Broker time (epoch ms) at which it stopped being pending; None while it is pending, or if only its entry is left."""
     entry: Entry | None
-    """The message itself; None once it was cancelled, or its retention is over."""
+    """The message; None after a cancel, or after its retention."""
 
 
 class MessageRow(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class MessageRow(Struct, frozen=True, kw_only=True):
 
 
 def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
-    """What is known of the id in this shard: the last word about it, else the entry at its address; None: nothing."""
+    """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown."""
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
@@ -86,7 +86,7 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
         return None
     entry = unpack_entry(stored)
     if entry_id(entry, shard, offset) != message_id:
-        # A message with a key stands there: it is known by its key alone.
+        # The message at this position has a key, and only its key names it.
         return None
     settled = (due_ms, offset) <= state.cursor
     return Found(
@@ -110,10 +110,10 @@ def page(
     target: str | None,
     limit: int,
 ) -> tuple[list[MessageRow], Position | None]:
-    """Pending messages with `due_from_ms <= place < due_to_ms` behind `after`, in order, at most `limit`.
+    """Return at most `limit` pending messages with `due_from_ms <= place < due_to_ms` behind `after`, in order.
 
-    The second value is the position up to which the answer is complete, to be given as `after` for the next page;
-    None when there is no more. A page may be shorter than `limit`, even empty, and still not be the last.
+    The second value is the position up to which the answer is complete, which the caller passes as `after` for the next page;
+    None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last.
     """
     assert limit > 0
     behind = state.cursor if after is None else max(state.cursor, after)
@@ -140,13 +140,13 @@ def page(
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
-    """When the first pending message is taken up; in the past when the shard is behind; None with nothing pending."""
+    """Return the stored due time of the first pending message, in the past if the shard is behind; None if none is pending."""
     rows = view.scan(_key_behind(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None
 
 
 def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
-    """Whether such a timeline can be given; ValueError, with a text for users, when not."""
+    """Raise ValueError, with a text for users, if such a timeline cannot be computed."""
     if step_ms < MINUTE_MS or step_ms % MINUTE_MS:
         raise ValueError("the step must be a whole number of minutes, at least 1m: messages are counted by the minute")
     if to_ms <= from_ms:
@@ -158,7 +158,7 @@ def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
 
 
 def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[int]:
-    """Pending messages in each interval of `step_ms` from the minute of `from_ms` on; ValueError: `check_timeline`."""
+    """Return the pending messages in each interval of `step_ms`, from the minute of `from_ms` on. Raises as `check_timeline`."""
     check_timeline(from_ms, to_ms, step_ms)
     first = from_ms // MINUTE_MS
     beyond = -(-to_ms // MINUTE_MS)
@@ -173,6 +173,6 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
 
 
 def _key_behind(position: Position) -> bytes:
-    """The first key an entry behind the position can have."""
+    """Return the first key that an entry behind the position can have."""
     due_ms, offset = position
     return entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)

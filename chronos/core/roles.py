@@ -1,6 +1,6 @@
-"""Who is master of which shard, as values: what nodes say of themselves, and what the controller publishes.
+"""The values of a cluster: reports of its members, and the roles that the controller publishes.
 
-What it makes of the one to get the other is `planning.plan`. Safety never depends on either: the log fences.
+`assignment.plan` computes the roles from the reports. Safety depends on neither: the log fences (law 5).
 """
 
 from collections.abc import Mapping
@@ -8,43 +8,43 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 REBALANCE_AFTER_MS = 60_000
-"""How long a member must have been there before shards are moved to it only to spread them evenly."""
+"""Time a member must have been present before shards are moved to it only to spread them evenly."""
 
 REPLACE_AFTER_MS = 600_000
-"""How long a node may be away before its replicas are made anew elsewhere: longer than a repair by hand."""
+"""Time a node may be away before its replicas are recreated elsewhere: longer than a manual repair."""
 
 OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
-"""What a node hears from the log. A master that hears nothing gives way to a node that is answered, and to no other: DEGRADED
-lies between the two, so that brokers that are gone for all move nothing, whichever node notices first."""
+"""Reachability of the log from a node. An UNREACHABLE master is replaced by a node that is OK, never by a DEGRADED one: so an
+outage of the brokers for all nodes moves no role, whichever node notices it first."""
 
 
 class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node says of its replica of one shard."""
+    """The report of a node about its replica of one shard."""
 
     applied: int | None = None
-    """Offset in the progress partition behind the last record applied; None: not known yet, which never wins."""
+    """Offset in the progress partition behind the last record applied; None: unknown, which never wins."""
     pull_offset: int = 0
     """Offset in the delay partition behind the last record executed."""
     role_epoch: int = 0
     """The greatest role epoch seen in the progress log."""
     role_node: str = ""
-    """The node whose record has that role epoch; empty: not told."""
+    """The node whose record has that role epoch; empty: not reported."""
     role_instance: str = ""
-    """The id of its data directory, which may be another one now; empty: not told."""
+    """The id of that node's data directory at the time; empty: not reported."""
     log_epoch: int = 0
     """The greatest log epoch seen in the progress log."""
     kept_applied: int | None = None
-    """`applied` as of the last flush: from there on a crash leaves it to the logs. None: not told."""
+    """`applied` as of the last flush: a crash replays the logs from there. None: not reported."""
     kept_pull_offset: int | None = None
     """`pull_offset` as of the last flush."""
     role: str = "starting"
-    """What the replica does at the moment: `master`, `follower`, `recovering`, ..."""
+    """The replica's state: `master`, `follower`, `recovering`, ..."""
     reason: str | None = None
-    """Why it is paused, for people."""
+    """Why the replica is paused, for people."""
 
 
 class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node publishes while its session lives."""
+    """The report of a node while its session lives."""
 
     node: str
     instance: str
@@ -54,29 +54,29 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     started_ms: int
     leaving: bool = False
-    """It is about to stop: give its shards to others."""
+    """True: it is about to stop, and other nodes are to take its shards."""
     log: str = OK
-    """What it hears from the log's brokers: OK, DEGRADED or UNREACHABLE."""
+    """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
-    """Who shows it to another member is this node: only the coordinator is told. Never logged, never shown."""
+    """Authenticates this node to other members. Only the coordinator holds it; it is never logged or shown."""
     replicas: Mapping[int, ReplicaReport] = {}
 
 
 class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the controller decided for one shard."""
+    """The controller's decision for one shard."""
 
     master: str | None = None
-    """The node; None: nobody can be."""
+    """The master's node; None: no node can be master."""
     epoch: int = 0
-    """The role epoch: greater with every change of master, and than any that a member reported before."""
+    """The role epoch: it grows with every change of master, and beyond any that a member reported."""
     previous: str | None = None
-    """The master before this one, which may still be finishing its step."""
+    """The previous master, which may still be finishing its step."""
     replicas: tuple[str, ...] = ()
     """Nodes that hold the shard, in preferred order."""
     since_ms: int = 0
-    """When this master was given the role; while there is none, when the last one was lost."""
+    """Time of the assignment to this master (epoch ms); without a master, the time when the last one was lost."""
     applied: int = 0
-    """The greatest `ReplicaReport.applied` the controller has heard of for this shard."""
+    """The greatest `ReplicaReport.applied` that was ever reported for this shard."""
 
 
 class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,17 +92,17 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything the controller publishes."""
+    """Everything that the controller publishes."""
 
     controller: str = ""
     """The node that published this."""
     controller_epoch: int = 0
-    """Greater with every new controller."""
+    """Grows with every new controller."""
     shards: Mapping[int, ShardRoles] = {}
     drained: tuple[str, ...] = ()
-    """Nodes that are to be master of nothing, until an operator says otherwise."""
+    """Nodes that must not be master of any shard until an operator ends it."""
     away: Mapping[str, int] = {}
-    """Nodes that hold a shard and are no members at the moment, and since when (epoch ms)."""
+    """Nodes that hold a shard but are not members at the moment, with the time since when (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
 
@@ -111,7 +111,7 @@ HISTORY_MAX = 50
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator asks of the controller."""
+    """A request of an operator to the controller."""
 
     kind: str
     """`transfer`: make `node` master of `shard`. `drain`: make it master of nothing. `undrain`: the end of that."""
@@ -121,24 +121,24 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
-    """What the controller knows at one moment."""
+    """The controller's knowledge at one moment: the input of `assignment.plan`."""
 
     now_ms: int
     controller: str
     controller_epoch: int
     shards: int
-    """How many shards there are."""
+    """Number of shards."""
     replication: int | None
-    """How many nodes hold a shard; None: all of them."""
+    """Nodes that hold each shard; None: all of them."""
     members: Mapping[str, Member]
     """Nodes with a live session."""
     since_ms: Mapping[str, int]
-    """For each member, when this controller first saw it: those who have just come are not given more at once."""
+    """Member -> when this controller first saw it (epoch ms): newcomers are not given shards at once."""
     roles: Roles
-    """What was published last."""
+    """The roles published last."""
     requests: tuple[Request, ...] = ()
     """Requests not yet answered, oldest first."""
     rebalance_after_ms: int = REBALANCE_AFTER_MS
-    """How long a member must have been there before shards are moved to it only to spread them evenly."""
+    """Time a member must have been present before shards are moved to it only to spread them evenly."""
     replace_after_ms: int = REPLACE_AFTER_MS
-    """How long a node may be away before its replicas are made anew elsewhere."""
+    """Time a node may be away before its replicas are recreated elsewhere."""

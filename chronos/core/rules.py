@@ -8,20 +8,17 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
-from chronos.core.timefmt import MS_MAX
+from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`); `.` and `..` are excluded too."""
 
 TARGETS_SEEN_MAX = 10_000
-"""Target topics remembered as good: about 1 MB."""
-
-TIME_MIN_MS = 978_307_200_000
-"""2001-01-01 in epoch ms. A smaller bare number is not a time anybody means: it is one in seconds."""
+"""Accepted target topics that are remembered: about 1 MB."""
 
 
 class Rules:
-    """What the master's configuration allows. Only ever asked while deciding, never while replaying."""
+    """The limits of one shard's master: targets, delays, ids and times that it accepts."""
 
     def __init__(
         self,
@@ -34,7 +31,7 @@ class Rules:
         max_delay_ms: int = 3_650 * 86_400_000,
         deduplication_ms: int = 6 * 3_600_000,
         refuse_wrong_shard: bool = False,
-        min_time_ms: int = TIME_MIN_MS,
+        min_time_ms: int = EARLIEST_PLAUSIBLE_MS,
     ) -> None:
         assert 0 <= shard < shards
         self.shard = shard
@@ -47,23 +44,23 @@ class Rules:
         self.refuse_wrong_shard = refuse_wrong_shard
         self.min_time_ms = min_time_ms
         self.topics_seen: dict[bytes, str] = {}
-        """Targets judged good before, at most TARGETS_SEEN_MAX."""
+        """Raw header value -> topic, for targets that were accepted before; at most TARGETS_SEEN_MAX."""
 
     def for_replay(self) -> "Rules":
         """Return the rules of a replica that executes decisions: they reject nothing that a setting could reject."""
         return Rules(shard=self.shard, shards=self.shards, max_delay_ms=2 * MS_MAX, min_time_ms=0)
 
     def target(self, raw: bytes) -> str | Rejection:
-        """The topic a `chronos-target-topic` names, or why it may not be used."""
+        """Return the topic that a `chronos-target-topic` names, or the rejection."""
         known = self.topics_seen.get(raw)
         if known is not None:
             return known
-        judged = self._check_target(raw)
-        if isinstance(judged, str):
+        checked = self._check_target(raw)
+        if isinstance(checked, str):
             if len(self.topics_seen) >= TARGETS_SEEN_MAX:
                 self.topics_seen.clear()
-            self.topics_seen[raw] = judged
-        return judged
+            self.topics_seen[raw] = checked
+        return checked
 
     def _check_target(self, raw: bytes) -> str | Rejection:
         name = raw.decode("utf-8", "replace")
@@ -76,7 +73,7 @@ class Rules:
         return name
 
     def allows(self, topic: str) -> bool:
-        """Whether `targets.allow` and `targets.deny` let messages go to the topic; deny wins."""
+        """Return whether `targets.allow` and `targets.deny` let messages go to the topic; deny wins."""
         return any(fnmatchcase(topic, pattern) for pattern in self.allow) and not any(
             fnmatchcase(topic, pattern) for pattern in self.deny
         )

@@ -243,6 +243,7 @@ class Shard:
         cursor = (progress.cursor_due_ms, progress.cursor_offset)
         assert cursor >= state.cursor, "the cursor only moves forward"
         assert offset >= state.applied, "a progress record is applied twice"
+        assert timestamp_ms > 0, "a settled id needs a time"
         self._compare(staged, selection, progress, offset)
         if writes is None:
             writes = self.writes(staged, selection, progress)

@@ -3,21 +3,38 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+Headers = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
+
 BATCH_OVERHEAD = 61
 """Bytes of a batch's own fields (`DefaultRecordBatch.RECORD_BATCH_OVERHEAD`)."""
 
 
-def batch_bytes(
-    key: bytes | None,
-    value: bytes | None,
-    headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]],
-) -> int:
+def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return the bytes of an uncompressed batch that holds only this record: the broker compares them with `max.message.bytes`."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     body = 3 + _field(key) + _field(value) + _varint(len(headers))  # attributes, timestamp delta, offset delta
     for name, content in pairs:
         body += _field(name.encode()) + _field(content)
     return BATCH_OVERHEAD + _varint(body) + body
+
+
+def batch_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return an upper bound of `batch_bytes`, for a record below 256 MiB, at a fifth of its cost.
+
+    61 bytes of the batch, 3 of deltas and attributes, 5 varints of at most 5 bytes, and for each header two of them and a
+    name of at most 3 bytes a character. Rounded up to 100 and 10.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    size = 100 + len(key or b"") + len(value or b"")
+    return size + sum(10 + 3 * len(name) + len(content or b"") for name, content in pairs)
+
+
+def memory_bytes(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> int:
+    """Return roughly what a record takes in memory."""
+    size = 64 + len(key or b"") + len(value or b"")
+    for name, content in headers or ():
+        size += 16 + len(name) + len(content or b"")
+    return size
 
 
 def _field(data: bytes | None) -> int:

@@ -1,6 +1,6 @@
-"""Times and durations as people write them, turned into integer milliseconds, always rounded up (law 2).
+"""Times and durations as people write them, as integer milliseconds, always rounded up (law 2).
 
-Not a calendar: a time without an offset is refused rather than guessed, and so are seconds.
+Not a calendar: a time without an offset is refused rather than guessed.
 """
 
 import re
@@ -9,10 +9,17 @@ from datetime import UTC, datetime, timedelta
 MS_MAX = 10**15 - 1
 """Greatest time or duration accepted, in ms: the year 33658. Keeps every key far inside 64 bits."""
 
-UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
-_DURATION = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d)", re.ASCII)
-_EPOCH = re.compile(r"[0-9]{1,15}", re.ASCII)
+EARLIEST_PLAUSIBLE_MS = 978_307_200_000
+"""2001-01-01T00:00:00Z. Epoch seconds stay below this number until the year 32971."""
+
+_NUMBER_AND_UNIT = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d|w)", re.ASCII)
+_SEVERAL_UNITS = re.compile(
+    r"(?:[0-9]{1,15}w)?(?:[0-9]{1,15}d)?(?:[0-9]{1,15}h)?(?:[0-9]{1,15}m(?!s))?(?:[0-9]{1,15}s)?(?:[0-9]{1,15}ms)?",
+    re.ASCII,
+)
+_BARE_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 _RFC3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,30}))?"
     r"([Zz]|([+-])([0-9]{2}):([0-9]{2}))",
@@ -23,22 +30,26 @@ _MS = timedelta(milliseconds=1)
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, or of a bare number of milliseconds.
+    """Milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a bare number of milliseconds.
 
+    Several units stand from the largest to the smallest, each at most once, and only a single unit takes a fraction.
     Raises ValueError, with a text for users, for anything else.
     """
-    if _EPOCH.fullmatch(text):
+    if _BARE_NUMBER.fullmatch(text):
         return int(text)
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text[:80]!r} is not a duration; write 250ms, 1.5s, 90s, 15m, 2h or 7d")
-    whole, fraction, unit = match.groups()
-    unit_ms = UNIT_MS[unit]
-    duration_ms = int(whole) * unit_ms
-    if fraction:
-        duration_ms += -(-int(fraction) * unit_ms // 10 ** len(fraction))
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is not None:
+        whole, fraction, unit = match.groups()
+        unit_ms = UNIT_MS[unit]
+        duration_ms = int(whole) * unit_ms
+        if fraction:
+            duration_ms += -(-int(fraction) * unit_ms // 10 ** len(fraction))
+    elif text and _SEVERAL_UNITS.fullmatch(text):
+        duration_ms = sum(int(whole) * UNIT_MS[unit] for whole, _, unit in _NUMBER_AND_UNIT.findall(text))
+    else:
+        raise ValueError(f"{text[:80]!r} is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w")
     if duration_ms > MS_MAX:
-        raise ValueError(f"{text[:80]!r} is longer than any time Chronos can hold")
+        raise ValueError(f"{text[:80]!r} is longer than the longest duration, {MS_MAX} ms")
     return duration_ms
 
 
@@ -47,7 +58,7 @@ def parse_time_ms(text: str) -> int:
 
     Raises ValueError, with a text for users, for anything else.
     """
-    if _EPOCH.fullmatch(text):
+    if _BARE_NUMBER.fullmatch(text):
         return int(text)
     match = _RFC3339.fullmatch(text)
     if match is None:
@@ -76,6 +87,11 @@ def parse_time_ms(text: str) -> int:
     return time_ms
 
 
+def looks_like_seconds(time_ms: int) -> bool:
+    """True for a number of epoch milliseconds before 2001: it was most likely meant as epoch seconds."""
+    return time_ms < EARLIEST_PLAUSIBLE_MS
+
+
 def format_time(time_ms: int) -> str:
     """RFC 3339 in UTC with milliseconds, as shown to people; beyond the year 9999 the number itself."""
     try:
@@ -83,3 +99,11 @@ def format_time(time_ms: int) -> str:
     except OverflowError:
         return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def format_duration(duration_ms: int) -> str:
+    """The shortest exact text with one unit, days at most: `90s`, never `1.5m`; `14d`, never `2w`."""
+    for unit in ("d", "h", "m", "s"):
+        if duration_ms and duration_ms % UNIT_MS[unit] == 0:
+            return f"{duration_ms // UNIT_MS[unit]}{unit}"
+    return f"{duration_ms}ms"

@@ -1,7 +1,7 @@
 """The time wheel: the messages due next, in memory, a slot per millisecond.
 
-A cache of what the store holds, never the truth: it may be cleared at any moment. It promises to hold every
-pending message at or before `through`, and nothing behind it. After Varghese and Lauck, "Hashed and Hierarchical
+It is a cache of the store and may be cleared at any moment. It holds every pending message at or before `through`,
+and none behind it. After Varghese and Lauck, "Hashed and Hierarchical
 Timing Wheels" (1987), with the slots in a dict and their order in a sorted list: an empty millisecond costs nothing.
 """
 
@@ -17,19 +17,19 @@ Position = tuple[int, int]
 
 
 class Wheel:
-    """Packed entries by `(due_ms, offset)`, bounded in messages and bytes by whoever fills it."""
+    """Packed entries by `(due_ms, offset)`. The caller bounds their number and bytes."""
 
     def __init__(self, through: Position) -> None:
         self._slots: dict[int, dict[int, Item]] = {}
         self._sizes: dict[int, int] = {}
-        """Bytes held, by slot: a slot that is passed is dropped without a look at what is in it."""
+        """Bytes held, by slot: a slot that the cursor passed is dropped without reading its entries."""
         self._order: list[int] = []
         self.edits = 0
-        """Grows with every change that may alter what `peek` tells of the messages held; reading on does not."""
+        """Incremented by every change that may alter the result of `peek` for messages held; `extend` does not."""
         self.clear(through)
 
     def clear(self, through: Position) -> None:
-        """Forget everything; from now on the wheel is complete up to `through` because nothing is pending there."""
+        """Drop every entry; the wheel is complete up to `through`, where nothing is pending."""
         self._slots.clear()
         self._sizes.clear()
         self._order.clear()
@@ -39,7 +39,7 @@ class Wheel:
         self.edits += 1
 
     def add(self, due_ms: int, offset: int, data: bytes) -> None:
-        """Hold an entry that lies at or before `through`. It must not be there yet."""
+        """Add an entry at or before `through` that is not held yet."""
         assert (due_ms, offset) <= self.through
         slot = self._slots.get(due_ms)
         if slot is None:
@@ -57,7 +57,7 @@ class Wheel:
         self.edits += 1
 
     def extend(self, items: list[Item], through: Position) -> None:
-        """Hold the entries that follow `self.through`, in order, and be complete up to `through`."""
+        """Add the entries that follow `self.through`, in order; the wheel is then complete up to `through`."""
         assert through >= self.through
         assert not items or (items[0][:2] > self.through and items[-1][:2] <= through)
         slots, sizes, order = self._slots, self._sizes, self._order
@@ -84,14 +84,14 @@ class Wheel:
         self.through = through
 
     def forget(self, due_ms: int, offset: int) -> None:
-        """Drop an entry, if it is held, in O(1)."""
+        """Drop an entry if it is held, in O(1)."""
         if offset in self._slots.get(due_ms, ()):
             self._take(due_ms, [offset])
             self.edits += 1
         # An empty slot stays until the cursor passes it: taking it out of the order would cost O(n).
 
     def peek(self, until_ms: int, messages_max: int, after: Position = (-1, 0)) -> list[Item]:
-        """The first entries behind `after` that are due at or before `until_ms`, in order, at most `messages_max`."""
+        """Return the first entries behind `after` that are due at or before `until_ms`, in order, at most `messages_max`."""
         found: list[Item] = []
         after_ms, after_offset = after
         for due_ms in islice(self._order, bisect_left(self._order, after_ms), None):
@@ -104,7 +104,7 @@ class Wheel:
         return found
 
     def advance(self, cursor: Position) -> None:
-        """Drop everything at or before the cursor."""
+        """Drop every entry at or before the cursor."""
         cursor_due_ms, cursor_offset = cursor
         passed = bisect_left(self._order, cursor_due_ms)
         for due_ms in self._order[:passed]:
@@ -119,13 +119,13 @@ class Wheel:
         self.through = max(self.through, cursor)
 
     def shrink(self, messages_max: int) -> None:
-        """Keep the first `messages_max`, give up the rest."""
+        """Keep the first `messages_max` entries and drop the rest."""
         assert messages_max > 0
         if self.messages <= messages_max:
             return
         self.edits += 1
         kept = 0
-        for at, due_ms in enumerate(self._order):  # noqa: B007 -- where the loop stopped is where to cut
+        for at, due_ms in enumerate(self._order):  # noqa: B007 -- the loop stops at the slot that is cut
             slot = self._slots[due_ms]
             if kept + len(slot) > messages_max:
                 break
@@ -141,19 +141,19 @@ class Wheel:
         del self._order[at + bool(keep) :]
 
     def next_due_ms(self) -> int | None:
-        """When the first entry held is due; None when none is held."""
+        """Return the due time of the first entry held; None if none is held."""
         for due_ms in self._order:
             if self._slots[due_ms]:
                 return due_ms
         return None
 
     def _drop(self, due_ms: int) -> None:
-        """A whole slot."""
+        """Drop a whole slot."""
         self.messages -= len(self._slots.pop(due_ms))
         self.bytes -= self._sizes.pop(due_ms)
 
     def _take(self, due_ms: int, offsets: list[int]) -> None:
-        """Some entries out of their slot."""
+        """Take entries out of their slot."""
         slot = self._slots[due_ms]
         size = sum(len(slot.pop(offset)[2]) for offset in offsets)
         self._sizes[due_ms] -= size

@@ -1,15 +1,15 @@
-"""Where a store begins that holds nothing, or nothing that the logs reach back to.
+"""Store bootstrap: what a store starts from that is empty, or that the logs do not reach back to.
 
-    1. with the newest checkpoint at `checkpoints.location`
-    2. with one of another node, fetched over HTTP, checked by its digest
-    3. with the logs, if they are whole
+    1. the newest checkpoint at `checkpoints.location`
+    2. a checkpoint of another node, fetched over HTTP and checked by its digest
+    3. the logs, if they are complete
 
-A checkpoint that fails in between, at either place, is no harm: the next one is tried, and in the end the logs.
+A checkpoint that cannot be fetched or used does no harm: the next source is tried, and finally the logs.
 """
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -18,112 +18,126 @@ from chronos.adapters.checkpoints.files import Copier
 from chronos.adapters.checkpoints.peers import checkpoint_of
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import Identity
-from chronos.core.roles import Member
+from chronos.core.roles import Member, ShardRoles
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from chronos.node.checkpointing import CheckpointScheduler
 from chronos.ports import Checkpoint
-from chronos.workers.membership import Membership
-from chronos.workers.replica import RecoveryCost
+from chronos.workers.membership import Membership, holders
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.checkpoints")
 
 REPLAYED_MAX = 10_000
-"""Records of the logs that are replayed sooner than another node is asked for its store; about a second of work."""
+"""Up to this many records of the logs are replayed rather than fetched from another node: about a second of work."""
 
 TURN_S = 0.5
-"""How long one turn waits while another shard of this node fetches; the next turn waits again."""
+"""How long one step waits while another shard of this node fetches a checkpoint; the next step waits again."""
 
-GIVING = ("follower", "master")
-"""Roles of replicas to ask, those first that have time."""
+SOURCES = (ReplicaState.FOLLOWER, ReplicaState.MASTER)
+"""States of the replicas whose stores are fetched: followers first, because masters have more to do."""
 
 
 class StoreBootstrap:
-    """Gives stores of this node a beginning, one at a time. Any shard's thread may call."""
+    """Restores stores of this node, one at a time. Any shard's thread may call."""
 
     def __init__(
         self,
         copier: Copier,
         *,
-        keeping: CheckpointScheduler | None,
+        checkpoints: CheckpointScheduler | None,
         membership: Membership | None,
         node: str,
         token: str,
         stopping: threading.Event,
-        anew: Iterable[int] = (),
+        forced: Iterable[int] = (),
     ) -> None:
-        """`keeping`: the checkpoints at `checkpoints.location`, if there is one. `membership`: None, if standalone.
+        """`checkpoints`: those at `checkpoints.location`; None without one. `membership`: None for a standalone node.
 
-        `anew`: shards that begin with a checkpoint once, also where there is a store (`--from-checkpoint`).
+        `token`: shown to other nodes as proof of being this one. `stopping`: ends a fetch. `forced`: shards whose store
+        is replaced by a checkpoint once, whatever it holds (`--from-checkpoint`).
         """
         self._copier = copier
-        self._keeping = keeping
+        self._checkpoints = checkpoints
         self._membership = membership
         self._node = node
         self._token = token
         self._stopping = stopping
-        self._anew = set(anew)
+        self._forced = set(forced)
         self._turn = threading.Lock()
 
-    def begin(self, store: RocksStore, identity: Identity, replay: RecoveryCost) -> Checkpoint | None:
-        """The checkpoint that took the place of what was in the store; None: go on with the logs.
+    def restore(self, store: RocksStore, identity: Identity, cost: RecoveryCost) -> Checkpoint | None:
+        """The checkpoint that replaced the contents of the store; None: replay the logs into the store as it is.
 
-        Raises Retry: the logs are not whole, and nobody gave a checkpoint yet. StoreCorrupt: nobody can.
+        `cost`: of that replay. Raises Retry: the logs are not complete, and no checkpoint could be fetched yet.
+        StoreCorrupt: every checkpoint there is is damaged.
         """
-        needed = replay.empty or not replay.whole or identity.shard in self._anew
-        if not needed or (self._keeping is None and self._membership is None):
+        is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
+        if not is_needed or (self._checkpoints is None and self._membership is None):
             return None
         if not self._turn.acquire(timeout=TURN_S):
-            raise Retry(f"another shard of this node takes in a checkpoint; shard {identity.shard} is next")
+            raise Retry(f"another shard of this node fetches a checkpoint; shard {identity.shard} is next")
         try:
-            found = self._begin(store, identity, replay)
-            self._anew.discard(identity.shard)
-            return found
+            checkpoint = self._restore(store, identity, cost)
+            self._forced.discard(identity.shard)
+            return checkpoint
         finally:
             self._turn.release()
 
-    def _begin(self, store: RocksStore, identity: Identity, replay: RecoveryCost) -> Checkpoint | None:
+    def _restore(self, store: RocksStore, identity: Identity, cost: RecoveryCost) -> Checkpoint | None:
         shard = identity.shard
         into = store.path.with_name(f"{shard}.fetched")
         failures: list[StoreCorrupt | Retry] = []
-        for fetch in self._sources(identity, replay, into):
+        for fetch in self._sources(identity, cost, into):
             shutil.rmtree(into, ignore_errors=True)
             try:
-                found = fetch()
+                checkpoint = fetch()
             except NoSpace:
                 raise
             except (StoreCorrupt, Retry) as error:
                 if self._stopping.is_set():
                     raise
-                log.warning("no checkpoint", shard=shard, why=str(error))
+                log.warning("checkpoint not restored", shard=shard, why=str(error))
                 failures.append(error)
                 continue
-            if found is None:
+            if checkpoint is None:
                 continue
-            if found.applied < replay.applied_min or found.pull_offset < replay.pull_offset_min:
-                log.warning("checkpoint behind the logs", shard=shard, checkpoint=found.name)
+            if checkpoint.applied < cost.applied_min or checkpoint.pull_offset < cost.pull_offset_min:
+                log.warning("checkpoint behind the logs", shard=shard, checkpoint=checkpoint.name)
                 continue
             store.replace(into)
-            log.info("restored", shard=shard, checkpoint=found.name, pending=found.pending, bytes=found.size_bytes)
-            return found
-        if replay.whole:
+            log.info(
+                "restored",
+                shard=shard,
+                checkpoint=checkpoint.name,
+                pending=checkpoint.pending,
+                bytes=checkpoint.size_bytes,
+            )
+            return checkpoint
+        if cost.logs_complete:
             return None
+        self._raise_without_checkpoint(shard, failures)
+        return None
+
+    def _raise_without_checkpoint(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
+        """Raise what the logs being incomplete means: Retry while a checkpoint may still be had, else the damage of the first.
+
+        Returns where no checkpoint was ever made: the replica then finds that its logs begin too late, and raises that.
+        """
         if self._others_hold(shard) or any(isinstance(failure, Retry) for failure in failures):
             why = "; ".join(map(str, failures)) or "no other node that holds it is there"
             raise Retry(
-                f"the logs do not reach back to the store of shard {shard}, and no checkpoint can be had: {why}"
+                f"the logs do not reach back to the store of shard {shard}, and no checkpoint can be fetched: {why}"
             )
         if failures:
             raise failures[0]
-        return None
 
-    def _sources(
-        self, identity: Identity, replay: RecoveryCost, into: Path
-    ) -> Iterator[Callable[[], Checkpoint | None]]:
-        """Where a checkpoint may come from, one after the other."""
-        keeping, shard = self._keeping, identity.shard
-        if keeping is not None:
-            yield lambda: keeping.restore(shard, identity, into)
-        if replay.whole and replay.records <= REPLAYED_MAX:
+    def _sources(self, identity: Identity, cost: RecoveryCost, into: Path) -> Iterator[Callable[[], Checkpoint | None]]:
+        """The sources of a checkpoint in the order of preference: calls that put it into the folder."""
+        checkpoints, shard = self._checkpoints, identity.shard
+        if checkpoints is not None:
+            yield lambda: checkpoints.restore(shard, identity, into)
+        if cost.logs_complete and cost.records <= REPLAYED_MAX:
             return
         for member in self._holders(shard):
             yield lambda member=member: self._fetch(member, identity, into)  # type: ignore[misc]
@@ -144,23 +158,17 @@ class StoreBootstrap:
             yield chunk
 
     def _holders(self, shard: int) -> list[Member]:
-        """Other nodes that have the shard: followers before its master, and of those the furthest first."""
+        """Other nodes whose copy of the shard is up to date: followers before its master, the furthest first."""
         if self._membership is None:
             return []
-        found = [
-            (GIVING.index(replica.role), -replica.applied, member)
-            for member in self._membership.snapshot().members.values()
-            if member.node != self._node
-            and (replica := member.replicas.get(shard)) is not None
-            and replica.role in GIVING
-            and replica.applied
-        ]
-        return [member for *_, member in sorted(found, key=lambda each: each[:2])]
+        found = holders(self._membership.snapshot(), shard, besides=self._node, order=SOURCES)
+        return [member for member, replica in found if replica.role in SOURCES and replica.applied]
 
     def _others_hold(self, shard: int) -> bool:
-        """Whether another node has the shard, also one that is away."""
+        """True if another node may hold the shard, also one that is away, or while the roles are not known."""
         if self._membership is None:
             return False
         roles = self._membership.snapshot().roles
-        given = None if roles is None else roles.shards.get(shard)
-        return roles is None or (given is not None and any(node != self._node for node in given.replicas))
+        if roles is None:
+            return True
+        return any(node != self._node for node in roles.shards.get(shard, ShardRoles()).replicas)

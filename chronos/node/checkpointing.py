@@ -1,6 +1,6 @@
-"""A half of the node: the thread that makes checkpoints and trims the logs, and the stores that begin with one.
+"""The checkpoint scheduler: the thread that makes the checkpoints of a node's shards and trims their logs.
 
-It may take minutes with a large store, so it has a thread of its own; nothing else waits for it.
+A checkpoint of a large store takes minutes, so nothing waits for this thread.
 """
 
 import threading
@@ -15,26 +15,34 @@ from chronos.config import Config
 from chronos.core.codec import Identity
 from chronos.errors import ChronosError, Retry, StoreCorrupt
 from chronos.node.driver import ShardDriver
-from chronos.ports import Checkpoint, Clock, Log
+from chronos.ports import Checkpoint, Clock, TopicLog
 from chronos.workers.checkpoint import Checkpointer, LogPosition
 
 log = structlog.get_logger("chronos.checkpoints")
 
-LOOK_S = 1.0
-"""How often the thread looks whether a checkpoint is due, or was asked for."""
+CHECK_EVERY_S = 1.0
+"""How often the thread checks whether a checkpoint is due or was asked for."""
 
 STOP_S = 30.0
-"""How long the end of the process waits for a checkpoint that is being made."""
+"""How long a stop waits for a checkpoint that is being made."""
 
 
 class CheckpointScheduler:
-    """The checkpoints of this node's shards."""
+    """Makes the checkpoints of this node's shards, and restores stores from them."""
 
     def __init__(
-        self, config: Config, log_port: Log, clock: Clock, *, copier: Copier, failed: Callable[[ChronosError], None]
+        self,
+        config: Config,
+        log_port: TopicLog,
+        clock: Clock,
+        *,
+        copier: Copier,
+        failed: Callable[[ChronosError], None],
     ) -> None:
+        """`failed`: called with the error when a store is found to be damaged, which ends the thread."""
         assert config.checkpoints.location is not None
         self.checkpointers: dict[int, Checkpointer] = {}
+        """By shard."""
         self._config = config
         self._log = log_port
         self._clock = clock
@@ -45,13 +53,9 @@ class CheckpointScheduler:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
-    # --- a store that begins with one
-
-    def restore(self, number: int, identity: Identity, into: Path) -> Checkpoint | None:
-        """Make a store of the newest checkpoint; None when there is none. StoreCorrupt: all damaged; Retry."""
-        return self._folder.restore(number, identity, into)
-
-    # --- while the node runs
+    def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
+        """Copy the newest checkpoint into a folder; None when there is none. Raises StoreCorrupt (all damaged), Retry."""
+        return self._folder.restore(shard, identity, into)
 
     def add(
         self,
@@ -61,7 +65,7 @@ class CheckpointScheduler:
         replicas: Callable[[], Sequence[LogPosition | None]],
         trims: Callable[[], bool],
     ) -> None:
-        """Keep checkpoints of this shard."""
+        """Make checkpoints of this shard, once the thread runs. `replicas`, `trims`: see `workers.checkpoint`."""
         settings = self._config.checkpoints
         self.checkpointers[shard.number] = Checkpointer(
             self._folder,
@@ -82,29 +86,33 @@ class CheckpointScheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it after the checkpoint under way."""
+        """End the thread after the checkpoint that is being made."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
     def problems(self) -> Mapping[int, str]:
-        """Why the last attempt failed, by shard."""
-        return {number: each.problem for number, each in self.checkpointers.items() if each.problem is not None}
+        """By shard, why the last attempt failed; shards without a failure are left out."""
+        return {
+            number: checkpointer.problem
+            for number, checkpointer in self.checkpointers.items()
+            if checkpointer.problem is not None
+        }
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(CHECK_EVERY_S):
             for number, checkpointer in self.checkpointers.items():
                 if self._stopping.is_set():
                     return
                 try:
                     checkpointer.step(self._clock.now_ms())
                 except Retry as error:
-                    log.warning("no checkpoint", shard=number, why=str(error))
+                    log.warning("checkpoint failed", shard=number, why=str(error))
                 except StoreCorrupt as error:
                     self._failed(error)
                     return
                 except ChronosError as error:
-                    log.error("no checkpoint", shard=number, why=str(error))
+                    log.error("checkpoint failed", shard=number, why=str(error))
                 except Exception as error:
-                    # Nothing may end in silence, and no message waits for a checkpoint.
-                    log.exception("no checkpoint", shard=number, why=repr(error))
+                    # The thread must not end unnoticed, and no message waits for a checkpoint: try again.
+                    log.exception("checkpoint failed", shard=number, why=repr(error))

@@ -1,4 +1,4 @@
-"""A node's place in the cluster: the coordinator, the membership over it, and the threads that keep it up."""
+"""A node of a cluster: opens the coordinator, and runs the threads of its membership and of the log's reachability."""
 
 import threading
 import time
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chronos.config import Config
+from chronos.core.assignment import plan
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
-from chronos.node.driver import surely
-from chronos.ports import Clock, Coordinator, Log
+from chronos.node.driver import run_guarded
+from chronos.ports import Clock, Coordinator, TopicLog
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 
@@ -18,16 +19,17 @@ if TYPE_CHECKING:
     from chronos.adapters.zookeeper.inspection import ClusterInspection as ClusterInspection
 
 WAIT_MAX_S = 1.0
-"""Longest single wait, so that an end is noticed."""
+"""Longest single wait, so that a stop is noticed."""
 
 HAND_OVER_S = 5.0
-"""How long a node that stops waits for others to take over its shards."""
+"""How long a node that stops waits for other nodes to take over its shards."""
 
-LOOK_S = 0.02
+POLL_S = 0.02
+"""How often it checks meanwhile whether they have."""
 
 UNREACHABLE_SHARE = 3 / 4
-"""Of a session's time without an answer from the log, until a master gives way: with the question that was not answered, a
-node that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
+"""Share of the session time-out without an answer from the log after which a master gives way: with the last ping, a node
+that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
 
 def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
@@ -58,68 +60,75 @@ def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
 
 
 class ClusterNode:
-    """One node's place, from `take` to `leave`."""
+    """This node as a member of a cluster, from `join` to `leave`."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         *,
         node: str,
-        log: Log,
+        log: TopicLog,
         unreachable_ms: int,
         clock: Clock,
         describe: Callable[[], Member],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        from chronos.core.assignment import plan
-
+        """`describe`: this node as it is now. `failed`: called with the error that ended a thread."""
         self.membership = Membership(coordinator, node=node, clock=clock, describe=describe, plan=plan)
         self._coordinator = coordinator
         self._clock = clock
-        self._left = threading.Event()
-        self.reach = LogReachability(log, unreachable_ms=unreachable_ms, clock=clock)
-        self._thread = threading.Thread(target=surely, args=("member", self._run, failed), name="member", daemon=True)
-        self._asking = threading.Thread(target=surely, args=("reach", self._ask, failed), name="reach", daemon=True)
+        self._leaving = threading.Event()
+        self.reachability = LogReachability(log, unreachable_ms=unreachable_ms, clock=clock)
+        # Two threads, because a ping of the log may take as long as it likes and must not hold up the membership.
+        self._membership_thread = _thread("membership", self._run_membership, failed)
+        self._reachability_thread = _thread("reachability", self._run_reachability, failed)
 
-    def take(self) -> None:
-        """Join, and keep the place up from now on. Raises NodeIdTaken, CoordinatorUnavailable."""
+    def join(self) -> None:
+        """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""
         self.membership.join()
-        self._thread.start()
-        self._asking.start()
+        self._membership_thread.start()
+        self._reachability_thread.start()
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
-        """Wait until the other nodes have taken over what this one is master of, as long as there are others."""
-        deadline = time.monotonic() + HAND_OVER_S
-        while self._thread.is_alive() and time.monotonic() < deadline and len(self.membership.snapshot().members) > 1:
+        """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and not without others."""
+        deadline_s = time.monotonic() + HAND_OVER_S
+        while (
+            self._membership_thread.is_alive()
+            and time.monotonic() < deadline_s
+            and len(self.membership.snapshot().members) > 1
+        ):
             if handed_over():
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def leave(self, timeout_s: float) -> None:
-        """End the thread, and give the place back."""
-        self._left.set()
-        deadline = time.monotonic() + timeout_s
-        for thread in (self._thread, self._asking):
+        """End the threads, then the session with the coordinator."""
+        self._leaving.set()
+        deadline_s = time.monotonic() + timeout_s
+        for thread in (self._membership_thread, self._reachability_thread):
             if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         self._coordinator.leave()
 
-    def _run(self) -> None:
-        while not self._left.is_set():
+    def _run_membership(self) -> None:
+        while not self._leaving.is_set():
             wake_ms = self.membership.step(self._clock.now_ms())
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:
                 self._coordinator.wait(min(timeout_s, WAIT_MAX_S))
 
-    def _ask(self) -> None:
-        """A question to the log may take its time, which membership must not wait for."""
-        while not self._left.is_set():
-            wake_ms = self.reach.step(self._clock.now_ms())
-            self._left.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
+    def _run_reachability(self) -> None:
+        while not self._leaving.is_set():
+            wake_ms = self.reachability.step(self._clock.now_ms())
+            self._leaving.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
+
+
+def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:
+    return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
 
 
 def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
-    """What is to be seen of the cluster from outside. Raises ConfigurationError, CoordinatorUnavailable."""
+    """The cluster as the coordinator shows it to a visitor. Raises ConfigurationError, CoordinatorUnavailable."""
     from chronos.adapters.zookeeper.inspection import survey
 
     return survey(open_coordinator(config, instance))

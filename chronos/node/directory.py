@@ -12,17 +12,17 @@ INSTANCE = "instance"
 
 
 class DataDirectory:
-    """Where a node keeps everything it has, and who it is."""
+    """The folder in which a node keeps its stores, its copies, its lock and its id."""
 
     def __init__(self, path: Path, *, node: str) -> None:
         self.path = path
         self.instance = ""
-        """The id of the directory, which is the node's incarnation; empty before `claim`."""
+        """The id of the directory, by which the log tells nodes apart; empty before `claim`."""
         self._node = node
         self._lock_file: int | None = None
 
     def claim(self) -> None:
-        """Take it for this process, and learn its id. Raises StoreInUse; Stop when it cannot be used at all."""
+        """Lock it for this process and read its id. Raises StoreInUse; Stop when it cannot be used at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -40,22 +40,22 @@ class DataDirectory:
         self._lock_file = handle
         os.truncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()}, node {self._node}\n".encode(), 0)
-        named = self.path / INSTANCE
-        if not named.exists():
-            fresh = self.path / "instance.new"
-            fresh.write_text(uuid.uuid4().hex + "\n")
-            fresh.replace(named)
-        self.instance = named.read_text().strip()
+        id_file = self.path / INSTANCE
+        if not id_file.exists():
+            new_file = self.path / "instance.new"
+            new_file.write_text(uuid.uuid4().hex + "\n")
+            new_file.replace(id_file)
+        self.instance = id_file.read_text().strip()
 
     def known_instance(self) -> str:
-        """Its id without claiming it; empty where there is none yet."""
+        """Its id, without locking it; empty where there is none yet."""
         try:
             return (self.path / INSTANCE).read_text().strip()
         except OSError:
             return ""
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Unlock it."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -65,6 +65,6 @@ class DataDirectory:
         return self.path / "shards" / str(shard)
 
     def free_bytes(self) -> int:
-        """Bytes an unprivileged process may still write where it is."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
+        """Bytes that an unprivileged process may still write on its disk."""
+        stat = os.statvfs(self.path)
+        return stat.f_bavail * stat.f_frsize

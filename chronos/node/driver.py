@@ -1,6 +1,7 @@
-"""The driver of one shard: a thread that calls its replica's `step` when it wants to be called.
+"""The driver of one shard: a thread that calls the replica's `step` at the times the replica asks for.
 
-The only place where a shard's work meets a thread and a wait; and where those who ask from other threads wait.
+The only place where a shard's work meets a thread and a wait. Other threads read the shard, and wait for it, through the
+driver.
 """
 
 import threading
@@ -16,18 +17,19 @@ from chronos.core.shard import Shard
 from chronos.errors import ChronosError
 from chronos.ports import Clock, Store
 from chronos.workers.replica import Replica
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.shard")
 
 WAIT_MAX_S = 0.2
-"""Longest single wait, so that a stop, or another role, is noticed."""
+"""Longest single wait, so that a stop or another assignment is noticed."""
 
 REFUSALS_REMEMBERED = 20_000
-"""Refusals kept for those who wait to learn what became of their action."""
+"""Refusals kept for HTTP requests that wait for the outcome of their action."""
 
 
-def surely(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> None:
-    """Run what a thread is for; whatever ends it is told: a thread never ends in silence."""
+def run_guarded(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> None:
+    """The target of a thread: `failed` is called with any error that ends `run`, so that no thread ends unnoticed."""
     try:
         run()
     except ChronosError as error:
@@ -45,7 +47,9 @@ class ShardDriver(threading.Thread):
         self.number = replica.number
         self.replica = replica
         self.lateness = Histogram(LATENESS_S)
+        """Delivered minus due, by message."""
         self.steps = Histogram(STEP_S)
+        """Duration of the steps that committed a transaction."""
         self._clock = clock
         self._failed = failed
         self._stopping = threading.Event()
@@ -53,15 +57,15 @@ class ShardDriver(threading.Thread):
         self._pulled = 0
         self._refusals: OrderedDict[int, int] = OrderedDict()
 
-    # --- what others ask
+    # --- read by other threads
 
     @property
     def store(self) -> Store:
-        """The shard's store, to read."""
+        """The shard's store; read-only for other threads."""
         return self.replica.store
 
     @property
-    def role(self) -> str:
+    def role(self) -> ReplicaState:
         """What the replica does at the moment."""
         return self.replica.role
 
@@ -82,7 +86,7 @@ class ShardDriver(threading.Thread):
 
     @property
     def state(self) -> State:
-        """The state as of the last step."""
+        """The shard's state as of the last step."""
         return self.replica.state
 
     @property
@@ -92,7 +96,7 @@ class ShardDriver(threading.Thread):
 
     @property
     def shard(self) -> Shard:
-        """The shard itself, to look at."""
+        """The shard itself; read-only for other threads."""
         return self.replica.shard
 
     def stop(self) -> None:
@@ -100,24 +104,24 @@ class ShardDriver(threading.Thread):
         self._stopping.set()
 
     def wait_pulled(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the delay partition was executed up to `offset`, markers included; False when the time is over."""
+        """Wait until the delay partition is executed up to `offset`, markers included; False after the time."""
         with self._moved:
             return self._moved.wait_for(lambda: self._pulled >= offset, timeout_s)
 
     def refusal(self, offset: int) -> int | None:
-        """Why the delay record at the offset was refused, if it was, and that is not too long ago."""
+        """The `Reason` for which the delay record at the offset was refused; None: it was not, or too long ago."""
         return self._refusals.get(offset)
 
     # --- the thread
 
     def run(self) -> None:
-        """Step until told to stop; a thread never ends in silence."""
+        """Step until `stop`; any other end is reported, so that no thread ends unnoticed."""
         replica = self.replica
         try:
             while not self._stopping.is_set():
                 started = time.perf_counter()
                 wake_ms = replica.step(self._clock.now_ms())
-                self._note(time.perf_counter() - started)
+                self._record(time.perf_counter() - started)
                 self._wait(wake_ms)
         except ChronosError as error:
             self._fail(str(error), error)
@@ -128,7 +132,7 @@ class ShardDriver(threading.Thread):
             replica.close()
 
     def _fail(self, why: str, error: ChronosError) -> None:
-        self.replica.role, self.replica.paused = "failed", why
+        self.replica.fail(why)
         self._failed(error)
 
     def _wait(self, wake_ms: int) -> None:
@@ -136,7 +140,8 @@ class ShardDriver(threading.Thread):
         if timeout_s > 0 and not self.replica.wait(timeout_s):
             self._stopping.wait(timeout_s)
 
-    def _note(self, took_s: float) -> None:
+    def _record(self, took_s: float) -> None:
+        """Publish the step's duration, lateness, refusals and position to the other threads."""
         stepped = self.replica.last
         if stepped is not None:
             self.steps.observe(took_s)
@@ -146,7 +151,7 @@ class ShardDriver(threading.Thread):
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:
             self._refusals.popitem(last=False)
-        # Those who wait are told how far the delay partition was executed after its refusals were noted.
+        # The refusals come first: a thread that sees the position must find the refusals before it.
         pulled = self.replica.pulled
         if pulled != self._pulled:
             with self._moved:

@@ -1,4 +1,4 @@
-"""What a node opens: its log with Chronos's own topics, and stores that belong to them."""
+"""Opens the log, with the topics that Chronos owns, and the stores that belong to them, as the configuration says."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from chronos.adapters.kafka.log import KafkaLog
 
 HEADROOM_BYTES = 256 * 1024
-"""What rejected and dead-letter topics take beyond the delay topic: reason, source and receipt."""
+"""Bytes a record of the rejected or dead-letter topic may take more than on the delay topic: reason, source, receipt."""
 
 EMBEDDED_REMEDY = (
-    "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that what was pending"
-    " is in this store alone. `chronos doctor` tells more."
+    "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that pending messages"
+    " are in this store alone. `chronos doctor` tells more."
 )
-"""What to do about a damaged store whose log is on the same disk."""
+"""What to do about a damaged store on the embedded log, for people."""
 
 
 def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
@@ -57,7 +57,7 @@ def open_kafka(config: Config) -> "KafkaLog":
 
 
 def open_bulk(config: Config) -> "BulkOpener":
-    """What opens producers to the same cluster from the tasks of a Spark job."""
+    """Opens producers for the same Kafka cluster in the tasks of a Spark job."""
     from chronos.adapters.kafka.bulk import BulkOpener
 
     assert config.log.kafka.bootstrap_servers is not None
@@ -69,15 +69,15 @@ def open_bulk(config: Config) -> "BulkOpener":
 
 
 def own_topics(config: Config) -> list[TopicSpec]:
-    """Chronos's own four topics, as they have to be."""
+    """The four topics that Chronos owns, with the settings they must have."""
     topics = config.topics
     common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
     if topics.min_insync_replicas is not None:
         common["min.insync.replicas"] = str(topics.min_insync_replicas)
-    # The log is the only other copy of what is pending: it is kept for ever.
+    # The log is the only other copy of the pending messages, so Kafka must not delete anything by itself.
     kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
             "message.timestamp.type": "LogAppendTime"}  # fmt: skip
-    # What came in can go out, and waits there until somebody has looked at it.
+    # Every message that fits the delay topic must fit here, and stays until an operator has looked at it.
     letters = {**common, "retention.ms": "-1", "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES)}
     shards = config.shards
     return [
@@ -91,7 +91,7 @@ def own_topics(config: Config) -> list[TopicSpec]:
 
 
 def open_store(config: Config, directory: DataDirectory, shard: int, cache: BlockCache | None = None) -> RocksStore:
-    """The store of a shard; `cache`: what all stores of a node share, its own by default."""
+    """The store of a shard. `cache`: the block cache that all stores of a node share; None: one of its own."""
     settings = config.store
     return RocksStore(
         directory.store(shard),
@@ -103,7 +103,7 @@ def open_store(config: Config, directory: DataDirectory, shard: int, cache: Bloc
 
 
 def identity(config: Config, shard: int, infos: Mapping[str, TopicInfo]) -> Identity:
-    """What a store of the shard belongs to: one shard of one pair of topics."""
+    """The identity of a store of the shard: one shard of one pair of topics."""
     topics = config.topics
     return Identity(
         cluster=config.cluster,
@@ -117,7 +117,7 @@ def identity(config: Config, shard: int, infos: Mapping[str, TopicInfo]) -> Iden
 
 
 def check_identity(store: Store, mine: Identity, path: Path) -> None:
-    """The store in `path`: without an identity it gets this one; LogMismatch when it has another. The topics' ids tell."""
+    """Give the store in `path` this identity if it has none yet. Raises LogMismatch when it has another one."""
     (data,) = store.get([IDENTITY_KEY])
     if data is None:
         store.write([(IDENTITY_KEY, pack_identity(mine))], [])

@@ -1,4 +1,4 @@
-"""One shard of a node: its replica, made of everything that works on it, and the thread that steps it."""
+"""One shard of a node: constructs its replica and its driver, and describes the replica to the cluster."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,8 @@ from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
 from chronos.workers.master import Limits
 from chronos.workers.push import Pusher
-from chronos.workers.replica import Assignment, RecoveryCost, Replica
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica import Assignment, Replica
 
 
 def make_shard(
@@ -24,10 +25,13 @@ def make_shard(
     instance: str,
     guard: Callable[[], str | None],
     assigned: Callable[[], Assignment],
-    begin: Callable[[RecoveryCost], bool],
+    restore: Callable[[RecoveryCost], bool],
     failed: Callable[[ChronosError], None],
 ) -> ShardDriver:
-    """The driver, not started yet. `guard`, `assigned` and `begin` are those of `workers.replica`."""
+    """The driver, not started yet. `guard`, `assigned` and `restore`: see `workers.replica.Replica`.
+
+    `failed`: called once, with the error that ended the driver's thread.
+    """
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(
         shard=number,
@@ -76,13 +80,13 @@ def make_shard(
         deduplication_ms=config.retention.deduplication,
         guard=guard,
         assigned=assigned,
-        begin=begin,
+        restore=restore,
     )
     return ShardDriver(replica, clock=clock, failed=failed)
 
 
-def described(shard: ShardDriver, kept: LogPosition) -> ReplicaReport:
-    """What the node says of the replica to the cluster; `kept`: where its store stood at its last flush."""
+def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:
+    """The replica as the node reports it to the cluster. `flushed`: the position of its store at its last flush."""
     state = shard.state
     return ReplicaReport(
         applied=state.applied if shard.replica.known else None,
@@ -93,6 +97,6 @@ def described(shard: ShardDriver, kept: LogPosition) -> ReplicaReport:
         log_epoch=state.log_epoch,
         role=shard.role,
         reason=shard.paused,
-        kept_applied=kept.applied,
-        kept_pull_offset=kept.pull_offset,
+        kept_applied=flushed.applied,
+        kept_pull_offset=flushed.pull_offset,
     )

@@ -1,7 +1,7 @@
-"""Columns in, columns out: the core's own parsers over Arrow batches, and receipts as Spark expressions.
+"""Delay and progress records and receipts, decoded column by column: Arrow batches in, Arrow batches out.
 
-There is no second parser of delay and progress records. Of receipts, which have one plain form, Spark reads the
-headers itself: they need not leave the JVM.
+This module has no parser of its own: delay and progress records go through the core's. Receipts have one plain form,
+which Spark expressions read without leaving the JVM.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from chronos.core.parsing import parse
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
+from chronos.spark.decisions import OUTCOMES
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -28,16 +29,11 @@ _PARSED_TYPES = (pa.string(), pa.binary(), pa.string(), pa.binary(), pa.int64(),
 
 Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | None, int | None, str | None, str | None]
 
-OUTCOMES = {
-    Outcome.AGAIN: "again", Outcome.RETRY: "retry", Outcome.DEFERRED: "deferred", Outcome.SKIPPED: "skipped",
-    Outcome.EXPIRED: "expired", Outcome.DEAD: "dead-letter",
-}  # fmt: skip
-
 
 def parse_messages(shards: int) -> Callable[[Batches], Batches]:
     """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same and `PARSED`.
 
-    By the rules of replay, which know no settings: what a master refused, the progress records say.
+    Parsed by the rules of replay, which depend on no settings; the refusals of a master are in the progress records.
     """
 
     def parsed(batches: Batches) -> Batches:
@@ -58,29 +54,31 @@ def _parse_batch(batch: pa.RecordBatch, rules: dict[int, Rules], shards: int) ->
         own = rules.get(shard)
         if own is None:
             own = rules[shard] = Rules(shard=shard, shards=max(shards, shard + 1), max_delay_ms=2 * MS_MAX)
-        rows.append(_asked(Record(offset, timestamp_ms, key, value, pairs[begin:end]), own))
+        rows.append(_parsed(Record(offset, timestamp_ms, key, value, pairs[begin:end]), own))
     made = zip(*rows, strict=True) if rows else ((),) * len(PARSED)
     added = [pa.array(column, kind) for column, kind in zip(made, _PARSED_TYPES, strict=True)]
     return pa.RecordBatch.from_arrays([*batch.columns, *added], names=[*batch.schema.names, *PARSED])
 
 
-def _asked(record: Record, rules: Rules) -> Parsed:
-    ask = parse(record, rules)
-    if type(ask) is Entry:
-        message_id = ask.id or generated_id(rules.shard, ask.due_ms, record.offset)
-        policy = None if ask.id is None else _word(OnConflict.REJECT.name)
-        return "schedule", message_id, ask.target, ask.key, ask.due_ms, ask.due_ms, ask.expire_at_ms, policy, None
-    if type(ask) is ConditionalSchedule:
-        entry = ask.entry
-        return (_word(ask.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
-                entry.expire_at_ms, _word(ask.on_conflict.name), None)  # fmt: skip
-    if type(ask) is Action:
-        return _word(ask.verb.name), ask.id or None, None, None, ask.due_ms, ask.due_ms, None, None, None
-    assert type(ask) is Rejection
-    return "refused", record.key, None, None, None, None, None, None, ask.reason.label
+def _parsed(record: Record, rules: Rules) -> Parsed:
+    command = parse(record, rules)
+    if type(command) is Entry:
+        message_id = command.id or generated_id(rules.shard, command.due_ms, record.offset)
+        policy = None if command.id is None else _label(OnConflict.REJECT.name)
+        return ("schedule", message_id, command.target, command.key, command.due_ms, command.due_ms,
+                command.expire_at_ms, policy, None)  # fmt: skip
+    if type(command) is ConditionalSchedule:
+        entry = command.entry
+        return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
+                entry.expire_at_ms, _label(command.on_conflict.name), None)  # fmt: skip
+    if type(command) is Action:
+        verb, due_ms = _label(command.verb.name), command.due_ms
+        return verb, command.id or None, None, None, due_ms, due_ms, None, None, None
+    assert type(command) is Rejection
+    return "refused", record.key, None, None, None, None, None, None, command.reason.label
 
 
-def _word(name: str) -> str:
+def _label(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
@@ -148,36 +146,36 @@ def _reason(code: int) -> str | None:
     try:
         return Reason(code).label
     except ValueError:
-        return f"reason-{code}"  # of a newer version
+        return f"reason-{code}"  # a reason of a newer version
 
 
 # --- receipts
 
 
 def header(name: str) -> Column:
-    """The value of the last header of this name, as bytes; null without one.
+    """The value of the last header of this name, as bytes; null if there is none.
 
-    Chronos puts its own behind those a refused record came with.
+    Chronos appends its headers behind those of the rejected record.
     """
     at = f.array_position(f.reverse(f.col("headers").getField("name")), f.lit(name))
     return f.get(f.col("headers").getField("value"), (f.size("headers") - at).cast("int"))
 
 
 def header_text(name: str) -> Column:
-    """The same as text."""
+    """The last header of this name as text."""
     return header(name).cast("string")
 
 
 def header_number(name: str) -> Column:
-    """The same as a number; null where it is none."""
+    """The last header of this name as a number; null if it is not one."""
     return header_text(name).try_cast("bigint")
 
 
 def source_parts(source: str) -> tuple[Column, Column, Column]:
-    """Topic, partition and offset out of a column with `<topic>/<partition>/<offset>`."""
-    place = f.substring_index(source, "/", -2)
+    """Topic, partition and offset from a column that holds `<topic>/<partition>/<offset>`."""
+    address = f.substring_index(source, "/", -2)
     return (
         f.substring_index(source, "/", 1),
-        f.substring_index(place, "/", 1).try_cast("int"),
-        f.substring_index(place, "/", -1).try_cast("bigint"),
+        f.substring_index(address, "/", 1).try_cast("int"),
+        f.substring_index(address, "/", -1).try_cast("bigint"),
     )

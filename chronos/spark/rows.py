@@ -1,4 +1,4 @@
-"""Records of Kafka to rows of the archive's tables: pure, DataFrame to DataFrame."""
+"""Kafka records to rows of the archive's tables: pure transformations, DataFrame to DataFrame; nothing is read or written."""
 
 from collections.abc import Callable
 
@@ -34,13 +34,13 @@ def raw(records: DataFrame) -> DataFrame:
 
 
 def messages_of(shards: int) -> Callable[[DataFrame], DataFrame]:
-    """Records of the delay topic -> `messages`. Headers go as Spark reads them: it is the schema that names their parts."""
+    """Records of the delay topic -> `messages`. Headers keep Spark's structure: the table's schema names their fields."""
     columns = schema.columns_of(schema.MESSAGES)
 
     def made(records: DataFrame) -> DataFrame:
-        asked = records.select(f.col("partition").alias("shard"), "offset", f.unix_millis("timestamp").alias("timestamp_ms"),
+        columns_read = records.select(f.col("partition").alias("shard"), "offset", f.unix_millis("timestamp").alias("timestamp_ms"),
                                "key", "value", "headers")  # fmt: skip
-        return asked.mapInArrow(parse_messages(shards), columns)
+        return columns_read.mapInArrow(parse_messages(shards), columns)
 
     return made
 
@@ -60,7 +60,7 @@ def _progress(records: DataFrame) -> DataFrame:
 
 
 def with_receipt(records: DataFrame) -> DataFrame:
-    """Records of a target, rejected or dead-letter topic -> the same with what the receipt says: its headers are the last."""
+    """Records of a target, rejected or dead-letter topic -> the same with the columns of their receipt."""
     received = raw(records).select("*", header(ID).alias("id"), header_number(DUE_AT).alias("due_at_ms"),
                                    header_text(SOURCE).alias("source"))  # fmt: skip
     source_topic, shard, source_offset = source_parts("source")
@@ -84,13 +84,13 @@ def deliveries_of(*, all_records: bool) -> Callable[[DataFrame], DataFrame]:
     return made
 
 
-def explained(records: DataFrame) -> DataFrame:
-    """Records of the rejected or dead-letter topic -> the tables of these names."""
+def with_reason(records: DataFrame) -> DataFrame:
+    """Records of the rejected or dead-letter topic -> the table of that name."""
     return with_receipt(records).select("*", header_text(REASON).alias("reason"), header_text(DETAIL).alias("detail"))
 
 
 def in_hours(rows: DataFrame, table: Table) -> DataFrame:
-    """With the UTC date and hour to lie under: of the table's time, or of the record's where that is null or no time."""
+    """Rows with `due_date` and `due_hour` in UTC: of the table's time, or of the record's timestamp if that is null or out of range."""
     assert table.partitioned_by is not None
     when: Column = f.col(table.partitioned_by)
     if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:

@@ -1,12 +1,12 @@
-"""The archive's tables: their columns, types and units, and where they lie.
+"""The archive's tables: their columns with types and units, and their folders.
 
-    <location>/archive.json                                              what it is an archive of
+    <location>/archive.json                                              the cluster, topics and format of the archive
     <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
     <location>/_runs/...                                                 Spark's checkpoints: not data, readers skip it
 
-`batch` is the run and the micro-batch that wrote the rows: a batch that is written again is written over, so each
-record is there exactly once. All times are milliseconds since the epoch, by the broker's clock, unless said otherwise.
-Columns are only ever added, nullable and at the end: an older archive stays readable by `table_schema`.
+`batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the first, so each record is
+there exactly once. Times are milliseconds since the epoch by the broker's clock, unless a column names another clock.
+Law: columns are only ever added, nullable and at the end, so that an older archive stays readable by `table_schema`.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ from pyspark.sql.types import (
 )
 
 FORMAT = 1
-"""Of `archive.json`. A change of meaning is a new format; one that is not known is refused."""
+"""Format in `archive.json`. A change of meaning is a new format; an unknown format is refused."""
 
 HEADERS = ArrayType(
     StructType([StructField("name", StringType(), False), StructField("value", BinaryType(), True)]), False
 )
-"""Headers in order, as Spark's Kafka source reads them: a name that is not UTF-8 holds U+FFFD, values are bytes."""
+"""Headers in order, as Spark's Kafka source reads them: invalid UTF-8 in a name becomes U+FFFD, values are bytes."""
 
 DUE = (
     ("due_date", StringType(), False, "UTC date of the table's partitioning time, `YYYY-MM-DD`"),
-    ("due_hour", IntegerType(), False, "UTC hour of it, 0 to 23"),
+    ("due_hour", IntegerType(), False, "UTC hour of that time, 0 to 23"),
 )
 
 Column = tuple[str, DataType, bool, str]
@@ -48,61 +48,61 @@ class Table(Struct, frozen=True, kw_only=True):
     meaning: str
     columns: tuple[Column, ...]
     partitioned_by: str | None
-    """The column whose hour the files lie under; None: no hours."""
+    """The column whose date and hour are folders; None: the table has no such folders."""
 
 
 RAW: tuple[Column, ...] = (
     ("topic", StringType(), False, "topic the record was read from"),
-    ("partition", IntegerType(), False, "partition it was read from"),
-    ("offset", LongType(), False, "its offset there"),
-    ("timestamp_ms", LongType(), False, "its timestamp"),
-    ("key", BinaryType(), True, "its key, byte for byte"),
-    ("value", BinaryType(), True, "its value, byte for byte"),
-    ("headers", HEADERS, True, "its headers in order; null when it has none"),
+    ("partition", IntegerType(), False, "partition the record was read from"),
+    ("offset", LongType(), False, "offset in that partition"),
+    ("timestamp_ms", LongType(), False, "timestamp of the record"),
+    ("key", BinaryType(), True, "key of the record, byte for byte"),
+    ("value", BinaryType(), True, "value of the record, byte for byte"),
+    ("headers", HEADERS, True, "headers of the record in order; null if it has none"),
 )
 
 RECEIPT: tuple[Column, ...] = (
     ("id", BinaryType(), True, "`chronos-id`"),
-    ("due_at_ms", LongType(), True, "`chronos-due-at`: as requested, or of the occurrence"),
-    ("source_topic", StringType(), True, "topic of `chronos-source`"),
-    ("shard", IntegerType(), True, "partition of `chronos-source`"),
-    ("source_offset", LongType(), True, "offset of `chronos-source`"),
-    ("occurrence", IntegerType(), False, "`chronos-occurrence`, 1 when absent"),
-    ("attempt", IntegerType(), False, "`chronos-attempt`, 1 when absent"),
+    ("due_at_ms", LongType(), True, "`chronos-due-at`: the requested due time, or that of the occurrence"),
+    ("source_topic", StringType(), True, "topic in `chronos-source`"),
+    ("shard", IntegerType(), True, "partition in `chronos-source`"),
+    ("source_offset", LongType(), True, "offset in `chronos-source`"),
+    ("occurrence", IntegerType(), False, "`chronos-occurrence`, 1 if absent"),
+    ("attempt", IntegerType(), False, "`chronos-attempt`, 1 if absent"),
 )
 
 WHY: tuple[Column, ...] = (
     ("reason", StringType(), True, "`chronos-reason`"),
-    ("detail", StringType(), True, "`chronos-detail`, for people"),
+    ("detail", StringType(), True, "`chronos-detail`, a text for people"),
 )
 
 MESSAGES = Table(
     name="messages",
-    meaning="Every record of the delay topic, and what it asks for.",
+    meaning="Every record of the delay topic, with the command it carries.",
     partitioned_by="due_ms",
     columns=(
         ("shard", IntegerType(), False, "partition of the delay topic"),
         ("offset", LongType(), False, "offset in it"),
-        ("timestamp_ms", LongType(), False, "when the broker took it"),
+        ("timestamp_ms", LongType(), False, "broker's timestamp of the record"),
         ("key", BinaryType(), True, "the record's key, byte for byte"),
         ("value", BinaryType(), True, "the payload, byte for byte"),
         ("headers", HEADERS, True, "all headers in order, control headers included"),
         ("verb", StringType(), False,
-         "`schedule`, `replace`, `reschedule`, `cancel`, `fire-now`, `probe`, or `refused`: it asks for nothing that can be done"),
-        ("id", BinaryType(), True, "the message's id; for one without a key its address `<shard>-<due_ms>-<offset>`"),
+         "`schedule`, `replace`, `reschedule`, `cancel`, `fire-now`, `probe`, or `refused` if the record is not valid"),
+        ("id", BinaryType(), True, "the message's id; without a key its generated id `<shard>-<due_ms>-<offset>`"),
         ("target", StringType(), True, "target topic"),
         ("target_key", BinaryType(), True, "key of the delivered record"),
-        ("requested_due_ms", LongType(), True, "when it was asked to be delivered; a delay counts from `timestamp_ms`"),
-        ("due_ms", LongType(), True, "when it is due: what lateness counts from"),
-        ("expire_at_ms", LongType(), True, "not delivered after this"),
+        ("requested_due_ms", LongType(), True, "requested due time; a delay counts from `timestamp_ms`"),
+        ("due_ms", LongType(), True, "due time, which lateness counts from"),
+        ("expire_at_ms", LongType(), True, "time after which the message is not delivered"),
         ("on_conflict", StringType(), True, "`reject`, `replace` or `ignore`, for a message with an id of its own"),
-        ("reason", StringType(), True, "why it is `refused`"),
+        ("reason", StringType(), True, "why the record is `refused`"),
     ),
 )  # fmt: skip
 
 DELIVERIES = Table(
     name="deliveries",
-    meaning="Every record of an archived target topic that carries Chronos's receipt; with `--all-records` the others too.",
+    meaning="Every record of an archived target topic that carries Chronos's receipt; with `--all-records` every record.",
     partitioned_by="due_at_ms",
     columns=(*RAW, *RECEIPT),
 )
@@ -127,33 +127,33 @@ PROGRESS = Table(
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
         ("offset", LongType(), False, "offset in it"),
-        ("timestamp_ms", LongType(), False, "when the broker took it"),
+        ("timestamp_ms", LongType(), False, "broker's timestamp of the record"),
         ("role_epoch", LongType(), False, "epoch of the role of master"),
         ("log_epoch", LongType(), False, "epoch of the log"),
         ("node", StringType(), False, "name of the master's node"),
         ("instance", StringType(), False, "id of its data directory"),
         ("cursor_due_ms", LongType(), False, "due time of the cursor after the step"),
         ("cursor_offset", StringType(), False, "source offset of the cursor, a decimal up to 2^64 - 1"),
-        ("pull_offset", LongType(), False, "offset in the delay partition up to which everything is executed"),
-        *((name, LongType(), False, f"messages of the step with this outcome: {name}") for name in COUNTS),
+        ("pull_offset", LongType(), False, "offset in the delay partition up to which all records are executed"),
+        *((name, LongType(), False, f"messages of the step with outcome {name}") for name in COUNTS),
         ("refused", LongType(), False, "delay records refused in the step"),
-        ("value", BinaryType(), False, "the record itself"),
+        ("value", BinaryType(), False, "value of the progress record, byte for byte"),
     ),
 )
 
 DECISIONS = Table(
     name="decisions",
-    meaning="Every refusal and every outcome other than plain delivery, out of the progress records.",
+    meaning="Every refusal and every outcome other than delivery, from the progress records.",
     partitioned_by="decided_ms",
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
         ("progress_offset", LongType(), False, "offset of the progress record"),
-        ("decided_ms", LongType(), False, "when the broker took that record"),
-        ("position_due_ms", LongType(), True, "due time of the place the message was selected at; null for `refused`"),
+        ("decided_ms", LongType(), False, "broker's timestamp of the progress record"),
+        ("position_due_ms", LongType(), True, "due time of the position the message was selected at; null for `refused`"),
         ("source_offset", LongType(), False, "offset in the delay partition"),
         ("outcome", StringType(), False, "`refused`, `again`, `retry`, `deferred`, `skipped`, `expired` or `dead-letter`"),
-        ("reason", StringType(), True, "why, as in `chronos-reason`"),
-        ("next_due_ms", LongType(), True, "the next due time of a message that was carried on"),
+        ("reason", StringType(), True, "reason, as in `chronos-reason`"),
+        ("next_due_ms", LongType(), True, "next due time of a message that stays pending"),
         ("occurrence", IntegerType(), False, "occurrence of a series, from 1"),
         ("attempt", IntegerType(), False, "attempt at a delivery, from 1"),
     ),
@@ -161,21 +161,21 @@ DECISIONS = Table(
 
 OFFSETS = Table(
     name="offsets",
-    meaning="How far each partition was archived by each batch, and what the log held then.",
+    meaning="The offsets of each partition that each batch archived, and the log's ends at that time.",
     partitioned_by=None,
     columns=(
         ("table", StringType(), False, "the table the batch was written to"),
-        ("topic", StringType(), False, "topic"),
-        ("partition", IntegerType(), False, "partition"),
-        ("topic_id", StringType(), True, "the topic's id: another one is another topic of the same name"),
+        ("topic", StringType(), False, "topic that was read"),
+        ("partition", IntegerType(), False, "partition that was read"),
+        ("topic_id", StringType(), True, "the topic's id; a topic created again has another one"),
         ("from_offset", LongType(), False, "first offset of the batch"),
-        ("until_offset", LongType(), False, "offset behind the batch's last"),
+        ("until_offset", LongType(), False, "offset after the last one of the batch"),
         ("log_start", LongType(), False, "the log's first offset when the run began"),
         ("stable_end", LongType(), False, "the last stable offset when the run began"),
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
-        ("read_ms", LongType(), False, "when the run asked for them, by the clock of the machine it ran on"),
-        ("gap", BooleanType(), False, "whether records before `from_offset`, or of a topic that was there before, were gone before they were archived"),
-        ("gap_reason", StringType(), True, "`trimmed`, or `recreated`: the topic was deleted and made again"),
+        ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine"),
+        ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived"),
+        ("gap_reason", StringType(), True, "`trimmed`, or `recreated`: the topic was deleted and created again"),
     ),
 )  # fmt: skip
 
@@ -186,14 +186,14 @@ TABLES: Mapping[str, Table] = {
 
 UNIQUE = ("offset", "timestamp_ms", "value", "headers.list.element.value", "id", "requested_due_ms", "due_ms", "due_at_ms",
           "source_offset")  # fmt: skip
-"""Columns whose values hardly repeat: a dictionary of them is built and given up, which costs a quarter of a write."""
+"""Columns whose values hardly repeat: Parquet would build a dictionary and discard it, a quarter of the time of a write."""
 
 WRITING = {f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE}
-"""Options to write any of the tables with."""
+"""Options for writing any of the tables."""
 
 
 def columns_of(table: Table, *, with_hours: bool = False, with_batch: bool = False) -> StructType:
-    """The table's columns; with those of the folders if they are wanted."""
+    """The table's columns; with `due_date` and `due_hour`, and with `batch`, if asked for."""
     columns: list[Column] = list(table.columns)
     if with_hours and table.partitioned_by is not None:
         columns += DUE
@@ -204,6 +204,6 @@ def columns_of(table: Table, *, with_hours: bool = False, with_batch: bool = Fal
 
 
 def table_schema(table: Table) -> StructType:
-    """The schema to read the table with, also one that an older version wrote: what it did not know reads as null."""
+    """The schema for reading the table: every column nullable, so that a column of a later version reads as null."""
     fields = columns_of(table, with_hours=True, with_batch=True).fields
     return StructType([StructField(field.name, field.dataType, True) for field in fields])

@@ -1,4 +1,7 @@
-"""A Spark session that reads Kafka, on this machine or on a cluster."""
+"""Spark sessions for the jobs: on this machine or on a cluster, with or without the Kafka connector.
+
+This module knows no table and no topic. Law: nothing of Spark is imported before `need_spark` has found it.
+"""
 
 import logging
 import os
@@ -6,14 +9,18 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from chronos.errors import SparkMissing
 
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""Spark's Kafka connector, as Maven names it. Of several newer versions a dependency is missing from Maven."""
+"""Maven coordinates of Spark's Kafka connector. Several newer versions lack a dependency in Maven."""
 
 AUTO_MASTER = "auto"
-"""That of `spark.master`, be it given here or to spark-submit, or else this machine."""
+"""The master named by `spark.master`, here or to spark-submit; without one, this machine."""
 
 LOCAL_MASTER = "local[*]"
 """All cores of this machine."""
@@ -28,15 +35,14 @@ LOCAL = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
-"""Settings on this machine; on a cluster its own hold.
+"""Settings for this machine; a cluster has settings of its own.
 
-Without its native library Hadoop starts a `chmod` for each file and folder it makes. So none are made for checksums,
-which Parquet's pages have anyway.
+Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The raw file system
+writes no checksum files, which halves their number; Parquet's pages have checksums of their own.
 """
 
 COMMON = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -46,13 +52,13 @@ COMMON = {
 
 
 def need_spark() -> None:
-    """SparkMissing, saying what to install, when PySpark or Java is not there."""
+    """Raise SparkMissing, which names what to install, if PySpark or Java is missing."""
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise SparkMissing(f"{error.name} is missing; install it with: pip install 'chronos[spark]'") from None
+        raise SparkMissing(f"{error.name} is missing; install it with: pip install 'kafka-chronos[spark]'") from None
     java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     if shutil.which(java) is None:
         raise SparkMissing(
@@ -61,55 +67,77 @@ def need_spark() -> None:
         )
 
 
-def open_session(name: str, master: str, conf: Mapping[str, str]):  # type: ignore[no-untyped-def]
-    """The session of a job: `conf` over what Chronos sets. See `AUTO_MASTER` for a master of that name.
+def open_session(name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None):  # type: ignore[no-untyped-def]
+    """The session of a job, with `conf` over the settings of this module; `AUTO_MASTER` chooses the master.
 
-    Fetches the connector unless `spark.jars` brings it, or says with nothing in it that none is needed. Of a Spark
-    that spark-submit has started it is too late to ask that. SparkMissing when PySpark, Java or the connector is not
-    there.
+    The Kafka connector is fetched, unless `spark.jars` names it or is empty, which means that the job needs none. A
+    Spark that spark-submit has started cannot fetch it any more. `log` takes the output of a JVM that is started here:
+    Spark's log, what fetching the connector prints, and Java's own warnings. SparkMissing if PySpark, Java or the
+    connector is missing.
     """
     need_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     master = conf.get("spark.master", "") if master == AUTO_MASTER else master
-    if submitted and not master:
+    if is_submitted() and not master:
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", "") or ""
-    master = master or LOCAL_MASTER
-    local = master.startswith("local")
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**COMMON, **(LOCAL if local else {}), **conf, "spark.master": master}
-    needs_connector = settings.get("spark.jars") != ""
-    if submitted and not needs_connector:
-        del settings["spark.jars"]  # what spark-submit brings is needed elsewhere
-    if not submitted and "spark.jars" not in settings:
-        packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
-        settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
-    builder = SparkSession.builder.appName(f"chronos {name}")
+    settings = _settings(master or LOCAL_MASTER, conf, has_log=log is not None)
+    spark_conf = SparkConf(loadDefaults=False)
+    spark_conf.setAppName(f"chronos {name}")
     for key, value in settings.items():
-        builder = builder.config(key, value)
+        spark_conf.set(key, value)
     try:
-        session = builder.getOrCreate()
+        if log is not None and not is_submitted():
+            _start_jvm(spark_conf, log)
+        session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise SparkMissing(
-            f"Spark did not start ({error}); what Java said is above. If the connector could not be fetched, bring"
-            f" {CONNECTOR} and what it needs yourself: --conf spark.jars=<files, separated by commas>"
+            f"Spark did not start ({error}); the output of Java says why. If the connector could not be fetched, bring"
+            f" {CONNECTOR} and its dependencies yourself: --conf spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
-    # A task that fails is raised as well: what py4j logs of it is the same, on fifty lines.
+    # The error of a failed task is raised by the driver too; py4j would log the same error on fifty lines.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    if needs_connector:
+    if conf.get("spark.jars") != "":
         _need_connector(session)
     return session
 
 
+def is_submitted() -> bool:
+    """True if spark-submit started this process: its JVM runs already and writes where spark-submit writes."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _settings(master: str, conf: Mapping[str, str], *, has_log: bool) -> dict[str, str]:
+    """All settings of a session; sets the environment that a local Spark needs."""
+    is_local = master.startswith("local")
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    level = {"spark.log.level": "WARN" if has_log else "ERROR"}
+    settings = {**COMMON, **level, **(LOCAL if is_local else {}), **conf, "spark.master": master}
+    if is_submitted() and settings.get("spark.jars") == "":
+        del settings["spark.jars"]  # the jars of spark-submit serve other purposes
+    if not is_submitted() and "spark.jars" not in settings:
+        packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
+        settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
+    return settings
+
+
+def _start_jvm(conf: "SparkConf", log: IO[bytes]) -> None:
+    """Start the JVM that the session will use, with its output in a file instead of on the terminal."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"stdout": log, "stderr": log}), conf=conf)
+
+
 def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
-    """SparkMissing unless Spark knows Kafka; no broker is asked."""
+    """Raise SparkMissing unless Spark has the Kafka connector; connects to no broker."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -117,6 +145,6 @@ def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
     except AnalysisException as error:
         session.stop()
         raise SparkMissing(
-            f"Spark has no Kafka connector: bring {CONNECTOR} and what it needs with"
+            f"Spark has no Kafka connector: bring {CONNECTOR} and its dependencies with"
             f" --conf spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
         ) from error

@@ -1,4 +1,8 @@
-"""Where an archive lies: a folder, or object storage, as both Spark and pyarrow reach it."""
+"""The storage of an archive: a folder or object storage, which both Spark and pyarrow reach.
+
+This module knows no table. Law: a file or a local folder appears whole under its name or not at all, and a local archive
+has one writer at a time.
+"""
 
 import json
 import os
@@ -16,23 +20,24 @@ from pyspark.sql import SparkSession
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
 
 LOCK_WAIT_S = 30.0
-"""How long a writer that was killed may take to be gone; its JVM notices within a second or two."""
+"""Seconds to wait for the lock: the JVM of a writer that was killed ends a second or two later."""
 
 LOCK_POLL_S = 0.1
+"""Seconds between two tries to take the lock."""
 
 
 SPECIAL = "#?%*[]{}\\"
-"""Characters of a location that Spark takes for something else: a pattern, a fragment, an escape."""
+"""Characters of a location that Spark reads as a pattern, a fragment or an escape."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _told(method: Callable[Concatenate["Place", P], R]) -> Callable[Concatenate["Place", P], R]:
-    """The method; what the file system refuses is ArchiveFailed."""
+def _translated(method: Callable[Concatenate["ArchiveStorage", P], R]) -> Callable[Concatenate["ArchiveStorage", P], R]:
+    """The method, with an OSError of the file system raised as ArchiveFailed."""
 
     @wraps(method)
-    def call(self: "Place", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: "ArchiveStorage", /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except OSError as error:
@@ -41,10 +46,10 @@ def _told(method: Callable[Concatenate["Place", P], R]) -> Callable[Concatenate[
     return call
 
 
-class Place:
-    """A folder by its URI or path; paths below it are relative and use `/`.
+class ArchiveStorage:
+    """A folder given by URI or path; paths below it are relative and use `/`.
 
-    ArchiveUnusable for one that can be none; ArchiveFailed, from every method, while it cannot be reached.
+    ArchiveUnusable if the location can never hold an archive; ArchiveFailed, from every method, while it is unreachable.
     """
 
     def __init__(self, location: str) -> None:
@@ -53,46 +58,46 @@ class Place:
         special = sorted({*location} & {*SPECIAL})
         if special:
             raise ArchiveUnusable(
-                f"{location} is no place for an archive: Spark cannot read below a {' or '.join(special)}"
+                f"{location} cannot hold an archive: Spark cannot read below a {' or '.join(special)}"
             )
         self._files: fs.FileSystem
         if self.is_local:
             self._files, self._root = fs.LocalFileSystem(), os.path.abspath(rest)
             self.uri = "file://" + self._root
             return
-        # Hadoop knows S3 by another name than Arrow.
+        # Hadoop calls S3 `s3a`, Arrow calls it `s3`.
         name = {"s3a": "s3"}.get(scheme, scheme)
         self.uri = f"{'s3a' if name == 's3' else scheme}://{rest}".rstrip("/")
         try:
             self._files, self._root = fs.FileSystem.from_uri(f"{name}://{rest}".rstrip("/"))
         except ValueError as error:
-            raise ArchiveUnusable(f"{location} is no place for an archive: {error}") from error
+            raise ArchiveUnusable(f"{location} cannot hold an archive: {error}") from error
         except OSError as error:
             raise ArchiveFailed(f"{location} cannot be reached: {error}") from error
 
     def path(self, *parts: str) -> str:
-        """The URI of something below, for Spark."""
+        """The URI of a path below, for Spark."""
         return "/".join([self.uri, *parts])
 
-    @_told
+    @_translated
     def folders(self, below: str) -> list[str]:
-        """Names of the folders right below, in order; none when there is no such folder."""
+        """Names of the folders directly below, in order; empty if there is no such folder."""
         selector = fs.FileSelector(f"{self._root}/{below}", allow_not_found=True)
         return sorted(
             found.base_name for found in self._files.get_file_info(selector) if found.type is fs.FileType.Directory
         )
 
-    @_told
+    @_translated
     def files(self, below: str, *, recursive: bool = False) -> list[tuple[str, int]]:
-        """`(path relative to below, bytes)` of the files there, in order."""
+        """`(path relative to below, size in bytes)` of the files there, in order."""
         root = f"{self._root}/{below}"
         selector = fs.FileSelector(root, allow_not_found=True, recursive=recursive)
         found = (each for each in self._files.get_file_info(selector) if each.type is fs.FileType.File)
         return sorted((each.path[len(root) + 1 :], each.size) for each in found)
 
-    @_told
+    @_translated
     def rows(self, below: str) -> int:
-        """Rows of the Parquet files there, by their footers."""
+        """Number of rows of the Parquet files there, from their footers."""
         found = self.files(below, recursive=True)
         return sum(
             pq.read_metadata(f"{self._root}/{below}/{path}", filesystem=self._files).num_rows
@@ -100,48 +105,48 @@ class Place:
             if path.endswith(".parquet")
         )
 
-    def hold(self, below: str, rows: int) -> None:
-        """ArchiveFailed unless the Parquet files there hold so many rows, as Spark's tasks say.
+    def check_rows(self, below: str, rows: int) -> None:
+        """Raise ArchiveFailed unless the Parquet files there hold `rows` rows, the number that Spark's tasks counted.
 
-        A task on another host writes to a folder of the same name there, which nobody ever reads.
+        A task on another host would write to a local folder of that host, which nothing reads.
         """
         found = self.rows(below)
         if found != rows:
             raise ArchiveFailed(
                 f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: with a --master of several"
-                " hosts it must be a folder that all of them share, or object storage"
+                " hosts the location must be object storage, or a folder that all of them share"
             )
 
-    @_told
+    @_translated
     def exists(self, path: str) -> bool:
-        """Whether a file or folder is there."""
+        """Return whether a file or folder exists."""
         return self._files.get_file_info(f"{self._root}/{path}").type is not fs.FileType.NotFound
 
-    @_told
+    @_translated
     def read(self, path: str) -> bytes | None:
-        """The contents of a file; None when it is not there."""
+        """The contents of a file; None if it does not exist."""
         try:
             with self._files.open_input_stream(f"{self._root}/{path}") as stream:
                 return bytes(stream.read())
         except FileNotFoundError:
             return None
 
-    @_told
+    @_translated
     def open(self, path: str) -> Any:
-        """A file of Arrow's to read at any place of it; to be closed."""
+        """A file opened for random access by Arrow; the caller closes it."""
         return self._files.open_input_file(f"{self._root}/{path}")
 
     def read_json(self, path: str) -> Any:
-        """What a JSON file says; None when it is not there."""
+        """The value in a JSON file; None if the file does not exist."""
         data = self.read(path)
         try:
             return None if data is None else json.loads(data)
         except ValueError as error:
             raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
 
-    @_told
+    @_translated
     def write(self, path: str, data: bytes) -> None:
-        """Put a file in its place whole, over an older one."""
+        """Write a file under another name and rename it, over an older one."""
         full = f"{self._root}/{path}"
         folder, _, name = full.rpartition("/")
         self._files.create_dir(folder, recursive=True)
@@ -150,12 +155,12 @@ class Place:
         self._files.move(f"{folder}/_{name}.new", full)
 
     def write_json(self, path: str, value: Any) -> None:
-        """Put a JSON file in its place whole."""
+        """Write a JSON file as `write` does."""
         self.write(path, json.dumps(value, indent=1).encode())
 
-    @_told
+    @_translated
     def move(self, source: str, target: str) -> None:
-        """Rename a folder. At once on a file system; file by file on object storage, where it may be done again."""
+        """Rename a folder: atomic on a file system; file by file on object storage, where it may be repeated."""
         if self.is_local:
             self._files.create_dir(f"{self._root}/{target}".rpartition("/")[0], recursive=True)
             self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
@@ -166,8 +171,8 @@ class Place:
             self._files.move(f"{self._root}/{source}/{path}", moved)
         self.remove(source)
 
-    def put_away(self, source: str, target: str) -> None:
-        """Take a folder that is to be removed out of readers' sight, if it is there: by the quickest means there is."""
+    def hide(self, source: str, target: str) -> None:
+        """Hide a folder from readers before it is removed, if it exists: renamed on a file system, else removed."""
         if not self.exists(source):
             return
         if self.is_local:
@@ -175,28 +180,28 @@ class Place:
         else:
             self.remove(source)
 
-    @_told
+    @_translated
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it, if it is there."""
+        """Remove a folder and its contents, if it exists."""
         if self.exists(folder):
             self._files.delete_dir(f"{self._root}/{folder}")
 
-    @_told
+    @_translated
     def remove_file(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         if self.exists(path):
             self._files.delete_file(f"{self._root}/{path}")
 
-    @_told
+    @_translated
     def _make(self) -> None:
         self._files.create_dir(self._root, recursive=True)
 
     @contextmanager
-    def alone(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Nobody else writes to this archive meanwhile; ArchiveInUse if somebody still does after `wait_s`.
+    def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+        """Hold the archive's writer lock; ArchiveInUse if another process still holds it after `wait_s`.
 
-        It is Spark's JVM that holds the lock: it writes the files, and outlives a driver that was killed by a moment.
-        Only a local folder can be locked: elsewhere it is the operator who sees to it that there is one writer.
+        Spark's JVM takes the lock: it writes the files, and it outlives a driver that was killed by a moment. Only a
+        local folder can be locked; on object storage the operator must run one writer at a time.
         """
         if not self.is_local:
             yield
@@ -209,7 +214,7 @@ class Place:
             deadline = time.monotonic() + wait_s
             while not _lock(file):
                 if time.monotonic() > deadline:
-                    raise ArchiveInUse(f"{self._root} is being written by another process; wait for it, or end it")
+                    raise ArchiveInUse(f"another process is writing to {self._root}; wait for it, or end it")
                 time.sleep(LOCK_POLL_S)
             yield
         finally:
@@ -221,5 +226,5 @@ def _lock(file: Any) -> bool:
         return file.getChannel().tryLock() is not None
     except Py4JJavaError as error:
         if "OverlappingFileLock" in str(error.java_exception):
-            return False  # this very JVM holds it
+            return False  # this JVM holds it itself
         raise ArchiveFailed(f"the archive cannot be locked: {error.java_exception}") from error

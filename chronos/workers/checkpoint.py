@@ -1,63 +1,72 @@
 """The checkpoint worker: copies a shard's store to another place every hour, and trims the logs behind those copies.
 
-Trimming is the one thing Chronos does that cannot be taken back: the logs are the only other copy of what is pending.
-So a log is trimmed only behind everything that could still ask for it, and where one of them is not known, not at all.
-It may take minutes with a large store: it runs in a thread of its own, never in that of its shard.
+Trimming is the one thing Chronos does that cannot be undone: the logs are the only other copy of the pending messages.
+So a log is trimmed only behind every position that may still be read from, and not at all while one of them is unknown.
+A checkpoint of a large store takes minutes: the worker runs in a thread of its own, never in that of its shard.
 """
 
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from chronos.core.codec import Identity
+from chronos.core.codec import Identity, State
 from chronos.core.roles import ReplicaReport, ShardRoles
 from chronos.errors import ChronosError
-from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Log, Store
+from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Store, TopicLog
+from chronos.workers.replica_state import ReplicaState
 
 CHECKPOINTS_MIN = 3
-"""Whole checkpoints without which nothing is trimmed: one may be damaged, and another lost on the same day."""
+"""Intact checkpoints without which nothing is trimmed: one may be damaged, and another lost on the same day."""
 
-AGAIN_MS = 60_000
-"""After a failure, until the next attempt."""
+RETRY_MS = 60_000
+"""Time from a failure to the next attempt."""
 
-LOOK_MS = 600_000
-"""How often to look whether the logs can be trimmed, and whether somebody else made a checkpoint."""
+CHECK_EVERY_MS = 600_000
+"""How often to check whether the logs can be trimmed, and whether another node made a checkpoint."""
 
 AWAY_MS = 7 * 86_400_000
-"""A node that was away for so long is not waited for with trimming: when it comes back it begins with a checkpoint."""
+"""A node that was away for longer no longer holds up trimming: when it comes back it starts from a checkpoint."""
 
 
 class LogPosition(Struct, frozen=True, kw_only=True):
-    """From where on a replica needs the two logs of its shard: as of its last flush, which is what a crash leaves."""
+    """The first offsets of the two logs that a replica still needs: as of its last flush, to which a crash takes it back."""
 
     applied: int
     """Offset in the progress partition."""
     pull_offset: int
     """Offset in the delay partition."""
 
+    @classmethod
+    def of(cls, state: State) -> "LogPosition":
+        """The position of a store that holds this state."""
+        return cls(applied=state.applied, pull_offset=state.pull_offset)
+
 
 def needed_from(
-    snapshot: ClusterSnapshot, shard: int, *, node: str, kept: LogPosition, now_ms: int, away_ms: int = AWAY_MS
+    snapshot: ClusterSnapshot, shard: int, *, node: str, flushed: LogPosition, now_ms: int, away_ms: int = AWAY_MS
 ) -> list[LogPosition | None]:
-    """From where on each registered replica of the shard needs the logs; None: not known.
+    """The position from which each registered replica of the shard needs the logs; None: not known.
 
-    `node`: this one, and `kept`: where its own store stood at its last flush. `away_ms`: how long one is waited for.
+    `node`: this node. `flushed`: the position of its own store at its last flush. `away_ms`: how long a node that is away
+    is waited for.
     """
     if snapshot.roles is None or not snapshot.confirmed:
         return [None]
-    positions: list[LogPosition | None] = [kept]
-    listed = snapshot.roles.shards.get(shard, ShardRoles()).replicas
+    positions: list[LogPosition | None] = [flushed]
+    registered = snapshot.roles.shards.get(shard, ShardRoles()).replicas
     for member in snapshot.members.values():
-        replica = member.replicas.get(shard, ReplicaReport(role="none"))
-        # One that was given the shard just now begins with what it held before.
-        if member.node == node or (replica.role == "none" and member.node not in listed):
+        replica = member.replicas.get(shard, ReplicaReport(role=ReplicaState.NONE))
+        # A node that was assigned the shard just now starts from the store it held before.
+        if member.node == node or (replica.role == ReplicaState.NONE and member.node not in registered):
             continue
         if replica.kept_applied is None or replica.kept_pull_offset is None:
             positions.append(None)
         else:
             positions.append(LogPosition(applied=replica.kept_applied, pull_offset=replica.kept_pull_offset))
     if any(
-        now_ms - snapshot.roles.away.get(other, now_ms) < away_ms for other in listed if other not in snapshot.members
+        now_ms - snapshot.roles.away.get(other, now_ms) < away_ms
+        for other in registered
+        if other not in snapshot.members
     ):
         positions.append(None)
     return positions
@@ -66,10 +75,10 @@ def needed_from(
 def trim_to(
     *, checkpoints: Sequence[int], replicas: Sequence[int | None], archived: int | None, by_age: int, start: int
 ) -> int:
-    """Before which offset a partition may be trimmed; `start`, where it begins, when it may not be.
+    """The offset before which a partition may be trimmed; `start`, its first offset, when it may not be.
 
-    `checkpoints`: positions of the whole ones. `replicas`: of every registered replica, None where it is not known.
-    `archived`: where the archive stands, None without one. `by_age`: the first offset young enough to be kept.
+    `checkpoints`: positions of the intact ones. `replicas`: of every registered replica, None where it is not known.
+    `archived`: position of the archive, None without one. `by_age`: the first offset young enough to be kept.
     """
     known = [position for position in replicas if position is not None]
     if len(checkpoints) < CHECKPOINTS_MIN or not replicas or len(known) < len(replicas):
@@ -86,7 +95,7 @@ class Checkpointer:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        log: Log,
+        log: TopicLog,
         store: Store,
         *,
         shard: int,
@@ -98,10 +107,10 @@ class Checkpointer:
         archived: Callable[[str, int], int | None] = lambda topic, partition: None,
         trims: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`replicas`: where every registered replica of the shard stands, this one included; None: not known.
+        """`replicas`: positions of all registered replicas of the shard, this one included; None: not known.
 
-        `archived`: up to which offset a topic's partition is archived; None without an archive. `trims`: whether this
-        node is the one that trims, as its master may be; never on the embedded log, which is trimmed behind the flush.
+        `archived`: up to which offset a topic's partition is archived; None without an archive. `trims`: True if this
+        node is the one that trims: the shard's master does, except on the embedded log, which is trimmed at the flush.
         """
         assert keep >= CHECKPOINTS_MIN, "the logs would never be trimmed"
         self._checkpoints = checkpoints
@@ -116,75 +125,79 @@ class Checkpointer:
         self._archived = archived
         self._trims = trims
         self._asked = False
+        """Another thread asked for a checkpoint since the last step."""
         self._wanted = False
-        """Asked for and not made yet."""
-        self._look_ms = 0
+        """A checkpoint was asked for and is not made yet."""
+        self._wake_ms = 0
         self._archived_last: dict[str, int] = {}
-        """By topic, where the archive stood: Kafka forgets a group that was silent for a week, and it is still one."""
+        """By topic, the archive's last position: Kafka forgets the offsets of a group that was silent for a week."""
         self.kept: Sequence[Checkpoint] = ()
-        """Those there are, the furthest first, as last seen."""
+        """The checkpoints there were at the last step, the furthest first."""
         self.problem: str | None = None
         """Why the last attempt failed, for people; None when it did not."""
 
     def ask(self) -> None:
-        """Make one with the next step, whenever the last one was made. Any thread may call."""
+        """Make a checkpoint in the next step, whenever the last one was made. Any thread may call."""
         self._asked = True
 
     def step(self, now_ms: int) -> int:
-        """1. make a checkpoint if one is due, 2. remove what is more than is kept, 3. trim; when to come again.
+        """1. Make a checkpoint if one is due, 2. remove the surplus ones, 3. trim the logs; when to be called again.
 
-        Raises Retry when it could not; called again, it tries again when a minute is over.
+        Raises Retry when a part failed; later calls try again once a minute is over.
         """
         if self._asked:
             self._asked, self._wanted = False, True
-        elif 0 < self._look_ms - now_ms <= LOOK_MS:  # further away only by a clock that was ahead
-            return self._look_ms
-        self._look_ms = now_ms + AGAIN_MS
+        elif 0 < self._wake_ms - now_ms <= CHECK_EVERY_MS:  # further away only by a clock that was ahead
+            return self._wake_ms
+        self._wake_ms = now_ms + RETRY_MS
         try:
-            self._look_ms = self._step(now_ms)
+            self._wake_ms = self._step(now_ms)
         except ChronosError as error:
             self.problem = str(error)
             raise
         self.problem = None
-        return self._look_ms
+        return self._wake_ms
 
     def _step(self, now_ms: int) -> int:
         shard, identity = self._shard, self._identity
         self.kept = self._checkpoints.kept(shard, identity)
         due_ms = self._due_ms(now_ms)
         if self._wanted or now_ms >= due_ms:
+            # 1.
             made = self._checkpoints.save(shard, self._store, now_ms)
             self._wanted = False
             assert made.identity == identity, "a checkpoint of another shard"
+            # 2.
             self._checkpoints.prune(shard, identity, self._keep)
             self.kept = self._checkpoints.kept(shard, identity)
             due_ms = now_ms + self._every_ms
+        # 3.
         if self._trims():
             self._trim(now_ms)
-        return min(due_ms, now_ms + LOOK_MS)
+        return min(due_ms, now_ms + CHECK_EVERY_MS)
 
     def _due_ms(self, now_ms: int) -> int:
-        """By the youngest there is, whoever made it: nodes take turns instead of all making the same."""
-        # One that will be made in ten years, by its own account, must not hold up the others until then.
+        """By the youngest checkpoint of any node: nodes take turns instead of all making the same one."""
+        # A checkpoint with a time far in the future must not hold up the next ones until then.
         made_ms = [kept.made_at_ms for kept in self.kept if kept.made_at_ms <= now_ms + self._every_ms]
         return max(made_ms) + self._every_ms if made_ms else now_ms
 
     def _trim(self, now_ms: int) -> None:
-        whole = [checkpoint for checkpoint in self.kept if self._checkpoints.is_intact(checkpoint)]
-        if len(whole) < CHECKPOINTS_MIN:
+        intact = [checkpoint for checkpoint in self.kept if self._checkpoints.is_intact(checkpoint)]
+        if len(intact) < CHECKPOINTS_MIN:
             return
-        # Taken before anything is asked of the log, so that what moves meanwhile only moves on.
+        # Read before the log is asked for anything: positions that move meanwhile only move forward.
         replicas = self._replicas()
         identity, kept_from_ms = self._identity, now_ms - self._keep_logs_ms
         for topic, checkpoints, positions in (
             (
                 identity.delay_topic,
-                [checkpoint.pull_offset for checkpoint in whole],
+                [checkpoint.pull_offset for checkpoint in intact],
                 [None if replica is None else replica.pull_offset for replica in replicas],
             ),
             (
                 identity.progress_topic,
-                [checkpoint.applied for checkpoint in whole],
+                [checkpoint.applied for checkpoint in intact],
                 [None if replica is None else replica.applied for replica in replicas],
             ),
         ):
@@ -192,15 +205,15 @@ class Checkpointer:
             to = trim_to(
                 checkpoints=checkpoints,
                 replicas=positions,
-                archived=self._archive_at(topic),
+                archived=self._archived_to(topic),
                 by_age=self._log.offset_at(topic, self._shard, kept_from_ms),
                 start=start,
             )
             if to > start:
                 self._log.trim(topic, self._shard, to)
 
-    def _archive_at(self, topic: str) -> int | None:
-        found = self._archived(topic, self._shard)
-        if found is not None:
-            self._archived_last[topic] = found
+    def _archived_to(self, topic: str) -> int | None:
+        offset = self._archived(topic, self._shard)
+        if offset is not None:
+            self._archived_last[topic] = offset
         return self._archived_last.get(topic)

@@ -1,7 +1,8 @@
-"""The follower: executes what masters committed, exactly as they committed it. Also how a master recovers.
+"""The follower: applies what masters committed, exactly as they committed it. A master recovers in the same way.
 
-Consumes a shard's two partitions; for each progress record it stages the delay records up to the pull offset the
-record names, except those it lists as refused, then the outcomes, then the cursor. It never runs ahead.
+It consumes a shard's two partitions. For each progress record it stages the delay records up to the pull offset that the
+record names, except those listed as refused, and applies the outcomes and the cursor. It never runs ahead of the
+progress log (law 9).
 """
 
 from chronos.core.message import Record
@@ -14,11 +15,16 @@ PROGRESS_RECORDS = 100
 """Progress records read at once."""
 
 PROGRESS_BYTES = 8_000_000
+"""Bytes of progress records read at once."""
+
 DELAY_RECORDS = 5_000
+"""Delay records read at once."""
+
 DELAY_BYTES = 8_000_000
+"""Bytes of delay records read at once."""
 
 WAIT_S = 0.1
-"""How long to wait for records that are known to be in the log before the log's ends are looked at."""
+"""How long to wait for delay records that a progress record names before the end of the partition is checked."""
 
 
 class Follower:
@@ -33,10 +39,11 @@ class Follower:
         self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
         self._delay: Reader | None = None
         self._records: list[Record] = []
+        """Delay records read and not applied yet."""
         self.last: Progress | None = None
         """The last progress record applied by this follower."""
         self.refused: list[tuple[int, int]] = []
-        """`(offset, Reason)` of the delay records refused by what the last step applied."""
+        """`(offset, Reason)` of the delay records refused in what the last step applied."""
 
     @property
     def position(self) -> int:
@@ -49,18 +56,18 @@ class Follower:
         return self._shard.state.pull_offset if self._delay is None or self._records else self._delay.position
 
     def step(self) -> int:
-        """Apply the progress records that are there now; how many."""
+        """Apply the progress records that can be read now; how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
         self.refused = []
         for record in records:
             self._apply(record)
         if not records and not self._records and self._delay is not None:
-            # Read ahead, which also passes the markers behind the last record.
+            # Reading ahead also moves the position past the transaction markers behind the last record.
             self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
         return len(records)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there may be more."""
+        """Wait until there may be more progress records, or for the time to pass."""
         self._progress.wait(timeout_s)
 
     def _apply(self, record: Record) -> None:
@@ -76,13 +83,13 @@ class Follower:
         self.last = progress
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
-        """The delay records from the applied pull offset up to exactly this one."""
+        """The delay records from the applied pull offset up to, not including, this one. Raises LogMismatch."""
         if pull_offset == self._shard.state.pull_offset:
             return []
         if self._delay is None:
             self._delay = self._log.reader(self._delay_topic, self._partition, self._shard.state.pull_offset)
         records = self._records
-        # The pull offset lies right behind a record that was staged, so that record itself must come.
+        # The pull offset is the offset after a record that was staged, so the partition must hold that record.
         while not records or records[-1].offset < pull_offset - 1:
             found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
             records += found
@@ -101,7 +108,7 @@ class Follower:
             )
 
     def close(self) -> None:
-        """Give the readers back."""
+        """Close the readers."""
         self._progress.close()
         if self._delay is not None:
             self._delay.close()

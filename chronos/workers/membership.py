@@ -1,32 +1,50 @@
-"""The member: this node's place in the cluster. Reports what its replicas are, hears which of them are to be master,
-and, while it is the controller, plans for all.
+"""Membership: reports this node's replicas to the coordinator, reads what they are assigned, and, while this node is the
+controller, assigns the shards of all nodes.
 
 Safety never rests here (law 5 rests on the log); a mistake costs time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from chronos.core.roles import UNREACHABLE, ClusterView, Member, Request, Roles, ShardRoles
+from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorUnavailable
 from chronos.ports import Clock, ClusterSnapshot, Coordinator
 from chronos.workers.replica import Assignment
+from chronos.workers.replica_state import NOT_READABLE, ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
 
 STEP_MS = 50
-"""Longest time between two looks at the cluster; a change wakes earlier."""
+"""Longest time between two steps; a change in the cluster ends the wait earlier."""
 
 REPORT_MS = 500
-"""How often positions that move all the time are reported; a role that changes is reported at once."""
+"""How often positions that change all the time are reported; a change of state is reported at once."""
 
-AWAIT_MS = 500
-"""How long a new master waits for the one before it to finish its step; then it fences it."""
+PREDECESSOR_MS = 500
+"""How long a new master waits for the previous one to finish its step before it fences it."""
+
+
+def holders(
+    snapshot: ClusterSnapshot, shard: int, *, besides: str, order: Sequence[ReplicaState]
+) -> list[tuple[Member, ReplicaReport]]:
+    """The members that can be asked about a shard, each with its replica: by state in this order, then the furthest first.
+
+    `besides`: the node that asks, which is left out. States that are not in `order` come after those that are.
+    """
+    found = []
+    for member in snapshot.members.values():
+        replica = member.replicas.get(shard)
+        if member.node == besides or replica is None or replica.role in NOT_READABLE or replica.applied is None:
+            continue
+        rank = order.index(ReplicaState(replica.role)) if replica.role in order else len(order)
+        found.append((rank, -replica.applied, member, replica))
+    return [(member, replica) for *_, member, replica in sorted(found, key=lambda each: each[:2])]
 
 
 class Membership:
-    """Joins, reports, listens and plans."""
+    """This node's membership in the cluster: joins, reports, tells each shard its assignment, and controls."""
 
     def __init__(
         self,
@@ -37,8 +55,9 @@ class Membership:
         describe: Callable[[], Member],
         plan: Callable[[ClusterView], Roles],
     ) -> None:
+        """`describe`: this node as it is now. `plan`: what the controller publishes for a view of the cluster."""
         self.controls = False
-        """Whether this node was the controller at the last step."""
+        """True if this node was the controller at the last step."""
         self._coordinator = coordinator
         self._node = node
         self._clock = clock
@@ -46,18 +65,20 @@ class Membership:
         self._plan = plan
         self._reported: Member | None = None
         self._reported_ms = 0
-        self._given_ms: dict[int, tuple[int, int]] = {}
+        self._assigned_ms: dict[int, tuple[int, int]] = {}
+        """By shard: the role epoch assigned last, and when this node first saw it."""
         self._unavailable: str | None = None
+        """Why the coordinator could not be used at the last step; None when it could."""
 
     def join(self) -> None:
-        """Take this node's place. Raises NodeIdTaken, CoordinatorUnavailable."""
+        """Register this node. Raises NodeIdTaken, CoordinatorUnavailable."""
         member = self._describe()
         self._coordinator.join(member)
         self._reported = member
         log.info("joined", node=member.node, instance=member.instance)
 
     def step(self, now_ms: int) -> int:
-        """One turn; when to be called again. Raises NodeIdTaken."""
+        """1. Join again after a lost session, 2. report, 3. control; when to be called again. Raises NodeIdTaken."""
         try:
             snapshot = self._coordinator.look()
             if snapshot.roles is None and not snapshot.confirmed:
@@ -77,59 +98,59 @@ class Membership:
         return now_ms + STEP_MS
 
     def _report(self, now_ms: int) -> None:
-        member, before = self._describe(), self._reported
-        if member == before:
+        member, reported = self._describe(), self._reported
+        if member == reported:
             return
-        moved_only = before is not None and _without_positions(member) == _without_positions(before)
-        if moved_only and 0 <= now_ms - self._reported_ms < REPORT_MS:
+        only_positions = reported is not None and _without_positions(member) == _without_positions(reported)
+        if only_positions and 0 <= now_ms - self._reported_ms < REPORT_MS:
             return
         self._coordinator.report(member)
         self._reported, self._reported_ms = member, now_ms
 
     def snapshot(self) -> ClusterSnapshot:
-        """What is known of the cluster now."""
+        """The cluster as this node knows it now."""
         return self._coordinator.look()
 
     def ask(self, request: Request) -> None:
-        """Leave an operator's request to the controller. Raises CoordinatorUnavailable."""
+        """Submit an operator's request to the controller. Raises CoordinatorUnavailable."""
         self._coordinator.request(request)
 
-    def role(self, shard: int) -> Assignment:
-        """What this node's replica of the shard is to be now; called by the shards' own threads."""
+    def assignment(self, shard: int) -> Assignment:
+        """What this node's replica of the shard is assigned now; called by the shards' own threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:
             return Assignment(kind="follower", confirmed=False)
-        given = snapshot.roles.shards.get(shard)
-        if given is None:
+        roles = snapshot.roles.shards.get(shard)
+        if roles is None:
             return Assignment(kind="follower", confirmed=snapshot.confirmed)
-        if given.master == self._node:
+        if roles.master == self._node:
             return Assignment(
                 kind="master",
-                epoch=given.epoch,
+                epoch=roles.epoch,
                 confirmed=snapshot.confirmed,
-                predecessor_active=self._predecessor_active(snapshot, shard, given),
+                predecessor_active=self._predecessor_active(snapshot, shard, roles),
             )
-        held = not given.replicas or self._node in given.replicas
-        return Assignment(kind="follower" if held else "none", confirmed=snapshot.confirmed)
+        is_holder = not roles.replicas or self._node in roles.replicas
+        return Assignment(kind="follower" if is_holder else "none", confirmed=snapshot.confirmed)
 
-    def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, given: ShardRoles) -> bool:
-        """Whether the master before this one is there and still says it is master: it finishes its step first."""
+    def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, roles: ShardRoles) -> bool:
+        """True while the previous master still reports that it is master: it may finish its step first."""
         now_ms = self._clock.now_ms()
-        epoch, since_ms = self._given_ms.get(shard, (0, 0))
-        if epoch != given.epoch:
+        epoch, since_ms = self._assigned_ms.get(shard, (0, 0))
+        if epoch != roles.epoch:
             since_ms = now_ms
-            self._given_ms[shard] = (given.epoch, now_ms)
-        if given.previous is None or given.previous == self._node or not 0 <= now_ms - since_ms < AWAIT_MS:
+            self._assigned_ms[shard] = (roles.epoch, now_ms)
+        if roles.previous is None or roles.previous == self._node or not 0 <= now_ms - since_ms < PREDECESSOR_MS:
             return False
-        before = snapshot.members.get(given.previous)
-        if before is None or before.log == UNREACHABLE:
+        previous = snapshot.members.get(roles.previous)
+        if previous is None or previous.log == UNREACHABLE:
             return False  # It cannot finish anything.
-        replica = before.replicas.get(shard)
-        return replica is not None and replica.role == "master"
+        replica = previous.replicas.get(shard)
+        return replica is not None and replica.role == ReplicaState.MASTER
 
 
 def _without_positions(member: Member) -> object:
-    """What should be known at once when it changes."""
+    """The parts of a report whose change is published at once."""
     return (
         member.leaving,
         member.log,

@@ -1,4 +1,4 @@
-"""The pull worker: hands the records of a delay partition to the steps, and takes none back before it is applied.
+"""The pull worker: gives a master's steps the records of a delay partition, and keeps them until they are applied.
 
 Keeps law 6's half of the watermark: it knows whether the end of the log was reached *after* a moment in time.
 """
@@ -6,28 +6,33 @@ Keeps law 6's half of the watermark: it knows whether the end of the log was rea
 from itertools import accumulate
 
 from chronos.core.message import Record
-from chronos.ports import Log, Reader
+from chronos.core.size import memory_bytes
+from chronos.ports import Reader, TopicLog
 
 CATCH_UP_S = 0.004
-"""How long one read may wait for records known to be in the log: a few times the broker's fetch latency."""
+"""How long one read waits for records known to be in the log: a few times the broker's fetch latency."""
 
 CATCH_UPS_MAX = 5
-"""Reads that may wait so in one step; after them the watermark is what was pulled, and the step goes on."""
+"""Such reads in one step; after them the watermark is the greatest timestamp pulled, and the step continues."""
+
+FEW_HEADERS = 32
+"""A record with fewer headers than this is not weighed while the payloads of its batch are far below the limit."""
 
 
 class Puller:
     """Records of one delay partition, kept until the step that staged them was applied."""
 
-    def __init__(self, log: Log, reader: Reader, topic: str, partition: int) -> None:
+    def __init__(self, log: TopicLog, reader: Reader, topic: str, partition: int) -> None:
         self._log = log
         self._reader = reader
         self._topic = topic
         self._partition = partition
         self._waiting: list[Record] = []
+        """Records read and not applied yet, in order."""
 
     @property
     def waiting(self) -> int:
-        """Records read and not yet applied."""
+        """How many records were read and are not applied yet."""
         return len(self._waiting)
 
     @property
@@ -36,26 +41,26 @@ class Puller:
         return self._reader.position
 
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
-        """The next records, at least one if there is one; the same again until `release`."""
+        """The next records, at least one if there is one; the same ones again until `release`."""
         fitting = _fitting(self._waiting[:records_max], bytes_max)
-        # What waits already and fills the batch is not added to: else every step would read more than it gives.
+        # Nothing is read where the batch is full already: else every step would read more records than it returns.
         if fitting == len(self._waiting) < records_max:
             self._waiting += self._reader.read(records_max - len(self._waiting), bytes_max)
             fitting = _fitting(self._waiting[:records_max], bytes_max)
         return self._waiting[:fitting]
 
     def batch_ahead(self, taken: int, records_max: int, bytes_max: int) -> list[Record]:
-        """Those that follow the first `taken`, as far as they are there: the next batch, before this one is released."""
+        """The records after the first `taken`, as far as they can be read: the next batch, before this one is released."""
         if len(self._waiting) < taken + records_max:
             self._waiting += self._reader.read(taken + records_max - len(self._waiting), bytes_max)
         return self._waiting[taken : taken + records_max]
 
     def end(self) -> int:
-        """Where the log ends now, for readers of committed records."""
+        """The last stable offset of the partition now."""
         return self._log.stable_end(self._topic, self._partition)
 
     def batch_to(self, end: int, records_max: int, bytes_max: int) -> tuple[list[Record], bool]:
-        """The next records, and whether they reach the offset `end`; waits a moment for those that are on their way."""
+        """The next records, and True if they reach the offset `end`; waits a moment for records that are being fetched."""
         batch = self.batch(records_max, bytes_max)
         for _ in range(CATCH_UPS_MAX):
             full = len(batch) >= records_max or len(batch) < len(self._waiting)
@@ -66,35 +71,30 @@ class Puller:
         return batch, self._reader.position >= end and len(batch) == len(self._waiting)
 
     def release(self, count: int) -> None:
-        """The first `count` records waiting are applied."""
+        """Forget the first `count` records, which are applied."""
         del self._waiting[:count]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a record comes, or the time is over."""
+        """Wait until a record can be read, or for the time to pass."""
         if not self._waiting:
             self._reader.wait(timeout_s)
 
     def close(self) -> None:
-        """Give the reader back."""
+        """Close the reader."""
         self._reader.close()
 
 
-def record_bytes(record: Record) -> int:
-    """Roughly what a record weighs in memory and in a transaction."""
-    size = 64 + len(record.key or b"") + len(record.value or b"")
-    for name, value in record.headers or ():
-        size += 16 + len(name) + len(value or b"")
-    return size
-
-
 def _fitting(batch: list[Record], bytes_max: int) -> int:
-    """How many records, at least one, stay within so many bytes."""
-    # Payloads alone are a cheap bound from below; only a batch that comes near the limit is weighed exactly.
-    if sum(len(record.value) for record in batch if record.value is not None) < bytes_max // 4 and len(batch) < 10_000:
-        light = all(record.headers is None or len(record.headers) < 32 for record in batch)
-        if light:
+    """How many leading records, at least one, stay within the limit."""
+    # The payloads are a cheap lower bound: only a batch that comes near the limit is weighed record by record.
+    if len(batch) < 10_000 and sum(len(record.value) for record in batch if record.value is not None) < bytes_max // 4:
+        few_headers = all(record.headers is None or len(record.headers) < FEW_HEADERS for record in batch)
+        if few_headers:
             return len(batch)
-    for at, size in enumerate(accumulate(map(record_bytes, batch))):
-        if size > bytes_max and at > 0:
-            return at
+    # Not `core.size.count_within`, which weighs the whole batch: 2 ms longer where half of 5,000 records fit (measured).
+    for count, total in enumerate(
+        accumulate(memory_bytes(record.key, record.value, record.headers) for record in batch)
+    ):
+        if total > bytes_max and count > 0:
+            return count
     return len(batch)

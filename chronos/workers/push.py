@@ -31,7 +31,7 @@ from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.errors import LogUnavailable
-from chronos.ports import Log, Outgoing, TopicInfo
+from chronos.ports import Outgoing, TopicInfo, TopicLog
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 NO_LEADER_WAIT_MS = 1_000
@@ -60,7 +60,7 @@ class Pusher:
 
     def __init__(
         self,
-        log_port: Log,
+        log_port: TopicLog,
         rules: Rules,
         *,
         delay_topic: str,

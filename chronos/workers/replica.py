@@ -1,18 +1,23 @@
-"""The replica: one node's copy of a shard, from its store through following, taking over and reigning, and back.
+"""The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-A step machine: `step(now_ms)` does what is due in the present phase and says when it wants to be called again.
+A step machine: `step(now_ms)` does one turn of the present phase and returns when it wants to be called again. The
+phase follows from what is open:
 
-    start ──▶ follow ──▶ resolve ──▶ begin ──▶ reign        the numbers of DESIGN section 2, "A new master":
-      ▲          1          2, 3        4         5          follow 1, resolve 2 and 3, begin 4, reign 5
-      └──────────┴──────────┴───────────┴─────────┘
-       a lost producer, a role that ended, anything that must be tried again: start from what the store holds
+    start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
+      ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5
+      └──────────┴──────────┴───────────┴────────┘
+       after a Retry, a lost producer or the end of the assignment: close everything, start from the store
 
-Keeps laws 3 and 5: whoever believes to be master fences first, reads everything that was committed, and commits only
-with the epoch record in front. What a failure means is decided here, by the branch of `errors` it belongs to.
+What the replica does at the moment, for everybody else, is its `role`, a `ReplicaState`.
+
+Keeps laws 3 and 5: a replica that is assigned master first fences every earlier master, then applies everything they
+committed, and commits only behind an epoch record of its own. The branch of `errors` that a failure belongs to decides
+what follows from it.
 """
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
 import structlog
 from msgspec import Struct
@@ -25,7 +30,6 @@ from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
     Deposed,
-    LogMismatch,
     LogUnavailable,
     NoSpace,
     ProducerLost,
@@ -34,69 +38,65 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Clock, Log, Reader, Store, Writer
-from chronos.workers.delete import EVERY_MS, Deleter
+from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
+from chronos.workers.recovery import RecoveryCost, check_position
+from chronos.workers.replica_state import TRANSITIONS, ReplicaState
 
 log = structlog.get_logger("chronos.shard")
 
 FOREIGN_SILENCE_MS = 90_000
-"""A standalone node takes over from another one after so long without a progress record: one and a half heartbeats."""
+"""A standalone node takes over from another one after this long without a progress record: one and a half heartbeats."""
 
-LOOK_MS = 200
-"""How often a replica that waits for others looks whether anything changed."""
+POLL_MS = 200
+"""How often a replica that waits for another node, or for the coordinator, checks again."""
+
+PREDECESSOR_POLL_MS = POLL_MS // 10
+"""The same while the previous master may still finish its step."""
 
 PAUSE_MS = 500
-"""Pause after a failure that only time can mend."""
+"""Pause after a failure that only time mends."""
 
 ABORT_PAUSE_MS = 50
-"""Pause after an aborted transaction without a culprit, doubled each time up to PAUSE_MS."""
+"""Pause after an aborted transaction without a poison record, doubled each time up to PAUSE_MS."""
 
 REPLAYED_FLUSH = 200
-"""A replay of so many progress records (tenths of a second) is kept: killed again, a node must not repeat it."""
+"""A replay of this many progress records (tenths of a second) is flushed: a node killed again must not repeat it."""
 
 HALVINGS_MAX = 20
-"""Aborted transactions in a row that the search for a culprit may take: log2 of a batch, and some more."""
+"""Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, and some more."""
+
+REPLAY_LOG_MS = 1_000
+"""How often a long replay logs its position."""
+
+WITHOUT_DELETER_MS = 3_600_000
+"""When the delete worker is due next where there is none: later than anything else."""
 
 DIGITS = re.compile(r"\d+")
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """What a replica is to be at the moment."""
+    """What a replica is assigned at the moment."""
 
-    kind: str
-    """`master`, `follower`, or `none`: this node does not hold the shard."""
+    kind: Literal["master", "follower", "none"]
+    """`none`: this node does not hold the shard."""
     epoch: int | None = None
-    """The role epoch that came with the role of master; None: nobody gives out roles (standalone)."""
+    """The role epoch assigned with `master`; None: the node is standalone."""
     confirmed: bool = True
-    """The coordinator confirms it now. False: go on, but begin nothing."""
+    """The coordinator confirms the assignment now. False: continue, but begin nothing."""
     predecessor_active: bool = False
-    """The master before this one may still be finishing its step: give it a moment."""
+    """The previous master may still be finishing its step; do not fence it yet."""
 
     def continues(self, other: "Assignment | None") -> bool:
-        """Whether a mastership that began under `other` is still the same."""
+        """True if a leadership that began under `other` is still assigned."""
         return other is not None and self.kind == other.kind and self.epoch == other.epoch
 
 
 STANDALONE = Assignment(kind="master")
-"""The role of every replica where there is nobody else."""
-
-
-class RecoveryCost(Struct, frozen=True, kw_only=True):
-    """What it would take to go on with the logs from what a store holds."""
-
-    empty: bool
-    """It holds nothing yet."""
-    whole: bool
-    """The logs reach back to it."""
-    records: int
-    """How many records of both logs would be read."""
-    applied_min: int
-    """Where the progress partition begins: what is behind that is of no use."""
-    pull_offset_min: int
-    """Where the delay partition begins."""
+"""The assignment of every replica of a standalone node."""
 
 
 class Replica:
@@ -119,24 +119,29 @@ class Replica:
         deduplication_ms: int,
         guard: Callable[[], str | None],
         assigned: Callable[[], Assignment],
-        begin: Callable[[RecoveryCost], bool] = lambda replay: False,
+        restore: Callable[[RecoveryCost], bool] = lambda cost: False,
     ) -> None:
-        """`begin`: put a checkpoint in the place of what the store holds, where that is better than a replay, or the only
-        way; whether it did. Raises Retry: it cannot be done yet."""
+        """`pusher`: makes the pusher of one leadership. `delivered_ms`: retention of settled messages; None: no deleter.
+
+        `guard`: why no step may begin now; None when one may. `assigned`: the assignment as of now. `restore`: replaces
+        the store's contents by a checkpoint where that is needed or cheaper than the replay; returns whether it did, and
+        raises Retry while it cannot be done.
+        """
         self.number = rules.shard
         self.store = store
-        self.role = "starting"
-        """What it does at the moment, for people and for the controller."""
         self.paused: str | None = None
         """Why nothing moves, for people; None while all is well."""
         self.commits = 0
+        """Transactions committed by this process."""
         self.aborts = 0
+        """Transactions aborted or lost by this process."""
         self.last: StepResult | None = None
         """What the last step committed as master."""
         self.refused: list[tuple[int, int]] = []
-        """`(offset, Reason)` of the delay records that the last step refused, or saw refused."""
+        """`(offset, Reason)` of the delay records that were refused in what the last step committed or applied."""
         self.known = False
-        """Whether the state is that of the store: what is unknown is not reported."""
+        """The state is that of the store; False: it must not be reported."""
+        self._role = ReplicaState.STARTING
         self._log = log_port
         self._clock = clock
         self._rules = rules
@@ -150,12 +155,13 @@ class Replica:
         self._deduplication_ms = deduplication_ms
         self._guard = guard
         self._assigned = assigned
-        self._restore = begin
+        self._restore = restore
         self._poison_search = PoisonSearch(messages_max=limits.messages)
-        self._phase: Callable[[int], int] = self._start
         self._pause_ms = ABORT_PAUSE_MS
-        self._resting = False
+        self._sleeping = False
+        """Nothing but time ends the wait after the last step: records that arrive make no difference."""
         self._led_epoch: int | None = None
+        """The log epoch of this process's last leadership; None before the first."""
         self._forget()
         self.shard = self._load()
 
@@ -166,16 +172,22 @@ class Replica:
         self._master: Master | None = None
         self._pusher: Pusher | None = None
         self._leadership: Assignment | None = None
+        """The assignment under which the writer was opened."""
         self._replayed = 0
-        self._told_ms = 0
+        self._replay_logged_ms = 0
         self._aborts_in_a_row = 0
-        self._clean_ms = 0
+        self._delete_ms = 0
 
-    # --- what others ask
+    # --- read by others
+
+    @property
+    def role(self) -> ReplicaState:
+        """What the replica does at the moment."""
+        return self._role
 
     @property
     def state(self) -> State:
-        """The state as of the last step."""
+        """The shard's state as of the last step."""
         return self.shard.state
 
     @property
@@ -188,10 +200,10 @@ class Replica:
     # --- a turn
 
     def step(self, now_ms: int) -> int:
-        """One turn of the present phase; when to be called again, in epoch ms. A Stop is raised, a Retry is met."""
-        self.last, self.refused, self._resting = None, [], False
+        """One turn; when to be called again, in epoch ms. A Retry pauses and starts again; a Stop is raised."""
+        self.last, self.refused, self._sleeping = None, [], False
         try:
-            return self._phase(now_ms)
+            return self._turn(now_ms)
         except Retry as error:
             self._pause(error)
             self._restart()
@@ -199,9 +211,17 @@ class Replica:
             self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
             return wake_ms
 
+    def _turn(self, now_ms: int) -> int:
+        """The phase follows from what is open."""
+        if self._master is not None:
+            return self._lead(now_ms) if self._role == ReplicaState.MASTER else self._begin(now_ms)
+        if self._follower is None:
+            return self._start(now_ms)
+        return self._follow(now_ms) if self._writer is None else self._resolve(now_ms)
+
     def wait(self, timeout_s: float) -> bool:
-        """Wait for records to come, or for the time to pass; False, at once, when there is nothing to wait for."""
-        if self._resting:
+        """Wait for records or for the time to pass; False, at once, where no record could end the wait."""
+        if self._sleeping:
             return False
         if self._master is not None and not self._master.lingering:
             self._master.wait(timeout_s)
@@ -212,24 +232,33 @@ class Replica:
         return False
 
     def close(self) -> None:
-        """End whatever is under way; a transaction that is open is the next master's to resolve."""
+        """Close everything for good; an open transaction is left for the next master to resolve."""
         self._restart()
-        self.role = "stopped"
+        self._become(ReplicaState.STOPPED)
 
-    def _rest(self, until_ms: int) -> int:
-        self._resting = True
-        return until_ms
+    def fail(self, why: str) -> None:
+        """No step follows, because the last one raised; what is open is left to the end of the process."""
+        self._become(ReplicaState.FAILED)
+        self.paused = why
+
+    def _become(self, role: ReplicaState) -> None:
+        if role != self._role:
+            assert role in TRANSITIONS[self._role], f"a replica that is {self._role} cannot become {role}"
+            self._role = role
+
+    def _sleep_until(self, wake_ms: int) -> int:
+        self._sleeping = True
+        return wake_ms
 
     def _restart(self) -> None:
-        """Give everything back and go on from what the store holds."""
-        self._resting = True
-        self._phase = self._start
+        """Close everything and start again from the store."""
+        self._sleeping = True
         follower, master, writer = self._follower, self._master, self._writer
         self._forget()
         if follower is not None:
             follower.close()
         if master is not None:
-            self.role = "resigned"
+            self._become(ReplicaState.STEPPED_DOWN)
             master.close()
         elif writer is not None:
             writer.close()
@@ -237,70 +266,70 @@ class Replica:
     # --- the phases
 
     def _start(self, now_ms: int) -> int:
-        """From what the store holds; the logs must hold everything from there on."""
+        """Open the follower at the store's positions; the logs must hold everything from there on."""
         if self._assigned().kind == "none":
-            self.role = "none"
+            self._become(ReplicaState.NONE)
             self.paused = None
-            return self._rest(now_ms + LOOK_MS)
+            return self._sleep_until(now_ms + POLL_MS)
         if self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
         if self._restore_store(self.state):
             self.shard = self._load()
             if self.state.applied:
-                # It may have taken long, and the logs may begin behind it by now: look again.
+                # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
-        self._check_positions(self.state)
+        self.shard.state = self._start_state(self.state)
         self._follower = Follower(
             self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
         )
-        self.role = "recovering"
-        self._phase = self._follow
+        self._become(ReplicaState.RECOVERING)
         return now_ms
 
     def _follow(self, now_ms: int) -> int:
-        """1. Everything that can be read; what hangs behind it is for the next phase to resolve."""
+        """1. Apply everything that can be read. Records behind an open transaction are left to `_resolve`."""
         follower = self._follower
         assert follower is not None
         if self._catch_up(follower, now_ms):
             return now_ms
-        role = self._assigned()
-        if role.kind == "none":
+        assignment = self._assigned()
+        if assignment.kind == "none":
             self._restart()
             return now_ms
-        if role.kind == "follower":
-            return self._stay(now_ms)
-        if not role.confirmed or role.predecessor_active:
-            return self._rest(now_ms + (LOOK_MS if not role.confirmed else LOOK_MS // 10))
+        if assignment.kind == "follower":
+            return self._keep_following(now_ms)
+        if not assignment.confirmed:
+            return self._sleep_until(now_ms + POLL_MS)
+        if assignment.predecessor_active:
+            return self._sleep_until(now_ms + PREDECESSOR_POLL_MS)
         if follower.position < self._log.watermarks(self._progress_topic, self.number).stable:
-            return now_ms + LOOK_MS
-        if not self._may_lead(role, now_ms):
-            return now_ms + LOOK_MS
+            return now_ms + POLL_MS
+        if not self._may_lead(assignment, now_ms):
+            return now_ms + POLL_MS
         # 2. Fence every earlier master, and have its last transaction resolved.
-        self.role = "taking over"
-        self._leadership = role
+        self._become(ReplicaState.TAKING_OVER)
+        self._leadership = assignment
         self._writer = self._log.writer(self.number)
-        self._phase = self._resolve
         return now_ms
 
-    def _stay(self, now_ms: int) -> int:
-        """A follower that has caught up keeps the retention and waits for more."""
-        if self.role != "follower":
-            self.role = "follower"
+    def _keep_following(self, now_ms: int) -> int:
+        """A follower that has caught up deletes what is past its retention and waits for more."""
+        if self._role != ReplicaState.FOLLOWER:
+            self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replayed)
         self._resume()
-        self._clean(now_ms)
-        return now_ms + LOOK_MS
+        self._delete(now_ms)
+        return now_ms + POLL_MS
 
     def _resolve(self, now_ms: int) -> int:
-        """3. What that resolved: the end counts only when no transaction hides behind it."""
-        follower, writer, role = self._follower, self._writer, self._leadership
+        """3. Apply what the fence resolved: the end of the log counts only when no open transaction lies before it."""
+        follower, writer, leadership = self._follower, self._writer, self._leadership
         assert follower is not None
         assert writer is not None
-        assert role is not None
+        assert leadership is not None
         if self._catch_up(follower, now_ms):
             return now_ms
-        if self._role_ended():
+        if self._leadership_ended():
             return now_ms
         watermarks = self._log.watermarks(self._progress_topic, self.number)
         if follower.position < watermarks.high:
@@ -308,21 +337,20 @@ class Replica:
                 self._pause(LogUnavailable(
                     f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
                 ))  # fmt: skip
-            return now_ms + LOOK_MS
-        if not self._may_lead(role, now_ms):
-            # Somebody took over with a later role between 1 and 2: our fence was the mistake, and it ends here.
+            return now_ms + POLL_MS
+        if not self._may_lead(leadership, now_ms):
+            # Another node took over with a later role between 1 and 2, and our fence hit it by mistake: give way.
             self._restart()
-            return now_ms + LOOK_MS
+            return now_ms + POLL_MS
         if self._replayed >= REPLAYED_FLUSH:
             self.store.flush()
         reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset)
         self._follower = None
         follower.close()
-        self._make_master(writer, reader, role)
-        self._phase = self._begin
+        self._make_master(writer, reader, leadership)
         return now_ms
 
-    def _make_master(self, writer: Writer, reader: Reader, role: Assignment) -> None:
+    def _make_master(self, writer: Writer, reader: Reader, leadership: Assignment) -> None:
         self._pusher = self._make_pusher()
         self._master = Master(
             shard=self.shard,
@@ -334,7 +362,7 @@ class Replica:
             writer_epoch=WriterEpoch(
                 node=self._node,
                 instance=self._instance,
-                role_epoch=self.state.role_epoch + 1 if role.epoch is None else role.epoch,
+                role_epoch=self.state.role_epoch + 1 if leadership.epoch is None else leadership.epoch,
                 log_epoch=self.state.log_epoch + 1,
             ),
             limits=self._limits,
@@ -342,10 +370,10 @@ class Replica:
         )
 
     def _begin(self, now_ms: int) -> int:
-        """4. The epoch record; a clock that disagrees is waited for."""
+        """4. Commit the epoch record; while the clocks disagree, pause and try again."""
         master = self._master
         assert master is not None
-        if self._role_ended():
+        if self._leadership_ended():
             return now_ms
         try:
             self._check_guard()
@@ -353,11 +381,11 @@ class Replica:
         except (ProducerLost, ApplyFailed):
             raise
         except Retry as error:
-            self._count(error)
+            self._count_abort(error)
             self._pause(error)
-            return self._rest(now_ms + PAUSE_MS)
+            return self._sleep_until(now_ms + PAUSE_MS)
         self._led_epoch = self.state.log_epoch
-        self.role = "master"
+        self._become(ReplicaState.MASTER)
         self._resume()
         log.info(
             "master",
@@ -366,14 +394,13 @@ class Replica:
             pending=self.state.pending,
             replayed=self._replayed,
         )
-        self._phase = self._lead
         return now_ms
 
     def _lead(self, now_ms: int) -> int:
-        """5. Step, until the role ends."""
+        """5. Step until the leadership ends."""
         master = self._master
         assert master is not None
-        if self._role_ended():
+        if self._leadership_ended():
             return now_ms
         try:
             self._check_guard()
@@ -386,24 +413,24 @@ class Replica:
         except Retry as error:
             if isinstance(error, LogUnavailable) and self._pusher is not None:
                 self._pusher.targets.forget_all()
-            self._count(error)
+            self._count_abort(error)
             self._pause(error)
-            return self._rest(now_ms + PAUSE_MS)
+            return self._sleep_until(now_ms + PAUSE_MS)
         if master.last is not None:
             self.last = master.last
             self.refused = master.last.refused
             self.commits += 1
             self._aborts_in_a_row, self._pause_ms = 0, ABORT_PAUSE_MS
         self._resume()
-        clean_ms = self._clean(now_ms)
-        return min(wake_ms, clean_ms)
+        delete_ms = self._delete(now_ms)
+        return min(wake_ms, delete_ms)
 
-    def _count(self, error: Retry) -> None:
+    def _count_abort(self, error: Retry) -> None:
         if isinstance(error, ClockDisagrees) and error.aborted:
             self.aborts += 1
 
     def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
-        """Nothing was written: at once while a culprit is searched for, else after a pause that grows."""
+        """Nothing was written: repeat at once while a poison record is being isolated, else after a growing pause."""
         self.aborts += 1
         log.warning("transaction aborted", shard=self.number, why=str(error))
         self._aborts_in_a_row += 1
@@ -411,11 +438,12 @@ class Replica:
             return now_ms
         wake_ms = now_ms + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
-        return self._rest(wake_ms)
+        return self._sleep_until(wake_ms)
 
     # --- parts of phases
 
     def _load(self) -> Shard:
+        """The shard as the store holds it, and its delete worker."""
         (data,) = self.store.get([STATE_KEY])
         self.known = True
         state = FRESH if data is None else unpack_state(data)
@@ -427,89 +455,72 @@ class Replica:
             )
         return shard
 
-    def _clean(self, now_ms: int) -> int:
-        """Let the delete worker do what is due; when it wants to be called again."""
-        # Also when the clock was ahead for a while, and the next time was put off by as much.
-        if self._deleter is not None and not 0 < self._clean_ms - now_ms <= EVERY_MS:
-            self._clean_ms = self._deleter.step(now_ms)
-        return self._clean_ms if self._deleter is not None else now_ms + 3_600_000
+    def _delete(self, now_ms: int) -> int:
+        """Step the delete worker if it is due; when it is due next."""
+        if self._deleter is None:
+            return now_ms + WITHOUT_DELETER_MS
+        # A time further away than the interval was set by a clock that was ahead then.
+        if not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
+            self._delete_ms = self._deleter.step(now_ms)
+        return self._delete_ms
 
     def _catch_up(self, follower: Follower, now_ms: int) -> int:
-        """Apply what the progress log holds now; how many records."""
+        """Apply progress records that can be read now; how many."""
         self._check_guard()
         applied = follower.step()
         self.refused = follower.refused
         self._replayed += applied
-        if self.role == "recovering" and applied and now_ms - self._told_ms >= 1_000:
-            if self._told_ms:
+        if self._role == ReplicaState.RECOVERING and applied and now_ms - self._replay_logged_ms >= REPLAY_LOG_MS:
+            if self._replay_logged_ms:
                 log.info("replaying", shard=self.number, applied=self.state.applied, pull=self.state.pull_offset)
-            self._told_ms = now_ms
+            self._replay_logged_ms = now_ms
         return applied
 
-    def _role_ended(self) -> bool:
-        """Whether this is no more the mastership that was begun; then everything is given back."""
-        role = self._assigned()
-        if role.continues(self._leadership):
+    def _leadership_ended(self) -> bool:
+        """True if the leadership that was begun is no longer assigned; then everything is closed."""
+        assignment = self._assigned()
+        if assignment.continues(self._leadership):
             return False
-        log.info("no longer master", shard=self.number, role=role.kind, epoch=role.epoch)
+        log.info("no longer master", shard=self.number, role=assignment.kind, epoch=assignment.epoch)
         self._restart()
-        self._resting = False
+        self._sleeping = False
         return True
 
     def _restore_store(self, state: State) -> bool:
-        """Whether the store was exchanged for one that is further."""
+        """True if a checkpoint replaced the contents of the store."""
         progress = self._log.watermarks(self._progress_topic, self.number)
         delay = self._log.watermarks(self._delay_topic, self.number)
         if progress.high == 0:
             return False
-        replay = RecoveryCost(
-            empty=state.applied == 0,
-            whole=progress.start <= state.applied and delay.start <= state.pull_offset,
-            records=progress.high - state.applied + delay.high - state.pull_offset,
-            applied_min=progress.start,
-            pull_offset_min=delay.start,
-        )
-        if replay.empty or not replay.whole:
-            self.role, self.known = "restoring", False
-        taken = self._restore(replay)
+        cost = RecoveryCost.of(state, progress, delay)
+        if cost.store_empty or not cost.logs_complete:
+            self._become(ReplicaState.RESTORING)
+            self.known = False
+        restored = self._restore(cost)
         self.known = True
-        return taken
+        return restored
 
-    def _check_positions(self, state: State) -> None:
-        """The logs must hold everything from the store's positions on."""
+    def _start_state(self, state: State) -> State:
+        """The state to start from: that of the store, if the logs hold everything from there on. Raises LogMismatch."""
         progress = self._log.watermarks(self._progress_topic, self.number)
         delay = self._log.watermarks(self._delay_topic, self.number)
         if state.applied == 0 and progress.high == 0 and delay.start > 0:
-            # Nobody ever was master: what the topic lost before Chronos came is not Chronos's to deliver.
-            self.shard.state = State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
-            return
-        for topic, position, watermarks in (
-            (self._progress_topic, state.applied, progress),
-            (self._delay_topic, state.pull_offset, delay),
-        ):
-            if watermarks.start > position:
-                raise LogMismatch(
-                    f"{topic}/{self.number} begins at {watermarks.start}, but the store needs it from {position} on: the topic"
-                    " was trimmed ahead of the store. Restore a checkpoint that is newer, or, if what is missing may be"
-                    f" lost, remove the store of shard {self.number} and both topics' contents."
-                )
-            if watermarks.high < position:
-                raise LogMismatch(
-                    f"{topic}/{self.number} ends at {watermarks.high}, but the store has applied it up to {position}: the topic"
-                    " was deleted and created again, or this is another cluster. Point Chronos to the right one, or remove"
-                    f" the store of shard {self.number}."
-                )
+            # No master ever committed: records that the topic lost before Chronos came are not Chronos's to deliver.
+            return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
+        check_position(self._progress_topic, self.number, state.applied, progress)
+        check_position(self._delay_topic, self.number, state.pull_offset, delay)
+        return state
 
-    def _may_lead(self, role: Assignment, now_ms: int) -> bool:
-        """Whether the last word in the progress log leaves the shard to us."""
+    def _may_lead(self, assignment: Assignment, now_ms: int) -> bool:
+        """True if the last progress record leaves the shard to this node. Raises RoleStale, Deposed."""
         state = self.state
         if state.instance in ("", self._instance):
             return True
-        if role.epoch is not None:
-            if state.role_epoch >= role.epoch:
+        if assignment.epoch is not None:
+            if state.role_epoch >= assignment.epoch:
                 raise RoleStale(
                     f"node {state.node} was master of shard {self.number} with role epoch {state.role_epoch}, and this"
-                    f" node was given {role.epoch}: it waits for a later role"
+                    f" node was given {assignment.epoch}: it waits for a later role"
                 )
             return True
         if self._led_epoch is not None and state.log_epoch > self._led_epoch:
@@ -522,7 +533,7 @@ class Replica:
         if left_ms <= 0:
             log.warning("taking over from a silent node", shard=self.number, node=state.node)
             return True
-        self.role = "waiting"
+        self._become(ReplicaState.WAITING)
         self._pause(LogUnavailable(
             f"node {state.node} (instance {state.instance}) was master of shard {self.number} until"
             f" {FOREIGN_SILENCE_MS - left_ms} ms ago; this node takes over once it was silent for"
@@ -536,20 +547,18 @@ class Replica:
         why = self._guard()
         if why is not None:
             raise NoSpace(why)
-        trouble = self.store.background_error()
-        if trouble is not None:
-            raise ApplyFailed(
-                f"the store takes no writes: {trouble}. Make room on its disk, or look at the disk itself"
-            )
+        error = self.store.background_error()
+        if error is not None:
+            raise ApplyFailed(f"the store takes no writes: {error}. Make room on its disk, or look at the disk itself")
 
     def _pause(self, error: Retry) -> None:
         text = str(error)
-        # A reason that only counts on, in bytes or milliseconds, is the same reason.
+        # A reason in which only numbers change (bytes, milliseconds) is the same reason and is logged once.
         if self.paused is None or DIGITS.sub("", self.paused) != DIGITS.sub("", text):
             log.warning("paused", shard=self.number, why=text)
         self.paused = text
 
     def _resume(self) -> None:
         if self.paused is not None:
-            log.info("going on", shard=self.number)
+            log.info("resumed", shard=self.number)
             self.paused = None

@@ -10,7 +10,7 @@ import structlog
 from msgspec import Struct
 
 from chronos.errors import ConfigurationError, LogUnavailable
-from chronos.ports import Log, TopicInfo, TopicSpec
+from chronos.ports import TopicInfo, TopicLog, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
@@ -53,7 +53,7 @@ class Target(Struct, frozen=True, kw_only=True):
 class Targets:
     """Target topics of one shard, described again when the last description is too old."""
 
-    def __init__(self, log_port: Log, *, creates: Callable[[str], bool]) -> None:
+    def __init__(self, log_port: TopicLog, *, creates: Callable[[str], bool]) -> None:
         """`creates`: returns True for a topic that is to be created if it is missing."""
         self._log = log_port
         self._creates = creates
@@ -65,7 +65,7 @@ class Targets:
         stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
         if stale:
             self._drop_old(now_ms)
-            infos = self._log.look(stale)
+            infos = self._log.describe(stale)
             for topic in stale:
                 info = infos[topic]
                 if info is None and self._creates(topic):

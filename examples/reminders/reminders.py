@@ -2,11 +2,11 @@
 
     python reminders.py [--server URL]
 
-Plays the story of Ana, who wants to be reminded at a time on her wall, and flies from Lisbon to Tokyo, against a
-running Chronos on its embedded log.
+Plays a story against a running Chronos on its embedded log: Ana wants to be reminded at a wall-clock time, and flies
+from Lisbon to Tokyo.
 
-What a customer means is a time on the wall and a zone; that is what `Reminder` keeps. The instant is derived from it,
-and derived again whenever the zone changes. Chronos is only ever told instants.
+A customer means a wall-clock time and a zone, and `Reminder` keeps both. The instant is derived from them, and derived
+again whenever the zone changes. Chronos gets instants only.
 """
 
 import argparse
@@ -27,30 +27,29 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Reminder:
-    """What the customer said."""
+    """A wall-clock time in a zone, as the customer gave it."""
 
     customer: str
     name: str
     wall: datetime
-    """As the customer reads it off the wall: without a zone."""
+    """The wall-clock time, without a zone."""
     zone: str
     """By name, such as Europe/Lisbon: an offset would be wrong after the next change of the clocks."""
 
     @property
     def id(self) -> str:
-        """What Chronos knows it by. It does not depend on the time, so that the time can be changed."""
+        """The id of its message. It does not depend on the time, so that the time can be changed."""
         return f"reminder-{self.customer}-{self.name}"
 
 
 def instant(wall: datetime, zone: str) -> datetime:
     """The one point in time that is meant, in UTC.
 
-    In a gap (clocks go forward, 01:30 is skipped) the offset from before is taken: 01:30 becomes 02:30, as late on the
-    wall as the gap is long. In an overlap (clocks go back, 01:30 comes twice) the first is taken: early is better
-    than late.
-    `fold=0` means exactly these two; it is written out because both are decisions.
+    In a gap (clocks go forward, 01:30 is skipped) the offset from before is used: 01:30 becomes 02:30, later by the
+    length of the gap. In an overlap (clocks go back, 01:30 comes twice) the first one is used: early is better than
+    late. `fold=0` means exactly these two choices; it is written out because both are decisions.
     """
-    assert wall.tzinfo is None, "a wall-clock time has no zone; that is what `zone` is for"
+    assert wall.tzinfo is None, "a wall-clock time has no zone; `zone` has it"
     return wall.replace(tzinfo=ZoneInfo(zone), fold=0).astimezone(UTC)
 
 
@@ -71,41 +70,43 @@ class Reminders:
         self.reminders: dict[str, Reminder] = {}
 
     def set(self, reminder: Reminder) -> datetime:
-        """Set a reminder, or set it anew; when it is due."""
+        """Set a reminder, or replace it; returns when it is due."""
         due = instant(reminder.wall, reminder.zone)
         payload = json.dumps({"customer": reminder.customer, "name": reminder.name})
-        self._client.schedule(TOPIC, payload, at=due, id=reminder.id, key=reminder.customer, on_conflict="replace")
+        self._client.schedule(
+            TOPIC, payload, deliver_at=due, id=reminder.id, key=reminder.customer, on_conflict="replace"
+        )
         self.reminders[reminder.id] = reminder
         return due
 
     def move(self, customer: str, zone: str) -> list[tuple[Reminder, datetime]]:
-        """The customer lives in another zone now: the same times on another wall. What was moved, and to when.
+        """Move the customer's reminders to the same wall-clock times in another zone; returns those that were moved.
 
-        A time that has passed there already is delivered at once, which is what one wants of a reminder. One that was
-        delivered in the meantime is pending no more and stays so.
+        A time that has already passed there is delivered at once, as a reminder should be. A reminder that was
+        delivered in the meantime is no longer pending, and is not moved.
         """
         moved = []
         for reminder in [each for each in self.reminders.values() if each.customer == customer]:
             there = replace(reminder, zone=zone)
             due = instant(there.wall, zone)
-            if self._client.reschedule(reminder.id, at=due):
+            if self._client.reschedule(reminder.id, deliver_at=due):
                 self.reminders[reminder.id] = there
                 moved.append((there, due))
         return moved
 
     def drop(self, reminder: Reminder) -> bool:
-        """The customer needs it no more; whether it was still pending."""
+        """Cancel a reminder; returns whether it was still pending."""
         del self.reminders[reminder.id]
         return bool(self._client.cancel(reminder.id))
 
 
 def delivered(client: Client, customer: str) -> dict[str, str]:
-    """Wait for the customer's next reminder; its name and when it was due, by its receipt."""
+    """Wait for the customer's next reminder; returns its name and, from its receipt, when it was due."""
     offset, deadline = None, time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             found = client.records(TOPIC, offset=offset, wait="1s")
-        except NotFound:  # the topic is there from its first record on
+        except NotFound:  # the first record creates the topic
             time.sleep(0.1)
             continue
         offset = found["next_offset"]

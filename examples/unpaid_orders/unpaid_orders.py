@@ -2,8 +2,8 @@
 
     python unpaid_orders.py [--server URL] [--after 3s]
 
-Plays a short day of a shop against a running Chronos on its embedded log: three orders, two of them paid, one of those
-too late. `Shop` is what a real one would keep; only `closings` reads differently on Kafka (see README.md).
+Plays a day of a shop against a running Chronos on its embedded log: three orders, two of them paid, one of those too
+late. A real shop would keep `Shop` as it is; only `closings` reads differently on Kafka (see README.md).
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Shop:
     def place(self, order: str) -> None:
         """Take an order, and schedule what happens if nobody pays.
 
-        The id is made from the order, so whoever knows the order can cancel. `ignore`: if this is called
+        The id is made from the order, so the order is all that a cancel needs. `ignore`: if this is called
         twice, after a crash in between, the second call changes nothing.
         """
         self.orders[order] = "open"
@@ -47,10 +47,10 @@ class Shop:
         )
 
     def pay(self, order: str) -> bool:
-        """Take the money; False when the order is closed already and the money must go back.
+        """Take the money; False if the order is already closed and the money must be refunded.
 
-        The own data decide. The cancel only saves the delivery: one that comes too late does no harm, because
-        `close` looks again.
+        The shop's own data decide. The cancel only saves a delivery: if it comes too late, `close` checks the order
+        again.
         """
         if self.orders[order] == "closed":
             return False
@@ -67,12 +67,12 @@ class Shop:
 
 
 def closings(client: Client) -> Iterator[str]:
-    """The orders whose closing was delivered, for ever; an empty text whenever none came for half a second."""
+    """Yields the orders whose closing was delivered, and an empty text after half a second without one."""
     offset = None
     while True:
         try:
             found = client.records(TOPIC, offset=offset, wait="500ms")
-        except NotFound:  # the topic is there from its first record on
+        except NotFound:  # the first record creates the topic
             time.sleep(0.1)
             yield ""
             continue

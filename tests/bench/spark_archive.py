@@ -1,4 +1,4 @@
-"""How fast `chronos archive` is, beside plain Spark that copies the same records from Kafka to Parquet without a look."""
+"""Throughput of `chronos archive`, and of plain Spark that copies the same records from Kafka to Parquet unparsed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.bench.figures import Bench
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.archive.job import Plan
+    from chronos.spark.archive.job import ArchivePlan
 
 RECORDS = 2_000_000
-"""Messages, and as many deliveries."""
+"""Number of messages; there are as many deliveries."""
 
 PARTITIONS = 4
 DUE_MS = 1_900_000_000_000
 SPREAD_MS = 6 * 3_600_000
-"""The messages fall due within six hours."""
+"""Ms over which the due times are spread: six hours."""
 
 SMALLER = 4
-"""By how much a second load is smaller: two sizes show how the time grows."""
+"""Factor by which a second load is smaller: two sizes show how the time grows."""
 
 WARM_UP = 20_000
 ROUNDS = 3
@@ -36,7 +36,7 @@ SHARE_OF_PLAIN = 0.5
 
 
 def archive_figure(bench: Bench, records: int = RECORDS) -> None:
-    """Adds the figures of throughput, alone and beside plain Spark, which takes turns with it in one session."""
+    """Add the figures of throughput, and the ratio to plain Spark, which alternates with it in one session."""
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
@@ -68,9 +68,9 @@ def archive_figure(bench: Bench, records: int = RECORDS) -> None:
     )  # fmt: skip
 
 
-def _fill(bench: Bench, records: int) -> Plan:
-    """Topics with so many messages and as many deliveries; the progress topic holds one record."""
-    from chronos.spark.archive.job import Plan
+def _fill(bench: Bench, records: int) -> ArchivePlan:
+    """Topics with `records` messages and as many deliveries; the progress topic holds one record."""
+    from chronos.spark.archive.job import ArchivePlan
 
     cluster = bench.name("archived")
     own = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
@@ -99,31 +99,33 @@ def _fill(bench: Bench, records: int) -> Plan:
     producer.produce(own["progress"], pack_progress(step), partition=0)
     if producer.flush(60) > 0:
         raise RuntimeError("the load was not written")
-    return Plan(cluster=cluster, bootstrap_servers=servers, targets=[target], **own)
+    return ArchivePlan(cluster=cluster, bootstrap_servers=servers, targets=[target], **own)
 
 
-def _archive(bench: Bench, spark: SparkSession, plan: Plan) -> tuple[float, float]:
+def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[float, float]:
     """Records a second of a whole run, and bytes of Parquet a record."""
     from chronos.spark.archive.job import archive
-    from chronos.spark.storage import Place
+    from chronos.spark.storage import ArchiveStorage
 
     brokers = KafkaLog(
         bootstrap_servers=plan.bootstrap_servers, properties={}, cluster=plan.cluster, progress_topic=plan.progress,
         transaction_timeout_s=10,
     )  # fmt: skip
     try:
-        place = bench.directory / bench.name("archive")
+        folder = bench.directory / bench.name("archive")
         began = time.monotonic()
-        records = sum(each.records for each in archive(spark, brokers, Place(str(place)), plan, lambda *_: None))
+        records = sum(
+            each.records for each in archive(spark, brokers, ArchiveStorage(str(folder)), plan, lambda *_: None)
+        )
         seconds = time.monotonic() - began
-        return records / seconds, sum(file.stat().st_size for file in place.rglob("*.parquet")) / records
+        return records / seconds, sum(file.stat().st_size for file in folder.rglob("*.parquet")) / records
     finally:
         brokers.close()
 
 
-def _copy(bench: Bench, spark: SparkSession, plan: Plan) -> float:
+def _copy(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> float:
     """Records a second of Spark's own source and sink, with the options that the archive reads with."""
-    place = bench.directory / bench.name("copy")
+    folder = bench.directory / bench.name("copy")
     options = {
         "kafka.bootstrap.servers": plan.bootstrap_servers, "kafka.isolation.level": "read_committed",
         "subscribe": f"{plan.delay},{plan.targets[0]}", "startingOffsets": "earliest", "includeHeaders": "true",
@@ -134,9 +136,9 @@ def _copy(bench: Bench, spark: SparkSession, plan: Plan) -> float:
     query = (
         records.writeStream.trigger(availableNow=True)
         .format("parquet")
-        .option("checkpointLocation", str(place / "_checkpoint"))
-        .start(str(place / "copied"))
+        .option("checkpointLocation", str(folder / "_checkpoint"))
+        .start(str(folder / "copied"))
     )
     query.awaitTermination()
     seconds = time.monotonic() - began
-    return spark.read.parquet(str(place / "copied")).count() / seconds
+    return spark.read.parquet(str(folder / "copied")).count() / seconds

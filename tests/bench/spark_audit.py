@@ -1,8 +1,8 @@
-"""How long an audit of 10,000,000 archived messages takes, and with how much memory. The archive is made up.
+"""Time and memory of an audit of 10,000,000 archived messages. The archive is synthetic.
 
 A day of four shards with a step each 100 ms: 95 % of the messages go to one target; 40 % have an id of their own, 3 %
 are cancelled, 0.3 % moved, 1 % delivered at the second attempt, 0.5 % expired, 0.1 % refused. A few deliveries are
-missing, doubled or early. The audit has to count all of them exactly.
+missing, duplicated or early. The audit has to count all of them exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MESSAGES = 10_000_000
 SMALLER = 4
-"""By how much the second archive is smaller: two sizes show how time and memory grow."""
+"""Factor by which a second archive is smaller: two sizes show how time and memory grow."""
 
 AUDIT_S = 180.0
 AUDIT_BYTES = 3 * 2**30
@@ -33,38 +33,38 @@ AUDIT_BYTES = 3 * 2**30
 SHARDS = 4
 START_MS = 1_893_456_000_000
 GAP_MS = 34
-"""Between two records of a shard."""
+"""Ms between two records of a shard."""
 
 STEP_MS = 100
-"""Between two steps of a shard."""
+"""Ms between two steps of a shard."""
 
 DELAY_MS = 7_200_000
-"""Greatest delay; the least is ten seconds."""
+"""Longest delay in ms; the shortest is ten seconds."""
 
 RETRY_MS = 1_000
 MOVED_MS = 60_000
-"""From a reschedule to the new time."""
+"""Ms from a reschedule to the new due time."""
 
 WRITTEN_MS = 5
-"""From a step's clock to the broker's timestamp."""
+"""Ms from a step's clock to the broker's timestamp."""
 
 PARTITIONS = 3
-"""Of a target."""
+"""Partitions of a target."""
 
 GROUP = 33
-"""Records of a shard of which the last cancels one."""
+"""Size of a group of records of a shard; the last record of a group cancels another."""
 
 PLANTED = 7
-"""Of each: missing, duplicated, early."""
+"""Number of deliveries made missing, duplicated and early, each."""
 
 TARGETS = 50
-"""Beside the one with nearly all messages."""
+"""Number of targets besides the one with nearly all messages."""
 
 SAMPLE_S = 0.25
 
 
 def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
-    """Adds the figures of time and memory."""
+    """Add the figures of time and memory."""
     smaller_seconds, smaller_bytes, exact = _audited(bench, messages // SMALLER)
     bench.add(
         f"audit of {messages // SMALLER:,} archived messages", f"{smaller_seconds:.0f} s,"
@@ -82,21 +82,21 @@ def audit_figure(bench: Bench, messages: int = MESSAGES) -> None:
 
 
 def _audited(bench: Bench, messages: int) -> tuple[float, int, bool]:
-    """Seconds, bytes, and whether each message was counted as what it is."""
-    place = bench.directory / f"audited-{messages}"
+    """Seconds, peak bytes, and whether all counts are exact."""
+    folder = bench.directory / f"audited-{messages}"
     bench.say(f"     making an archive of {messages:,} messages")
-    expected = make(place, messages)
-    seconds, peak_bytes, counts = measure(place, bench.directory, messages)
+    expected = make(folder, messages)
+    seconds, peak_bytes, counts = measure(folder, bench.directory, messages)
     if counts != expected:
         bench.say(f"     found {counts}, there are {expected}")
-    shutil.rmtree(place)
+    shutil.rmtree(folder)
     return seconds, peak_bytes, counts == expected
 
 
-def measure(place: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
-    """The command as users run it: seconds, most bytes resident at a time, and what it counted."""
+def measure(folder: Path, directory: Path, messages: int) -> tuple[float, int, dict[str, int]]:
+    """Run the command: seconds, peak resident bytes, and its counts by outcome."""
     command = [
-        sys.executable, "-m", "chronos", "audit", "--location", str(place), "-o", "json", "--master", "local[2]",
+        sys.executable, "-m", "chronos", "audit", "--location", str(folder), "-o", "json", "--master", "local[2]",
         "--from", format_time(START_MS), "--to", format_time(START_MS + length_ms(messages)),
         "--report", str(directory / "audit.html"), "--conf", f"spark.local.dir={directory}",
     ]  # fmt: skip
@@ -115,7 +115,7 @@ def measure(place: Path, directory: Path, messages: int) -> tuple[float, int, di
 
 
 def resident_bytes(pid: int) -> int:
-    """Of a process and all that descend from it."""
+    """Resident bytes of a process and its descendants."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
     for entry in os.listdir("/proc"):
@@ -124,7 +124,7 @@ def resident_bytes(pid: int) -> int:
         try:
             after_name = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         children.setdefault(int(after_name[1]), []).append(int(entry))
         pages[int(entry)] = int(after_name[21])
     family, seen = [pid], 0
@@ -139,20 +139,20 @@ def resident_bytes(pid: int) -> int:
 
 
 def length_ms(messages: int) -> int:
-    """From the first record to a time when everything is settled."""
+    """Ms from the first record to a time when all messages are settled."""
     return messages // SHARDS * GAP_MS + DELAY_MS + 120_000
 
 
-def make(place: Path, messages: int) -> dict[str, int]:
-    """Write the tables an audit reads, as `chronos archive` lays them out; how many have which fate."""
+def make(folder: Path, messages: int) -> dict[str, int]:
+    """Write the tables an audit reads in the layout of `chronos archive`; the expected counts by outcome."""
     from chronos.spark import schema
     from chronos.spark.session import open_session
 
-    place.mkdir(parents=True)
+    folder.mkdir(parents=True)
     topics = {"delay": "delay", "progress": "progress", "rejected": "rejected", "dead_letter": "dead"}
-    said = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
-    (place / "archive.json").write_text(json.dumps(said))
-    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(place.parent)})
+    claim = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
+    (folder / "archive.json").write_text(json.dumps(claim))
+    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(folder.parent)})
     try:
         records = _records(spark, messages)
         planted = _planted(records, messages)
@@ -163,11 +163,11 @@ def make(place: Path, messages: int) -> dict[str, int]:
             (schema.PROGRESS, _progress(spark, messages)),
             (schema.OFFSETS, _offsets(spark, messages)),
         ):
-            _write(rows, table, place)
-        counts = {row["fate"]: row["count"] for row in records.groupBy("fate").count().collect()}
+            _write(rows, table, folder)
+        counts = {row["event"]: row["count"] for row in records.groupBy("event").count().collect()}
     finally:
         spark.stop()
-    found = sum(counts[fate] for fate in ("delivered", "moved", "retried"))
+    found = sum(counts[event] for event in ("delivered", "moved", "retried"))
     return {
         "delivered": found - 3 * PLANTED,
         **dict.fromkeys(("missing", "duplicated", "early"), PLANTED),
@@ -177,12 +177,12 @@ def make(place: Path, messages: int) -> dict[str, int]:
     }
 
 
-def _write(rows: DataFrame, table: Any, place: Path) -> None:
+def _write(rows: DataFrame, table: Any, folder: Path) -> None:
     from chronos.spark.rows import in_hours
     from chronos.spark.schema import columns_of
 
     rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))
-    where = str(place / table.name / "batch=00000001-000000")
+    where = str(folder / table.name / "batch=00000001-000000")
     if table.partitioned_by is None:
         rows.write.parquet(where)
     else:
@@ -190,7 +190,7 @@ def _write(rows: DataFrame, table: Any, place: Path) -> None:
 
 
 def _records(spark: SparkSession, messages: int) -> DataFrame:
-    """Every record of the delay topic, and what becomes of it: `r` counts those of a shard, `at` those of a group."""
+    """Every record of the delay topic with its `event`; `r` numbers the records of a shard."""
     from pyspark.sql import functions as f
 
     per_shard = messages // SHARDS
@@ -204,7 +204,7 @@ def _records(spark: SparkSession, messages: int) -> DataFrame:
         f.pmod(f.xxhash64("id"), f.lit(1_000_000)).alias("dice"),
         f.pmod(f.xxhash64("id", f.lit("target")), f.lit(1_000)).alias("target_dice"),
     )
-    fate = (
+    event = (
         f.when(r % GROUP == 32, "cancels")
         .when(r % (10 * GROUP) == 31, "moves")
         .when((r % GROUP == 12) & (r + 20 < per_shard), "cancelled")
@@ -221,13 +221,17 @@ def _records(spark: SparkSession, messages: int) -> DataFrame:
         f.concat(f.lit("t-"), f.col("target_dice") % TARGETS)
     )
     return made.select(
-        "*", fate.alias("fate"), timestamp_ms.alias("timestamp_ms"), asked_ms.alias("asked_ms"), target.alias("target")
-    ).withColumn("due_ms", f.when(f.col("fate") == "moved", moved_ms).otherwise(f.col("asked_ms")))
+        "*",
+        event.alias("event"),
+        timestamp_ms.alias("timestamp_ms"),
+        asked_ms.alias("asked_ms"),
+        target.alias("target"),
+    ).withColumn("due_ms", f.when(f.col("event") == "moved", moved_ms).otherwise(f.col("asked_ms")))
 
 
 def _planted(records: DataFrame, messages: int) -> list[list[int]]:
-    """Numbers of those that are missing, doubled and early."""
-    found = records.where("fate = 'delivered'").where(f"n % {messages // 64} = 3").select("n").limit(3 * PLANTED)
+    """Numbers of the messages that are missing, duplicated and early."""
+    found = records.where("event = 'delivered'").where(f"n % {messages // 64} = 3").select("n").limit(3 * PLANTED)
     numbers = sorted(row["n"] for row in found.collect())
     assert len(numbers) == 3 * PLANTED
     return [numbers[kind::3] for kind in range(3)]
@@ -242,12 +246,12 @@ def _id(r: Column) -> Column:
 def _messages(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    r, fate = f.col("r"), f.col("fate")
-    verb = f.when(fate == "cancels", "cancel").when(fate == "moves", "reschedule").otherwise("schedule")
-    named = f.when(fate == "cancels", r - 20).when(fate == "moves", r - 9).otherwise(r)
-    has_name = (r % GROUP % 5).isin(2, 4) | fate.isin("cancels", "moves")
+    r, event = f.col("r"), f.col("event")
+    verb = f.when(event == "cancels", "cancel").when(event == "moves", "reschedule").otherwise("schedule")
+    named = f.when(event == "cancels", r - 20).when(event == "moves", r - 9).otherwise(r)
+    has_name = (r % GROUP % 5).isin(2, 4) | event.isin("cancels", "moves")
     address = f.concat_ws("-", "shard", "asked_ms", "r").cast("binary")
-    due_ms = f.when(fate == "moves", f.col("timestamp_ms") + MOVED_MS).when(fate != "cancels", f.col("asked_ms"))
+    due_ms = f.when(event == "moves", f.col("timestamp_ms") + MOVED_MS).when(event != "cancels", f.col("asked_ms"))
     is_schedule = verb == "schedule"
     none = f.lit(None)
     return records.select(
@@ -266,24 +270,24 @@ def _payload() -> Column:
 
 
 def _step(after_ms: Column) -> Column:
-    """Number of the step that settles what is due then."""
+    """Number of the step that settles messages due then."""
     from pyspark.sql import functions as f
 
     return f.ceil((after_ms + 1 - START_MS) / STEP_MS)
 
 
 def _step_ms(step: Column) -> Column:
-    """When the broker took what the step wrote."""
+    """Broker's timestamp of the records that the step wrote."""
     return START_MS + step * STEP_MS + WRITTEN_MS
 
 
 def _deliveries(records: DataFrame, missing: list[int], doubled: list[int], early: list[int]) -> DataFrame:
     from pyspark.sql import functions as f
 
-    n, is_second = f.col("n"), f.col("fate") == "retried"
+    n, is_second = f.col("n"), f.col("event") == "retried"
     timestamp_ms = _step_ms(_step(f.col("due_ms") + f.when(is_second, RETRY_MS).otherwise(0)))
     copies = f.when(n.isin(doubled), f.sequence(f.lit(0), f.lit(1))).otherwise(f.array(f.lit(0)))
-    found = records.where(f.col("fate").isin("delivered", "moved", "retried") & ~n.isin(missing))
+    found = records.where(f.col("event").isin("delivered", "moved", "retried") & ~n.isin(missing))
     none = f.lit(None)
     return found.withColumn("copy", f.explode(copies)).select(
         f.col("target").alias("topic"), (n % PARTITIONS).alias("partition"),
@@ -298,10 +302,10 @@ def _deliveries(records: DataFrame, missing: list[int], doubled: list[int], earl
 def _decisions(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    is_refused, is_second = f.col("fate") == "refused", f.col("fate") == "retried"
+    is_refused, is_second = f.col("event") == "refused", f.col("event") == "retried"
     step = _step(f.when(is_refused, f.col("timestamp_ms")).otherwise(f.col("due_ms")))
     outcome = f.when(is_refused, "refused").when(is_second, "retry").otherwise("expired")
-    return records.where(f.col("fate").isin("refused", "retried", "expired")).select(
+    return records.where(f.col("event").isin("refused", "retried", "expired")).select(
         "shard", (step * 2).alias("progress_offset"), _step_ms(step).alias("decided_ms"),
         f.when(~is_refused, f.col("due_ms")).alias("position_due_ms"), f.col("r").alias("source_offset"),
         outcome.alias("outcome"), f.when(is_refused, "conflict").alias("reason"),

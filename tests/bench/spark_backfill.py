@@ -1,4 +1,4 @@
-"""How fast `chronos backfill` sends what was lost back through the delay topic, and that a node delivers each of it once."""
+"""Throughput of `chronos backfill` through the delay topic, with a check that a node delivers each replay once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.lost import GAP_MS, START_MS, expected, write_lost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from chronos.spark.ledger import Report
+    from chronos.spark.requests import Report
 
 MESSAGES = 1_000_000
 WARM_UP = 20_000
@@ -26,7 +26,7 @@ DRAIN_S = 300.0
 
 
 def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
-    """Adds the figures of throughput, planning included, and of what came of it at the target."""
+    """Add the figures of throughput, planning included, and of the deliveries in the target."""
     from chronos.spark.session import open_session
     from tests.spark.conftest import connector
 
@@ -51,15 +51,15 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
 
 
 def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> tuple[float, Report]:
-    """Seconds from the question what is missing to the ledger's last row."""
+    """Seconds from the request to the last row of the ledger, and the report."""
     from chronos.spark.backfill.job import Backfill
-    from chronos.spark.ledger import Request
-    from chronos.spark.storage import Place
+    from chronos.spark.requests import Request
+    from chronos.spark.storage import ArchiveStorage
 
     bench.broker.create_topic(f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
     bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)
-    place = Place(str(bench.directory / cluster))
-    write_lost(spark, place, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
+    storage = ArchiveStorage(str(bench.directory / cluster))
+    write_lost(spark, storage, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
                shards=SHARDS)  # fmt: skip
     brokers = KafkaLog(
         bootstrap_servers=bench.broker.bootstrap, properties={}, cluster=cluster, progress_topic=f"{cluster}.progress",
@@ -67,7 +67,7 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
     )  # fmt: skip
     opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
     try:
-        job = Backfill(spark, place, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
+        job = Backfill(spark, storage, brokers, opener, bootstrap_servers=bench.broker.bootstrap)
         began = time.monotonic()
         planned = job.plan(Request(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS))
         assert planned.messages == messages
@@ -78,7 +78,7 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
 
 
 def _delivered(bench: Bench, cluster: str, messages: int) -> tuple[int, int]:
-    """How many a node does not deliver, and how many more than once."""
+    """Number of messages that a node does not deliver, and number delivered more than once."""
     topics = {name: f"{cluster}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
     settings: dict[str, object] = {"shards": SHARDS, "cluster": cluster} | {
         f"topics.{name}": topic for name, topic in topics.items()

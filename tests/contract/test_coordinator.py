@@ -174,13 +174,6 @@ class SimulatedCluster:
         assert self._servers.publish(roles, self._servers.version)
 
 
-@pytest.fixture(scope="module")
-def zookeeper() -> Iterator[Ensemble]:
-    """One server that the tests of this file share."""
-    with Ensemble() as shared:
-        yield shared
-
-
 @pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.integration), "simulated"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A new cluster on each coordinator."""

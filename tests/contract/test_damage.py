@@ -21,8 +21,8 @@ BLOB_BYTES_MIN = 1_000
 NO_LIMIT = 10**9
 ROWS = 1_500
 LARGE_ROWS = 20
-FLIPS = 60
-"""Per file; the read before and after each is of everything, in several ways."""
+FLIPS = [12, pytest.param(60, marks=pytest.mark.slow)]
+"""Places per file where a bit is flipped; after each, everything is read in several ways."""
 
 
 def open_store(path: Path) -> RocksStore:
@@ -80,7 +80,7 @@ def flipped(sound: Path, copy: Path, file: Path, bit: int) -> Path:
     return copy
 
 
-def bits(file: Path, count: int = FLIPS) -> list[int]:
+def bits(file: Path, count: int) -> list[int]:
     """Spread over the file, and dense at its end, where tables keep their index and logs their last record."""
     dice = random.Random(file.name)
     size = file.stat().st_size
@@ -130,15 +130,16 @@ def read_store_in_all_ways(path: Path, rows: list[tuple[bytes, bytes]]) -> int:
     return refused
 
 
+@pytest.mark.parametrize("flips", FLIPS)
 @pytest.mark.parametrize("pattern", ["*.sst", "*.blob"])
-def test_a_flipped_bit_in_a_store_is_found_or_does_no_harm(tmp_path, sound_store, rows, pattern):
+def test_a_flipped_bit_in_a_store_is_found_or_does_no_harm(tmp_path, sound_store, rows, pattern, flips):
     """At many places of every table and blob file, read in six ways."""
     found = tried = 0
     for file in sorted(sound_store.glob(pattern)):
-        for bit in bits(file):
+        for bit in bits(file, flips):
             tried += 1
             found += bool(read_store_in_all_ways(flipped(sound_store, tmp_path / "s", file, bit), rows))
-    assert tried >= 2 * FLIPS
+    assert tried >= 2 * flips
     assert found > 0.8 * tried
 
 
@@ -180,14 +181,15 @@ def read_log(path: Path) -> list[Record]:
         log.close()
 
 
+@pytest.mark.parametrize("flips", FLIPS)
 @pytest.mark.parametrize(
     ("state", "pattern"), [("closed", "*.sst"), ("closed", "MANIFEST-*"), ("killed", "*.log"), ("killed", "MANIFEST-*")]
 )
-def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, state, pattern):
+def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, state, pattern, flips):
     """In the tables, in what lists them, and in the write-ahead log that a killed process leaves."""
     found = tried = 0
     for file in sound_log[state].glob(pattern):
-        for bit in bits(file, 2 * FLIPS):
+        for bit in bits(file, 2 * flips):
             tried += 1
             path = flipped(sound_log[state], tmp_path / "log", file, bit)
             try:
@@ -195,7 +197,7 @@ def test_a_flipped_bit_in_a_log_is_found_or_does_no_harm(tmp_path, sound_log, st
             except StoreCorrupt as damage:
                 found += 1
                 check_text(damage, path, "backup")
-    assert tried >= 2 * FLIPS
+    assert tried >= 2 * flips
     assert found > 0.5 * tried
 
 

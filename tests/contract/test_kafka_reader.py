@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from chronos.adapters.kafka.log import KafkaReader
+from chronos.adapters.kafka.reader import KafkaReader
 from chronos.errors import ChronosError, LogMismatch, LogUnavailable
 
 

@@ -480,7 +480,7 @@ def test_prepared_topics_are_there_and_stay_the_same(case):
     assert (info.partitions, info.leaderless, info.bytes_max) == (3, frozenset(), 12345)
     assert info.id
     assert case.log.prepare([spec], create=False) == {name: info}
-    assert case.log.look([name]) == {name: info}
+    assert case.log.describe([name]) == {name: info}
     assert [settled_end(case, name, n) for n in range(3)] == [0, 0, 0]
 
 
@@ -498,7 +498,7 @@ def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case
     with pytest.raises(ConfigurationError, match=rf"{name} has 2 partitions.* 3"):
         case.log.prepare([TopicSpec(name=name, partitions=3, settings={}, per_shard=True)], create=True)
     assert case.log.prepare([TopicSpec(name=name, partitions=3, settings={})], create=True)[name].partitions == 2
-    info = case.log.look([name])[name]
+    info = case.log.describe([name])[name]
     assert info is not None
     assert info.partitions == 2
 
@@ -507,7 +507,7 @@ def test_looking_at_a_topic_does_not_create_it(case):
     """Kafka has nothing there; the embedded log shows what the first record would make, without an id."""
     name = case.names("nowhere")
     for _ in range(2):
-        info = case.log.look([name])[name]
+        info = case.log.describe([name])[name]
         if Feature.MISSING_TOPICS in case.lacks:
             assert info is not None
             assert info.id == ""
@@ -520,7 +520,7 @@ def test_looking_at_a_topic_does_not_create_it(case):
 @pytest.mark.parametrize("name", ["not a topic", "..", "x" * 250])
 def test_what_cannot_be_a_topic_is_not_there(case, name):
     """By Kafka's own rule for names."""
-    assert case.log.look([name]) == {name: None}
+    assert case.log.describe([name]) == {name: None}
 
 
 def test_the_ends_of_a_partition_that_is_not_there_are_a_named_error(case):

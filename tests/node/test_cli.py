@@ -1,13 +1,16 @@
-"""The command line as a user meets it: real processes, a real service, what they print and how they end."""
+"""The command line as a user meets it: real processes, a real service, their output and their exit codes."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +20,7 @@ from typing import Any
 import pytest
 
 from chronos.cli.reference import reference
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +36,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 class Done:
-    """What a command printed and how it ended."""
+    """The output and the exit code of a command."""
 
     def __init__(self, process: subprocess.CompletedProcess[bytes]) -> None:
         self.code = process.returncode
-        self.raw = process.stdout
-        self.out = process.stdout.decode(errors="replace")
+        self.raw = process.stdout or b""
+        self.out = self.raw.decode(errors="replace")
         self.err = process.stderr.decode()
 
     @property
@@ -46,18 +49,28 @@ class Done:
         return json.loads(self.out)
 
 
-def run(*arguments: object, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None) -> Done:
-    """A command, to its end."""
+def run(
+    *arguments: object,
+    server: str | None = None,
+    stdin: bytes = b"",
+    cwd: Path | None = None,
+    stdout: int = subprocess.PIPE,
+    python: tuple[str, ...] = (),
+) -> Done:
+    """Run a command to its end."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     if server is not None:
         environ["CHRONOS_SERVER"] = server
-    command = [sys.executable, "-m", "chronos", *map(str, arguments)]
+    command = [
+        sys.executable, *python, "-m", "chronos", *(one if isinstance(one, bytes) else str(one) for one in arguments)
+    ]  # fmt: skip
     path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
     return Done(
         subprocess.run(
             command,
             input=stdin,
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             env={**environ, "PYTHONPATH": path},
             cwd=cwd,
             timeout=60,
@@ -69,7 +82,7 @@ def run(*arguments: object, server: str | None = None, stdin: bytes = b"", cwd: 
 @pytest.fixture
 def chronos(service: Service):
     """Runs a verb against the service."""
-    return lambda *arguments, stdin=b"": run(*arguments, server=service.url, stdin=stdin)
+    return partial(run, server=service.url)
 
 
 # --- Verbs
@@ -95,8 +108,8 @@ def test_stdin_is_one_payload_of_any_bytes(chronos):
     assert chronos("tail", "bytes", "--from", "beginning", "-n", 1, "-o", "json").json["value_base64"]
 
 
-def test_each_line_is_a_message(chronos):
-    """Any number of them, in batches; the last one needs no end of line."""
+def test_each_line_of_stdin_is_a_message(chronos):
+    """Any number of them, in batches; the last one needs no line end."""
     lines = b"".join(b"line %d\n" % at for at in range(2_500)) + b"last"
     sent = chronos("send", "--to", "lines", "--in", "1ms", "--lines", stdin=lines)
     assert (sent.code, sent.out) == (0, "sent 2,501 messages\n")
@@ -107,13 +120,11 @@ def test_each_line_is_a_message(chronos):
 def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
     """get, list, reschedule, cancel; each in both forms."""
     sent = chronos("send", "--to", "managed", "--at", "2027-01-01T00:00:00Z", "--id", "m 1/ü", "x", "-o", "json")
-    assert sent.json["due_at"] == "2027-01-01T00:00:00Z"
+    assert sent.json["due_at"] == "2027-01-01T00:00:00.000Z"
     shown = chronos("get", "m 1/ü")
     assert "pending" in shown.out
     assert "managed" in shown.out
-    assert chronos("get", "m 1/ü", "-o", "json").json["target"] == {
-        "topic": "managed", "key": None, "key_base64": None, "headers": {},
-    }  # fmt: skip
+    assert chronos("get", "m 1/ü", "-o", "json").json["target"] == {"topic": "managed"}
     listed = chronos("list", "--to", "managed")
     assert "m 1/ü" in listed.out
     assert chronos("list", "--to", "managed", "-o", "json").json["messages"][0]["id"] == "m 1/ü"
@@ -122,8 +133,8 @@ def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
     assert chronos("list", "--to", "managed").err == "nothing is pending\n"
 
 
-def test_how_a_verb_ended_is_its_exit_code(chronos):
-    """4 for what nobody knows, 1 for what is too late, and the reason on stderr."""
+def test_the_exit_code_says_how_a_verb_ended(chronos):
+    """4 for an unknown id, 1 if it is too late, and the reason on stderr."""
     for verb in (("get", "nobody"), ("cancel", "nobody"), ("fire", "nobody"), ("reschedule", "nobody", "--in", "1h")):
         done = chronos(*verb)
         assert (done.code, done.out) == (4, ""), verb
@@ -132,10 +143,10 @@ def test_how_a_verb_ended_is_its_exit_code(chronos):
     chronos("tail", "ended", "--from", "beginning", "-n", 1)
     for verb in ("cancel", "fire"):
         done = chronos(verb, "past")
-        assert (done.code, done.err) == (1, "error: too late: past is pending no more\n")
+        assert (done.code, done.err) == (1, "error: too late: past is no longer pending\n")
 
 
-def test_a_topic_that_is_not_there_yet_is_waited_for(service):
+def test_tail_waits_for_a_topic_that_does_not_exist_yet(service):
     """tail starts before the first message is sent."""
     command = [sys.executable, "-m", "chronos", "tail", "patience", "-n", "1", "--server", service.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as tail:
@@ -147,8 +158,8 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(service):
         assert tail.wait(30) == 0
 
 
-def test_ctrl_c_ends_a_tail_without_a_word(service):
-    """Exit code 0: there was no failure."""
+def test_ctrl_c_ends_a_tail_silently(service):
+    """Exit code 0, because nothing failed."""
     run("send", "--to", "broken-off", "--in", "0ms", "x", server=service.url)
     command = [sys.executable, "-m", "chronos", "tail", "broken-off", "--from", "beginning", "--server", service.url]
     # A shell that runs the tests in the background has them ignore Ctrl-C, and whatever they start.
@@ -174,7 +185,7 @@ def test_the_status_is_for_people_and_for_programs(chronos):
     assert [shard["role"] for shard in found["shards"]] == ["master", "master"]
 
 
-def test_a_standalone_node_has_nobody_to_hand_a_shard_to(chronos):
+def test_a_standalone_node_cannot_hand_a_shard_over(chronos):
     """Exit code 1, and what to do instead."""
     for arguments in (("transfer", "1", "b"), ("transfer", "--drain", "b"), ("transfer", "--undrain", "b")):
         done = chronos(*arguments)
@@ -183,7 +194,7 @@ def test_a_standalone_node_has_nobody_to_hand_a_shard_to(chronos):
         assert "zookeeper" in done.err
 
 
-def test_the_archive_wants_a_place_and_a_kafka_cluster(chronos, tmp_path):
+def test_the_archive_needs_a_location_and_a_kafka_cluster(chronos, tmp_path):
     """Exit code 2, and what to write."""
     done = chronos("archive")
     assert done.code == 2
@@ -194,6 +205,150 @@ def test_the_archive_wants_a_place_and_a_kafka_cluster(chronos, tmp_path):
     assert not (tmp_path / "archive").exists()
 
 
+def test_the_json_of_a_verb_is_that_of_the_http_interface(chronos, service):
+    """get, list and send print its objects, field for field."""
+    sent = chronos("send", "--to", "same", "--in", "3h", "--id", "same", "-k", "k", "-H", "a=1", "x", "-o", "json")
+    assert set(sent.json) == {"id", "shard", "offset", "due_at"}
+    assert chronos("get", "same", "-o", "json").json == service.get("/v1/messages/same")
+    listed = chronos("list", "--to", "same", "-o", "json").json
+    assert listed == service.get("/v1/messages", target="same")
+    assert chronos("cancel", "same", "-o", "json").json["result"] == "cancelled"
+
+
+def test_a_list_has_as_many_messages_as_were_asked_for(chronos):
+    """Over several pages, as text and as JSON; the JSON names the place where it goes on."""
+    lines = b"".join(b"%d\n" % at for at in range(1_500))
+    assert chronos("send", "--to", "pages", "--in", "9d", "--lines", stdin=lines).out == "sent 1,500 messages\n"
+    some = chronos("list", "--to", "pages", "-n", 1_200)
+    assert len(some.out.splitlines()) == 1 + 1_200
+    assert "show them with -n 12000" in some.err
+    everything = chronos("list", "--to", "pages", "-n", 5_000, "-o", "json").json
+    assert (len({one["id"] for one in everything["messages"]}), everything["after"]) == (1_500, None)
+    part = chronos("list", "--to", "pages", "-n", 1_200, "-o", "json").json
+    assert part["messages"] == everything["messages"][:1_200]
+    assert part["after"] is not None
+
+
+def test_one_message_is_not_called_messages(chronos):
+    """Singular."""
+    assert chronos("send", "--to", "single", "--in", "9d", "--lines", stdin=b"x").out == "sent 1 message\n"
+
+
+def test_a_list_takes_times_relative_to_now(chronos):
+    """A value that begins with a dash is the value of the option before it."""
+    chronos("send", "--to", "relative", "--in", "1h", "--id", "relative", "--wait", "x")
+    for start, end, expected in [("-2h", "+2h", 1), ("now", "+2h", 1), ("-2h", "now", 0), ("+90m", "+1d", 0)]:
+        for bounds in (("--from", start, "--until", end), (f"--from={start}", f"--until={end}")):
+            found = chronos("list", "--to", "relative", *bounds, "-o", "json")
+            assert len(found.json["messages"]) == expected, bounds
+
+
+def test_send_waits_until_the_message_is_accepted_or_rejected(chronos):
+    """Exit code 1 and the reason if the id is taken; without --wait nothing is known of that."""
+    first = chronos("send", "--to", "waits", "--in", "1h", "--id", "waits", "--wait", "x")
+    assert (first.code, first.out) == (0, "waits\n")
+    second = chronos("send", "--to", "waits", "--in", "1h", "--id", "waits", "--wait", "x")
+    assert (second.code, second.out) == (1, "")
+    assert second.err == "error: waits was rejected: another message has this id and is pending\n"
+    assert chronos("send", "--to", "waits", "--in", "1h", "--id", "waits", "x").code == 0
+    replaced = chronos(
+        "send", "--to", "waits", "--in", "1h", "--id", "waits", "--on-conflict", "replace", "--wait", "y"
+    )
+    assert replaced.code == 0
+
+
+def test_a_header_may_be_given_more_than_once(chronos):
+    """All its values are delivered, in order."""
+    chronos("send", "--to", "twice", "--in", "0ms", "-H", "foo=1", "-H", "bar=x", "-H", "foo=2", "v")
+    record = chronos("tail", "twice", "--from", "beginning", "-n", 1, "-o", "json").json
+    assert (record["headers"]["foo"], record["headers"]["bar"]) == (["1", "2"], "x")
+
+
+def test_arguments_that_are_not_utf_8_are_bytes(chronos):
+    """The value, the key and the id; a topic has to be text."""
+    sent = chronos("send", "--to", "raw", "--in", "0ms", "--id", b"\xff\xfe", "--key", b"\xfd", b"v\xff")
+    assert (sent.code, sent.out) == (0, "base64://4=\n")
+    assert chronos("tail", "raw", "--from", "beginning", "-n", 1).raw == b"v\xff\n"
+    assert "base64:/Q==" in chronos("tail", "raw", "--from", "beginning", "-n", 1, "--headers").out
+    assert "delivered" in chronos("get", b"\xff\xfe").out
+    for arguments in (("send", "--to", b"\xff", "--in", "1s", "x"), ("tail", b"\xff"), ("list", "--to", b"\xff")):
+        done = chronos(*arguments)
+        assert done.code == 2, arguments
+        assert "Traceback" not in done.err
+
+
+def test_control_characters_in_ids_are_escaped(chronos, service):
+    """An id that another producer chose cannot break the table."""
+    service.post("/v1/messages", {"target": {"topic": "odd"}, "id": "odd\t\x1b[31m", "delay": "1h"})
+    listed = chronos("list", "--to", "odd")
+    assert "odd\\t\\x1b[31m" in listed.out
+    assert "\x1b" not in listed.out
+    assert "odd\\t" in chronos("get", "odd\t\x1b[31m").out
+    assert chronos("cancel", "odd\t\x1b[31m").code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list",), ("list", "-o", "json"), ("get", "full"), ("get", "full", "-o", "json"), ("status",), ("--help",),
+     ("tail", "full", "--from", "beginning", "-n", "1"), ("tail", "full", "--from", "beginning", "-n", "1", "-o", "json"),
+     ("send", "--to", "full", "--in", "1h", "x"), ("config", "show"), ("version",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_full_device_is_one_line_on_stderr(chronos, arguments):
+    """Exit code 1, no traceback, also for what is written at the very end."""
+    chronos("send", "--to", "full", "--in", "0ms", "--id", "full", "--on-conflict", "ignore", "x")
+    with open("/dev/full", "wb") as full:
+        done = chronos(*arguments, stdout=full.fileno())
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == "error: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.err
+    assert "Exception ignored" not in done.err
+
+
+def test_a_tail_ends_when_its_reader_does(service):
+    """`tail | head -1`: without a second record, and without an error."""
+    run("send", "--to", "head", "--in", "0ms", "only", server=service.url)
+    command = [sys.executable, "-m", "chronos", "tail", "head", "--from", "beginning", "--server", service.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        assert tail.stdout.readline() == b"only\n"
+        tail.stdout.close()
+        assert tail.wait(30) == 0
+        assert tail.stderr.read() == b""
+
+
+def test_a_reason_of_the_service_is_printed(tmp_path):
+    """The detail of a 503, although the retry after it gets no answer."""
+    detail = b'{"detail": "the brokers did not acknowledge within 20 s"}'
+    answer = b"HTTP/1.1 503 No\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(detail), detail)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for sent in (answer, b""):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(sent)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        done = run("get", "x", server=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join(10)
+    assert (done.code, done.err) == (1, "error: the brokers did not acknowledge within 20 s\n")
+
+
+def test_a_pause_is_shown_once_for_all_shards():
+    """Wrapped, and not repeated in the table."""
+    from chronos.cli.status import _other_reasons, _together
+
+    reasons = ["shard 0 is paused: no broker", "shard 1 is paused: no broker", "the disk is full"]
+    assert _together(reasons) == ["shards 0, 1 are paused: no broker", "the disk is full"]
+    shards = [{"shard": 0, "paused": "no broker"}, {"shard": 1, "paused": "clocks"}, {"shard": 2, "paused": "clocks"}]
+    found = {"nodes": [{"reasons": reasons}], "shards": shards}
+    assert _other_reasons(found) == ["paused: shard 1, 2: clocks"]
+
+
 # --- Wrong usage
 
 
@@ -201,7 +356,13 @@ def test_the_archive_wants_a_place_and_a_kafka_cluster(chronos, tmp_path):
     "arguments",
     [
         (), ("explode",), ("send",), ("send", "x"), ("send", "--to", "t", "x"), ("send", "--to", "t", "--in", "1s"),
-        ("send", "--to", "t", "--in", "1s", "--at", "5", "x"), ("send", "--to", "t", "--in", "soon", "x"),
+        ("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"),
+        ("send", "--to", "t", "--in", "soon", "x"), ("send", "--to", "t", "--in", "5", "x"),
+        ("send", "--to", "t", "--at", "1798000000", "x"), ("send", "--to", "t", "--at", "1798000000000", "x"),
+        ("send", "--to", "t", "--in", "1s", "--expire-at", "1798000000000", "x"), ("reschedule", "x", "--in", "5"),
+        ("send", "--to", "t", "--in", "1s", "--on-conflict", "perhaps", "x"),
+        ("send", "--to", "t", "--in", "1s", "--lines", "--wait"), ("send", "--to", "t", "--in", "1s", "--id", "a\tb", "x"),
+        ("list", "--from", "5"), ("list", "--from", "-5"), ("list", "--until=tomorrow"),
         ("send", "--to", "t", "--at", "2030-01-01T00:00:00", "x"), ("send", "--to", "t", "--in", "1s", "-H", "a", "x"),
         ("send", "--to", "t", "--in", "1s", "--lines", "x"), ("send", "--to", "t", "--in", "1s", "--null", "x"),
         ("send", "--to", "t", "--in", "1s", "--dealy", "x"), ("reschedule", "x"), ("get",), ("get", "x", "-o", "yaml"),
@@ -219,20 +380,74 @@ def test_wrong_usage_ends_with_2_and_says_why_on_stderr(arguments):
     assert done.err or done.out.startswith("Usage")
 
 
-def test_what_the_service_refuses_is_wrong_usage_too(chronos):
-    """With the service's reason."""
+def test_a_refusal_of_the_service_is_wrong_usage(chronos):
+    """With the reason of the service, and the name of the option."""
     done = chronos("send", "--to", "chronos.delay", "--in", "1s", "x")
     assert (done.code, done.out) == (2, "")
-    assert "chronos.delay is a topic of Chronos" in done.err
+    assert done.err.startswith("error: --to: chronos.delay is a topic of Chronos")
 
 
-def test_a_service_that_is_not_there_is_3():
-    """And quick to say so."""
+def test_a_service_that_does_not_run_is_exit_code_3():
+    """Within seconds."""
     started = time.monotonic()
     done = run("get", "x", server=f"http://127.0.0.1:{free_port()}")
     assert (done.code, done.out) == (3, "")
     assert "chronos serve" in done.err
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("send", "--to", "t", "--in", "5", "x"), "--in: 5 has no unit; write 5s, 5m or 5ms"),
+        (("send", "--to", "t", "--at", "1798000000", "x"), "such as 2026-12-23T04:26:40.000Z"),
+        (("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"), "--in and --at are both given"),
+        (("send", "--to", "t", "--in", "1s", "--id", "a\tb", "x"), "holds a control character"),
+        (("list", "--from", "yesterday"), "relative to now: -2h, now, +30m"),
+    ],
+)
+def test_wrong_usage_is_answered_with_what_to_write(arguments, says):
+    """In the words of the option."""
+    assert says in run(*arguments).err
+
+
+def test_a_time_too_far_ahead_is_refused_in_the_words_of_the_user(chronos):
+    """The option, the limit in days, and the setting."""
+    expected = "due more than 3650d ahead (limits.max_delay)\n"
+    assert chronos("send", "--to", "t", "--in", "5000d", "x").err == f"error: --in: {expected}"
+    assert chronos("send", "--to", "t", "--at", "2090-01-01T00:00:00Z", "x").err == f"error: --at: {expected}"
+
+
+@pytest.mark.parametrize("extra", ["server", "zookeeper", "spark"])
+def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
+    """Exit code 2 and the command that installs it."""
+    module, arguments = {
+        "server": ("pydantic", ("config", "show")),
+        "zookeeper": ("kazoo", ("doctor", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
+                                "--set", "log.kafka.bootstrap_servers=127.0.0.1:1",
+                                "--set", "coordinator.kind=zookeeper",
+                                "--set", "coordinator.zookeeper.hosts=127.0.0.1:1")),
+        "spark": ("pyspark", ("audit", "--location", str(tmp_path))),
+    }[extra]  # fmt: skip
+    # A module set to None cannot be imported.
+    program = f"import sys; sys.modules[{module!r}] = None; from chronos.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert f"pip install 'kafka-chronos[{extra}]'".encode() in done.stderr, done.stderr
+    assert done.returncode == (3 if extra == "spark" else 2)
+    assert b"Traceback" not in done.stderr
+
+
+def test_shell_completion_can_be_installed():
+    """The option shows a script for the shell."""
+    program = "import os, sys; os.environ['_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION'] = '1'; "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "from chronos.cli import main; main()", "--show-completion", "bash"],
+        capture_output=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"_CHRONOS_COMPLETE" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -258,7 +473,7 @@ def test_the_settings_are_shown_and_checked(tmp_path):
     assert run("config", "show", "-c", path, "-o", "json").json["shards"] == 7
 
 
-def test_all_that_is_wrong_with_the_settings_is_listed(tmp_path):
+def test_all_problems_of_the_settings_are_listed(tmp_path):
     """Each with its place; exit code 2."""
     path = tmp_path / "chronos.yaml"
     path.write_text("shards: many\nlog:\n  kind: kafak\n")
@@ -272,12 +487,13 @@ def test_all_that_is_wrong_with_the_settings_is_listed(tmp_path):
     assert len(run("config", "check", "--config", path, "-o", "json").json["problems"]) == 2
 
 
-def test_the_version_is_told():
+def test_the_version_is_shown():
     """For people and for programs."""
     from chronos import __version__
 
     assert run("version").out.startswith(f"chronos {__version__}\n")
     assert run("version", "-o", "json").json["chronos"] == __version__
+    assert run("--version").out == f"chronos {__version__}\n"
 
 
 def test_the_quick_verbs_load_nothing_of_the_service(service):
@@ -307,13 +523,13 @@ def test_the_quick_verbs_load_nothing_of_the_service(service):
 
 
 def test_a_second_service_on_the_same_directory_is_refused(service):
-    """Exit code 1, and who holds it."""
+    """Exit code 1, and the process that holds it."""
     done = run("serve", "--set", f"node.data_dir={service.data_dir}", "--set", "admin.port=0")
     assert (done.code, done.out) == (1, "")
     assert f"process {service.pid}" in done.err
 
 
-def test_a_port_that_is_taken_is_named(service, tmp_path):
+def test_a_port_in_use_is_named(service, tmp_path):
     """And what to do; the node that had started is stopped again."""
     done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", f"admin.port={service.port}",
                "--set", "limits.disk_reserve=0")  # fmt: skip
@@ -321,17 +537,27 @@ def test_a_port_that_is_taken_is_named(service, tmp_path):
     assert f"cannot listen on 127.0.0.1:{service.port}" in done.err
 
 
-def test_a_kafka_that_is_not_there_ends_the_start_with_3(tmp_path):
-    """A dependency is unreachable."""
+def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
+    """The error names the address that was asked."""
+    address = f"127.0.0.1:{free_port()}"
     done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
                "--set", "admin.port=0",
-               "--set", f"log.kafka.bootstrap_servers=127.0.0.1:{free_port()}")  # fmt: skip
+               "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
+    assert f"log.kafka.bootstrap_servers is {address}" in done.err
 
 
-def test_on_a_terminal_it_says_where_it_listens_and_what_to_try(tmp_path):
-    """And Ctrl-C ends it in order."""
+def test_a_service_without_assertions_does_not_start(tmp_path):
+    """They keep the guarantees."""
+    done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", python=("-O",))
+    assert (done.code, done.out) == (2, "")
+    assert "without -O" in done.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):
+    """And Ctrl-C stops it in order."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set",
                "admin.port=0", "--set", "limits.disk_reserve=0"]  # fmt: skip
@@ -344,14 +570,18 @@ def test_on_a_terminal_it_says_where_it_listens_and_what_to_try(tmp_path):
         while b"Ctrl-C" not in shown:
             shown += os.read(leader, 1_000)
         assert b"listens on http://127.0.0.1:" in shown
-        assert b"chronos send --server http://127.0.0.1:" in shown
+        commands = [shlex.split(line)[1:] for line in shown.decode().splitlines() if line.startswith("  chronos ")]
+        assert [verb for verb, *_ in commands] == ["send", "tail", "status"]
+        assert run(*commands[0]).code == 0
+        assert run(*commands[1], "-n", 1).out == "hello, later\n"
+        assert run(*commands[2][:-1]).code == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     os.close(leader)
 
 
 def test_a_second_ctrl_c_ends_it_at_once(service):
-    """Without waiting for anything: 1, unless the first one was through already."""
+    """Without waiting: 1, or 0 if it had already stopped."""
     with Service(service.data_dir.with_name("impatient"), settings={"shards": 1}) as running:
         running.start()
         done = run("send", "--to", "t", "--in", "0ms", "x", server=running.url)
@@ -365,7 +595,7 @@ def test_a_second_ctrl_c_ends_it_at_once(service):
 
 
 def examine(service: Service, *arguments: str) -> Done:
-    """The doctor with the settings of a service."""
+    """Run the doctor with the settings of a service."""
     settings = [part for path, value in service.settings.items() for part in ("--set", f"{path}={value}")]
     return run("doctor", *settings, *arguments)
 
@@ -412,7 +642,7 @@ def test_the_doctor_finds_a_damaged_store(tmp_path):
         assert [finding["exit_code"] for finding in found["findings"] if finding["exit_code"]] == [5]
 
 
-def test_the_doctor_says_when_the_log_does_not_answer(tmp_path):
+def test_the_doctor_reports_a_log_that_does_not_answer(tmp_path):
     """Exit code 3."""
     (tmp_path / "data").mkdir()
     done = run("doctor", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
@@ -421,6 +651,6 @@ def test_the_doctor_says_when_the_log_does_not_answer(tmp_path):
     assert "PROBLEM  log" in done.out
 
 
-def test_the_reference_page_is_the_one_the_code_makes():
+def test_the_reference_page_is_up_to_date():
     """`python -m chronos.cli`."""
     assert (ROOT / "docs" / "reference" / "cli.md").read_text() == reference()

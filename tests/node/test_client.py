@@ -1,4 +1,4 @@
-"""The library: both clients against a real node, and the headers for a producer of one's own."""
+"""The Python client: both clients against a real node, and the control headers for a Kafka producer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 import chronos
-from chronos.client import NotFound, Refused, ServiceFailed, Unreachable, message
+from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 
@@ -40,16 +40,27 @@ def later(seconds: float = 3_600) -> datetime:
 
 
 def test_a_message_is_scheduled_found_moved_and_cancelled(client):
-    """The whole life of one that is never delivered."""
+    """The life of a message that is never delivered."""
     due = later()
-    scheduled = client.schedule("library", "value", at=due, id="life", key="k", headers={"a": "1", "raw": b"\xff"})
+    scheduled = client.schedule(
+        "library",
+        "value",
+        deliver_at=due,
+        id="life",
+        key="k",
+        headers={"a": "1", "raw": b"\xff", "many": ["x", None, b"\xff"]},
+    )
     assert scheduled.id == "life"
     assert timedelta() <= scheduled.due_at - due < timedelta(milliseconds=1)
     found = client.get("life")
     assert (found.state, found.due_at, found.value_bytes) == ("pending", scheduled.due_at, 5)
     assert found.target is not None
     assert (found.target.topic, found.target.key) == ("library", "k")
-    assert found.target.headers == {"a": "1", "raw": {"base64": "/w=="}}
+    assert found.target.headers == {
+        "a": "1",
+        "raw": {"base64": "/w=="},
+        "many": ["x", None, {"base64": "/w=="}],
+    }
     assert client.reschedule("life", delay=timedelta(hours=2))
     assert client.get("life").due_at > due + timedelta(minutes=59)
     assert client.cancel("life")
@@ -91,23 +102,23 @@ def test_any_id_can_be_asked_for(client, name):
     assert client.cancel(name).result == "cancelled"
 
 
-def test_what_nobody_knows_is_not_found(client):
+def test_an_unknown_id_is_not_found(client):
     """NotFound, with the hint of the service."""
     with pytest.raises(NotFound, match="nothing is known of nobody"):
         client.get("nobody")
     assert client.cancel("nobody").result == "unknown"
 
 
-def test_what_is_refused_says_which_field(client):
-    """Refused, with the faults."""
+def test_a_refusal_names_the_field(client):
+    """And the message of the batch."""
     with pytest.raises(Refused, match=r"chronos\.delay") as refused:
-        client.schedule_many([message("fine", delay=1), message("chronos.delay", delay=1)])
+        client.schedule_many([message("fine", delay="1ms"), message("chronos.delay", delay="1ms")])
     assert refused.value.errors[0]["index"] == 1
     assert refused.value.errors[0]["field"] == "target.topic"
 
 
-def test_the_answer_of_something_else_is_no_answer():
-    """An address that speaks HTTP and is no Chronos."""
+def test_the_answer_of_another_program_is_recognised():
+    """An HTTP server that is not Chronos."""
     server = subprocess.Popen(
         [sys.executable, "-c", "import http.server as h; s=h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler);"
          "print(s.server_port, flush=True); s.serve_forever()"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -117,7 +128,7 @@ def test_the_answer_of_something_else_is_no_answer():
         port = int(server.stdout.readline())
         with (
             chronos.Client(f"http://127.0.0.1:{port}", retries=0) as client,
-            pytest.raises(ServiceFailed, match="is this a Chronos"),
+            pytest.raises(ServiceFailed, match="is this Chronos"),
         ):
             client.get("x")
     finally:
@@ -126,8 +137,8 @@ def test_the_answer_of_something_else_is_no_answer():
         server.stdout.close()
 
 
-def test_nobody_at_the_address_is_unreachable():
-    """Within the deadline, with what to look at."""
+def test_an_address_without_a_service_is_unreachable():
+    """Within the deadline; the error says what to look at."""
     started = time.monotonic()
     with (
         chronos.Client(f"http://127.0.0.1:{free_port()}", timeout_s=2) as client,
@@ -137,7 +148,7 @@ def test_nobody_at_the_address_is_unreachable():
     assert time.monotonic() - started < 5
 
 
-def test_a_service_that_is_silent_is_given_up_at_the_deadline():
+def test_a_silent_service_is_given_up_at_the_deadline():
     """One deadline for all attempts."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()
@@ -148,7 +159,7 @@ def test_a_service_that_is_silent_is_given_up_at_the_deadline():
 
 
 def answering(port: int, answers: list[bytes], seen: list[bytes]) -> threading.Thread:
-    """A server that gives prepared answers, one a connection, and keeps the first lines it was asked."""
+    """A server with prepared answers, one for each connection; `seen` gets the first line of each request."""
     listening = socket.create_server(("127.0.0.1", port))
 
     def serve() -> None:
@@ -177,7 +188,7 @@ def test_a_message_with_an_id_is_sent_again(first):
     port, seen = free_port(), []
     thread = answering(port, [first, OK], seen)
     with chronos.Client(f"http://127.0.0.1:{port}") as client:
-        assert client.schedule("t", delay=1, id="a").id == "a"
+        assert client.schedule("t", delay="1ms", id="a").id == "a"
     thread.join(10)
     assert seen == [b"POST /v1/messages HTTP/1.1"] * 2
 
@@ -188,12 +199,25 @@ def test_a_message_without_an_id_is_sent_once(first, error):
     port, seen = free_port(), []
     thread = answering(port, [first], seen)
     with chronos.Client(f"http://127.0.0.1:{port}") as client, pytest.raises(error):
-        client.schedule("t", delay=1)
+        client.schedule("t", delay="1ms")
     thread.join(10)
     assert len(seen) == 1
 
 
-def test_the_other_client_does_the_same_without_blocking(service):
+def test_the_reason_of_a_refusal_survives_a_retry_that_is_not_answered():
+    """The service said why before it fell silent."""
+    port, seen = free_port(), []
+    thread = answering(port, [BUSY, b""], seen)
+    with (
+        chronos.Client(f"http://127.0.0.1:{port}", retries=1) as client,
+        pytest.raises(ServiceFailed, match="busy"),
+    ):
+        client.get("a")
+    thread.join(10)
+    assert len(seen) == 2
+
+
+def test_the_asyncio_client_does_the_same(service):
     """Many at once."""
 
     async def live() -> None:
@@ -201,20 +225,20 @@ def test_the_other_client_does_the_same_without_blocking(service):
             sent = await asyncio.gather(*(client.schedule("async", "v", delay="1h", id=f"s/{at}") for at in range(50)))
             assert {one.id for one in sent} == {f"s/{at}" for at in range(50)}
             assert (await client.get("s/7")).state == "pending"
-            assert await client.reschedule("s/7", at=later(7_200))
+            assert await client.reschedule("s/7", deliver_at=later(7_200))
             assert (await client.cancel("s/7")).result == "cancelled"
             assert (await client.fire("s/8")).result == "fired"
             assert (await client.records("async", wait="10s"))["records"][0]["headers"]["chronos-id"] == "s/8"
             assert {one.id async for one in client.pending(target="async")} <= {f"s/{at}" for at in range(50)}
             assert len((await client.ask("/v1/shards"))["shards"]) == 2
-            assert len(await client.schedule_many([message("async", delay=1)])) == 1
+            assert len(await client.schedule_many([message("async", delay="1ms")])) == 1
             with pytest.raises(NotFound):
                 await client.get("nobody")
 
     asyncio.run(live())
 
 
-def test_the_other_client_says_when_nobody_answers():
+def test_the_asyncio_client_raises_the_same_errors():
     """The same errors."""
 
     async def live() -> None:
@@ -226,8 +250,8 @@ def test_the_other_client_says_when_nobody_answers():
 
 
 @pytest.mark.parametrize("address", ["http://", "ftp://host", "http://host:port", "http://host:99999"])
-def test_an_address_that_is_none_is_refused_before_anything_is_sent(address):
-    """With what to write instead."""
+def test_an_invalid_address_is_refused_before_anything_is_sent(address):
+    """The error says what to write."""
     with pytest.raises(Refused, match="http://host:port"):
         chronos.Client(address)
 
@@ -236,13 +260,19 @@ def test_an_address_that_is_none_is_refused_before_anything_is_sent(address):
 
 
 def asked(headers: list[tuple[str, bytes]], key: bytes | None = None, value: bytes | None = b"v") -> object:
-    """What the shard makes of a record with these headers."""
+    """The command a shard reads from a record with these headers."""
     return parse(Record(0, 1_000_000, key, value, headers), Rules(shard=0, shards=1, max_delay_ms=10**14))
 
 
 def test_the_headers_are_what_a_shard_understands():
     """All of them together."""
-    headers = chronos.headers(target="orders", at=2_000_000, key="k", on_conflict="replace", expire_at=3_000_000)
+    headers = chronos.headers(
+        target="orders",
+        deliver_at="1970-01-01T00:33:20Z",
+        key="k",
+        on_conflict="replace",
+        expire_at="1970-01-01T00:50:00Z",
+    )
     found = asked(headers, b"id")
     assert type(found) is ConditionalSchedule
     assert (found.entry.target, found.entry.due_ms, found.entry.key, found.entry.expire_at_ms) == (
@@ -253,13 +283,13 @@ def test_the_headers_are_what_a_shard_understands():
 @pytest.mark.parametrize(
     ("time", "due_ms"),
     [
-        ({"at": 1_893_456_000_000}, 1_893_456_000_000),
-        ({"at": "2030-01-01T01:00:00+01:00"}, 1_893_456_000_000),
-        ({"at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
-        ({"at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
-        ({"at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
-        ({"delay": 250}, 1_000_250),
+        ({"deliver_at": "2030-01-01T01:00:00+01:00"}, 1_893_456_000_000),
+        ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
+        ({"deliver_at": datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))}, 1_893_456_000_000),
+        ({"deliver_at": datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, 1_893_456_000_001),
+        ({"delay": "250ms"}, 1_000_250),
         ({"delay": "1.5s"}, 1_001_500),
+        ({"delay": "1m30s"}, 1_090_000),
         ({"delay": timedelta(seconds=2)}, 1_002_000),
         ({"delay": timedelta(microseconds=1)}, 1_000_001),
     ],
@@ -274,32 +304,111 @@ def test_times_are_rounded_up_to_the_millisecond(time, due_ms):
 def test_actions_need_no_target():
     """The key of the record names the message."""
     assert asked(chronos.headers(action="cancel"), b"a") == Action(Verb.CANCEL, b"a")
-    assert asked(chronos.headers(action="reschedule", at=5_000_000), b"a") == Action(Verb.RESCHEDULE, b"a", 5_000_000)
+    assert asked(chronos.headers(action="reschedule", deliver_at="1970-01-01T01:23:20Z"), b"a") == Action(
+        Verb.RESCHEDULE, b"a", 5_000_000
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"target": "t", "at": datetime(2030, 1, 1)}, "no time zone"),
-        ({"target": "t"}, "`at` or `delay`"),
-        ({"target": "t", "at": 1, "delay": 1}, "not both"),
-        ({"delay": 1}, "`target`"),
+        ({"target": "t", "deliver_at": datetime(2030, 1, 1)}, "no time zone"),
+        ({"target": "t"}, "deliver_at or delay"),
+        ({"target": "t", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "not both"),
+        ({"delay": "1s"}, "target is missing"),
+        ({"target": "t", "delay": 30}, r"30 has no unit; write 30s, 30m or 30ms"),
+        ({"target": "t", "delay": "30"}, r"30 has no unit"),
+        ({"target": "t", "delay": -1.5}, r"no unit"),
+        ({"target": "t", "deliver_at": 1_893_456_000}, r"bare number.* such as 2030-01-01T00:00:00.000Z"),
+        ({"target": "t", "deliver_at": "1893456000000"}, r"bare number.* such as 2030-01-01T00:00:00.000Z"),
+        ({"target": "t", "deliver_at": time.time}, "is not a time"),
+        ({"target": "t", "delay": "1s", "on_conflict": "perhaps"}, "reject, replace, ignore"),
         ({"target": "t", "delay": timedelta(seconds=-1)}, "past"),
         ({"target": "t", "delay": "soon"}, "not a duration"),
         ({"action": "explode"}, "none of"),
     ],
 )
-def test_what_would_be_refused_is_refused_here(arguments, says):
-    """Before it is in the log."""
+def test_headers_that_would_be_refused_are_refused_before_they_are_sent(arguments, says):
+    """With what to write instead."""
     with pytest.raises(ValueError, match=says):
         chronos.headers(**arguments)
 
 
-def test_importing_the_library_imports_none_of_the_service():
-    """Who only schedules pays for nothing else."""
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            {"value": {"order": 17}},
+            "value must be str, bytes or None, not dict; encode it, for example with json.dumps",
+        ),
+        ({"value": 17}, "value must be str, bytes or None, not int"),
+        ({"key": ["k"]}, "key must be"),
+        ({"id": 17}, "id must be str or bytes, not int"),
+        ({"headers": {"a": 1}}, "a header must be"),
+        ({"headers": {"a": [["b"]]}}, None),
+        ({"at": "2030-01-01T00:00:00Z"}, "unexpected keyword argument 'at'"),
+    ],
+)
+def test_a_message_of_wrong_types_is_a_type_error_with_a_reason(arguments, says):
+    """Never a traceback out of the middle of the client."""
+    if says is None:
+        assert message("t", delay="1s", **arguments)["target"]["headers"] == {"a": [["b"]]}
+        return
+    with pytest.raises(TypeError, match=says):
+        message("t", delay="1s", **arguments)
+
+
+def test_text_that_cannot_be_sent_is_refused():
+    """Half of a surrogate pair, as a command line makes of bytes that are not UTF-8."""
+    with pytest.raises(ValueError, match="is not valid text; give its bytes"):
+        message("t", "\udcff", delay="1s")
+
+
+# --- Waiting until a message is accepted
+
+
+def test_a_message_is_confirmed_once_its_shard_has_taken_it_in(client):
+    """With an id and without one."""
+    assert client.schedule("confirmed", "v", delay="1h", id="confirmed", wait="10s").applied
+    assert client.schedule("confirmed", "v", delay="1h", wait=timedelta(seconds=10)).applied
+    assert client.schedule("confirmed", "v", delay="0ms", id="at-once", wait="10s").applied
+    assert not client.schedule("confirmed", "v", delay="1h").applied
+
+
+def test_a_message_whose_id_is_taken_is_rejected(client):
+    """Unless the caller asked for something else."""
+    client.schedule("taken", "first", delay="1h", id="taken", wait="10s")
+    with pytest.raises(Rejected, match="another message has this id and is pending"):
+        client.schedule("taken", "second", delay="2h", id="taken", wait="10s")
+    assert client.schedule("taken", "3rd", delay="2h", id="taken", on_conflict="ignore", wait="10s").applied
+    assert client.get("taken").value_bytes == 5
+    assert client.schedule("taken", "fourth", delay="2h", id="taken", on_conflict="replace", wait="10s").applied
+    assert client.get("taken").value_bytes == 6
+
+
+def test_the_asyncio_client_waits_alike(service):
+    """The same steps."""
+
+    async def live() -> None:
+        async with chronos.AsyncClient(service.url) as client:
+            assert (await client.schedule("taken", "v", delay="1h", id="async-taken", wait="10s")).applied
+            with pytest.raises(Rejected, match="another message has this id"):
+                await client.schedule("taken", "v", delay="1h", id="async-taken", wait="10s")
+
+    asyncio.run(live())
+
+
+def test_the_package_lists_what_it_offers():
+    """`dir`, before anything was imported by name."""
+    program = "import chronos; assert {'Client', 'AsyncClient', 'headers', 'message'} <= set(dir(chronos))"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_importing_the_client_imports_nothing_of_the_service():
+    """A program that only schedules loads nothing else."""
     program = (
         "import sys, chronos; assert 'msgspec' not in sys.modules; chronos.Client;"
-        "heavy = {'aiohttp', 'rocksdict', 'confluent_kafka', 'pydantic', 'structlog', 'typer'} & set(sys.modules);"
+        "heavy = {'aiohttp', 'asyncio', 'rocksdict', 'confluent_kafka', 'pydantic', 'structlog', 'typer'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The flush of a node: the embedded log is trimmed behind it, and is the only copy of what is pending."""
+"""The flush of a node: it trims the embedded log, which is the only other copy of the pending messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from chronos.config import load
 from chronos.node import Node
 
 
-def test_the_log_is_not_trimmed_behind_a_store_that_began_anew_meanwhile(tmp_path: Path) -> None:
-    """As after a disk that was full: what it had not flushed is gone, and is to be replayed from the log."""
+def test_the_log_is_not_trimmed_when_the_store_is_replaced_during_the_flush(tmp_path: Path) -> None:
+    """As after a full disk: records that the store had not flushed are replayed from the log."""
     node = Node(load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "shards=1", "limits.disk_reserve=1MB"]))
     node.start()
     try:

@@ -1,4 +1,4 @@
-"""The HTTP interface over a real node on the embedded log, asked as any client would."""
+"""The HTTP interface of a real node on the embedded log, used as any client uses it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import pytest
 
 from chronos.admin import Server, metrics, openapi
 from chronos.admin.messages import merge
+from chronos.admin.routes import table
+from chronos.admin.schemas import (
+    BASE64_ID_PATTERN,
+    HEADER_NAME_PATTERN,
+    INSTANT_PATTERN,
+    PATTERN_TEXTS,
+    TIME_PATTERN,
+)
 from chronos.client import AsyncClient, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
@@ -31,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One node for all tests; each uses topics and ids of its own."""
+    """One node for all tests; each test uses topics and ids of its own."""
     settings = {"shards": 3, "targets.deny": "forbidden.*", "limits.max_delay": "36500d"}
     with Service(tmp_path_factory.mktemp("http") / "data", settings=settings) as running:
         yield running.start()
@@ -40,7 +49,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def ask(
     service: Service, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """A request exactly as written."""
+    """Send a request exactly as given; status, headers and body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -58,13 +67,13 @@ def message(topic: str = "orders", **fields: Any) -> dict[str, Any]:
 
 
 def records(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
-    """The first records of a topic, waited for."""
+    """The first records of a topic; waits for them."""
     service.wait_until(lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"make {topic}")
     found: list[dict[str, Any]] = []
     offset = 0
     while len(found) < count:
         answer = service.get(f"/v1/topics/{topic}/records", offset=offset, wait="20s")
-        assert answer["records"], f"only {len(found)} of {count} came"
+        assert answer["records"], f"only {len(found)} of {count} records came"
         found += answer["records"]
         offset = answer["next_offset"]
     return found
@@ -74,7 +83,7 @@ def records(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_message_is_delivered_at_its_time_with_key_headers_and_receipt(service):
-    """What went in comes out, and says where it came from."""
+    """Key, value and headers are those of the request; the receipt names the source."""
     due_ms = time.time_ns() // 1_000_000 + 300
     headers = {"traceparent": "00-ab-01", "twice": ["1", {"base64": "/w=="}], "none": None}
     body = message("whole", id="whole-1", deliver_at=due_ms, value="grüße", target={"key": "k", "headers": headers})
@@ -92,7 +101,7 @@ def test_a_message_is_delivered_at_its_time_with_key_headers_and_receipt(service
     assert service.get("/v1/messages/whole-1")["state"] == "delivered"
 
 
-def test_bytes_that_are_no_text_travel_in_base64(service):
+def test_bytes_that_are_not_text_are_sent_in_base64(service):
     """Payload, key and id."""
     raw = bytes(range(256))
     coded = base64.b64encode(raw).decode()
@@ -107,14 +116,14 @@ def test_bytes_that_are_no_text_travel_in_base64(service):
 
 
 def test_a_null_payload_stays_null(service):
-    """Absent and null are the same; an empty text is not."""
+    """An absent value is null; an empty string is not."""
     service.post("/v1/messages", [{"target": {"topic": "nulls"}, "delay": 0}, message("nulls", delay=0, value=None),
                                   message("nulls", delay=0, value="")])  # fmt: skip
     assert sorted(str(record["value"]) for record in records(service, "nulls", 3)) == ["", "None", "None"]
 
 
-def test_without_an_id_a_message_is_known_by_its_address(service):
-    """The id in the answer is the one it has: with a delay, counted from the log's own clock."""
+def test_a_message_without_an_id_gets_its_address_as_id(service):
+    """The generated id in the answer has the due time that the log's clock gives."""
     accepted = service.post("/v1/messages", message(delay="1h"))
     shard, due_ms, offset = map(int, accepted["id"].split("-"))
     assert (shard, offset) == (accepted["shard"], accepted["offset"])
@@ -135,8 +144,8 @@ def test_a_batch_is_answered_in_its_order(service):
     assert [one["id"] for one in accepted] == [f"batch-{at}" for at in range(500)]
 
 
-def test_a_batch_with_one_wrong_element_writes_nothing_and_names_it(service):
-    """By index and field; the hint says that nothing was written."""
+def test_a_batch_with_one_invalid_message_writes_nothing_and_names_it(service):
+    """The error has index and field; the hint says that nothing was written."""
     before = sum(shard["end_offset"] for shard in settled_shards(service))
     batch = [message(id=f"torn-{at}") for at in range(10)]
     batch[7]["target"]["topic"] = "chronos.delay"
@@ -151,15 +160,15 @@ def test_a_batch_with_one_wrong_element_writes_nothing_and_names_it(service):
 
 
 def settled_shards(service: Service) -> list[dict[str, Any]]:
-    """The shards once they have taken in everything, looked at afresh."""
-    service.wait_until(lambda: all(shard["lag"] == 0 for shard in service.shards()), "take everything in")
+    """The shards, once they have applied everything in the log."""
+    service.wait_until(lambda: all(shard["lag"] == 0 for shard in service.shards()), "apply everything")
     return service.shards()
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "says"),
+    ("change", "field", "text"),
     [
-        ({"delay": "soon"}, "delay", "matching regex"),
+        ({"delay": "soon"}, "delay", "is not a duration; write 250ms"),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
@@ -173,24 +182,112 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "value": "x" * 1_100_000}, "value", "message_bytes_max"),
         ({"delay": "1h", "repeat": "every 5s"}, "repeat", "not supported yet"),
         ({"delay": "1h", "spread": "5s"}, "spread", "not supported yet"),
-        ({"delay": "1h", "dealy": 5}, "", "unknown field `dealy`"),
-        ({"delay": "1h", "value": 5}, "value", "Expected `str | null`"),
+        ({"delay": "1h", "dealy": 5}, "dealy", "unknown field; did you mean delay?"),
+        ({"delay": "1h", "value": 5}, "value", "must be a string or null, not an integer"),
         ({"delay": "1h", "target": {"topic": "forbidden.orders"}}, "target.topic", "targets.deny"),
         ({"delay": "1h", "target": {"topic": "__consumer_offsets"}}, "target.topic", "Kafka itself"),
-        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", "matching regex"),
+        ({"delay": "1h", "target": {"topic": "a b"}}, "target.topic", "is not a topic name: 1 to 249 letters"),
         ({"delay": "1h", "target": {"topic": ".."}}, "target.topic", "not a topic name"),
         ({"delay": "1h", "target": {"topic": "o", "headers": {"chronos-action": "cancel"}}}, "target.headers", "own"),
+        ({"delay": "1h", "target": {"topic": "o", "headers": {"h": 5}}}, "target.headers", "'h': must be"),
+        ({"delay": "1h", "target": {"topic": "o", "haeders": {}}}, "target.haeders", "did you mean headers?"),
+        ({"delay": "1h", "target": {}}, "target.topic", "required field is missing"),
+        ({"delay": "1h", "target": None}, "target", "must be an object, not null"),
+        ({"delay": -1}, "delay", "must be at least 0"),
+        ({"delay": "1h", "id": ""}, "id", "must not be empty"),
+        ({"delay": "1h", "id": "x", "on_conflict": "skip"}, "on_conflict", "must be one of reject, replace, ignore"),
+        ({"delay": "1h", "value_base64": "?"}, "value_base64", "is not base64"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_scheduled_is_refused_at_once_with_field_and_reason(service, change, field, says):
-    """By the same rules as the shard: nothing of it is found in the rejected topic later."""
+def test_an_invalid_message_is_refused_with_field_and_text(service, change, field, text):
+    """The rules are those of the shard, so nothing of it reaches the rejected topic."""
     body = {"target": {"topic": "orders"}, "value": "payload"} | change
     status, problem = service.ask("POST", "/v1/messages", body)
     assert status == 422, problem
     (fault,) = problem["errors"]
-    assert says in fault["detail"]
-    if field:
-        assert fault["field"] == field
+    assert text in fault["detail"]
+    assert fault["field"] == field
+    assert problem["detail"] == f"{field}: {fault['detail']}"
+    assert "index" not in fault
+
+
+def test_an_empty_message_names_the_field_that_is_missing(service):
+    """The target; a time is asked for once the target is there."""
+    status, problem = service.ask("POST", "/v1/messages", {})
+    assert (status, problem["detail"]) == (422, "target: required field is missing")
+    assert problem["errors"] == [{"field": "target", "detail": "required field is missing"}]
+
+
+def test_all_errors_of_a_message_are_listed(service):
+    """Each with its field; the detail repeats the first one and counts the others."""
+    status, problem = service.ask("POST", "/v1/messages", {"value": 5, "delay": "soon", "idd": "x"})
+    assert status == 422
+    assert [fault["field"] for fault in problem["errors"]] == ["target", "value", "delay", "idd"]
+    assert problem["detail"] == "target: required field is missing (and 3 more)"
+
+
+def test_all_errors_of_a_batch_are_listed_with_index_and_field(service):
+    """Errors of the form of a message and errors against the rules alike."""
+    batch: list[Any] = [message() for _ in range(6)]
+    batch[1] = {}
+    batch[2] = 5
+    batch[3]["target"]["topic"] = "forbidden.orders"
+    batch[5]["dealy"] = "1s"
+    status, problem = service.ask("POST", "/v1/messages", batch)
+    assert status == 422
+    assert [(fault["index"], fault.get("field")) for fault in problem["errors"]] == [
+        (1, "target"), (2, None), (3, "target.topic"), (5, "dealy"),
+    ]  # fmt: skip
+    assert problem["detail"] == "message 1: target: required field is missing (and 3 more)"
+    assert "errors_total" not in problem
+
+
+def test_the_first_100_errors_of_a_batch_are_listed_and_all_are_counted(service):
+    """The answer to a large batch stays small."""
+    status, problem = service.ask("POST", "/v1/messages", [{"value": 5}] * 5_000)
+    assert (status, len(problem["errors"]), problem["errors_total"]) == (422, 100, 10_000)
+    assert problem["detail"].endswith("(and 9999 more)")
+
+
+@pytest.mark.parametrize(
+    ("last", "field", "detail"),
+    [
+        ({"target": {}}, "target.topic", "required field is missing"),
+        ({"dealy": 1}, "dealy", "unknown field"),
+        ({"delay": "soon"}, "delay", "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h or 7d"),
+    ],
+)
+def test_a_body_with_a_million_values_is_answered_with_its_first_error(service, last, field, detail):
+    """The search for all errors would take a multiple of the body in memory."""
+    wide = message(target={"headers": {f"h{at}": "" for at in range(900)}})
+    batch = [wide] * 1_150 + [message() | last] + [{}] * 100
+    status, problem = service.ask("POST", "/v1/messages", batch)
+    assert (status, problem["errors"]) == (422, [{"index": 1_150, "field": field, "detail": detail}])
+
+
+def test_the_only_message_of_an_array_is_not_numbered_in_the_text(service):
+    """Clients send a single message as an array of one; its errors read like those of a single message."""
+    status, problem = service.ask("POST", "/v1/messages", [message("chronos.delay")])
+    assert (status, "hint" in problem) == (422, False)
+    assert problem["detail"] == "target.topic: chronos.delay is a topic of Chronos or of Kafka itself"
+    assert problem["errors"][0]["index"] == 0
+
+
+def test_no_error_of_a_pattern_shows_a_regular_expression():
+    """Every pattern that requests are checked by has a text in plain words."""
+    types = [kind for route in table(None) for kind in (route.body, route.query) if kind is not None]
+    patterns: set[str] = set()
+
+    def collect(schema: object) -> None:
+        children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+        if isinstance(schema, dict) and isinstance(schema.get("pattern"), str):
+            patterns.add(schema["pattern"])
+        for child in children:
+            collect(child)
+
+    collect(list(msgspec.json.schema_components(types)))
+    checked_elsewhere = {HEADER_NAME_PATTERN, BASE64_ID_PATTERN, "^base64:", INSTANT_PATTERN, TIME_PATTERN}
+    assert patterns - checked_elsewhere == set(PATTERN_TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -203,27 +300,27 @@ def test_a_body_that_is_not_json_is_malformed(service, body):
     assert json.loads(answer)["type"] == "urn:chronos:problem:malformed"
 
 
-def test_half_a_surrogate_pair_is_refused_and_harms_nobody(service):
-    """JSON can write what UTF-8 cannot."""
+def test_half_a_surrogate_pair_is_refused(service):
+    """JSON can express it, UTF-8 cannot."""
     status, _, _ = ask(service, "POST", "/v1/messages", json.dumps(message(value="\ud800")).encode(),
                        Content_Type="application/json")  # fmt: skip
     assert status in (400, 422)
 
 
 @pytest.mark.parametrize("count", [0, 10_001])
-def test_a_batch_has_a_size(service, count):
-    """1 to 10,000 messages."""
+def test_a_batch_has_1_to_10000_messages(service, count):
+    """Checked before the messages."""
     status, problem = service.ask("POST", "/v1/messages", [message()] * count)
     assert (status, problem["errors"][0]["detail"]) == (422, "send 1 to 10000 messages at once")
 
 
 def test_a_body_that_is_too_large_is_refused(service):
-    """Without reading it all."""
+    """Without reading all of it."""
     status, _, answer = ask(service, "POST", "/v1/messages", b" " * (33 << 20), Content_Type="application/json")
     assert (status, json.loads(answer)["type"]) == (413, "urn:chronos:problem:too-large")
 
 
-def test_requests_at_the_same_time_are_all_written(service):
+def test_concurrent_requests_are_all_written(service):
     """Each gets the answers to its own messages."""
     answers: dict[int, list[dict[str, Any]]] = {}
 
@@ -245,8 +342,8 @@ def test_requests_at_the_same_time_are_all_written(service):
 # --- Finding, listing
 
 
-def test_an_unknown_id_is_not_found_after_the_log_was_taken_in(service):
-    """404, with a hint."""
+def test_an_unknown_id_is_not_found(service):
+    """Status 404, with a hint."""
     status, problem = service.ask("GET", "/v1/messages/nobody")
     assert (status, problem["type"]) == (404, "urn:chronos:problem:not-found")
     assert "rejected topic" in problem["hint"]
@@ -254,7 +351,7 @@ def test_an_unknown_id_is_not_found_after_the_log_was_taken_in(service):
 
 @pytest.mark.parametrize("name", ["a/b", "ü ö?", "100%", "a+b", "base64:", "x" * 1024, "..", "#", "a%2Fb", "\t"])
 def test_any_text_may_be_an_id(service, name):
-    """In a path it is percent-encoded."""
+    """It is percent-encoded in a path."""
     written = "base64:" + base64.b64encode(name.encode()).decode() if name in ("base64:", "..") else name
     service.post("/v1/messages", message(id=written, on_conflict="replace"))
     found = service.get(f"/v1/messages/{quote(written, safe='')}")
@@ -262,14 +359,14 @@ def test_any_text_may_be_an_id(service, name):
 
 
 def test_a_message_is_found_as_soon_as_it_is_acknowledged(service):
-    """Every time: the answer waits for the shard."""
+    """Every time, because the answer waits for the shard."""
     for at in range(50):
         service.post("/v1/messages", message(id=f"fresh-{at}"))
         assert service.get(f"/v1/messages/fresh-{at}")["state"] == "pending"
 
 
-def test_the_pages_hold_all_pending_messages_once_and_in_order(service):
-    """Over all shards, whatever the size of a page."""
+def test_the_pages_contain_all_pending_messages_once_and_in_order(service):
+    """Over all shards."""
     start = 2_900_000_000_000
     batch = [message("paged", deliver_at=start + at % 40, id=f"page-{at}") for at in range(120)]
     service.post("/v1/messages", batch)
@@ -291,7 +388,7 @@ def test_the_pages_hold_all_pending_messages_once_and_in_order(service):
 
 
 def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
-    """A shard that stopped early holds back what lies behind."""
+    """Messages behind the end of an incomplete part are left to the next page."""
     shards = [
         ([((1, 0, 0), "a"), ((9, 0, 1), "b")], None),
         ([((2, 1, 0), "c")], (4, 1, 7)),
@@ -300,12 +397,12 @@ def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
     assert merge(shards, 10) == (["a", "c", "d"], (4, 1, 7))
     assert merge(shards, 2) == (["a", "c"], (2, 1, 0))
     assert merge([([((1, 0, 0), "a")], None)], 5) == (["a"], None)
-    # The answer of a node for two shards, which ended with a message of the second one.
+    # The answer of a node for two shards, which ends with a message of the second one.
     assert merge([([((1, 0, 0), "a"), ((2, 3, 0), "f")], (2, 3, 0)), *shards[1:2]], 10) == (["a", "c", "f"], (2, 3, 0))
 
 
-def test_the_timeline_counts_what_is_due(service):
-    """By the minute, summed into whatever step was asked for."""
+def test_the_timeline_counts_pending_messages(service):
+    """By the minute, summed to the requested step."""
     start = 2_950_000_000_000 // 3_600_000 * 3_600_000
     service.post("/v1/messages", [message("timed", deliver_at=start + at * 60_000) for at in range(90)])
     settled_shards(service)
@@ -316,23 +413,31 @@ def test_the_timeline_counts_what_is_due(service):
     assert [interval["pending"] for interval in minutes["intervals"]] == [1] * 10 + [0] * 50
     status, problem = service.ask("GET", f"/v1/timeline?from={start}&step=30s")
     assert (status, "whole number of minutes" in problem["detail"]) == (422, True)
+    status, problem = service.ask("GET", f"/v1/timeline?from={start}&to=0")
+    assert (status, problem["detail"]) == (422, "to: the end must lie after the beginning")
 
 
 # --- Acting
 
 
 def test_a_cancelled_message_is_not_delivered(service):
-    """And cancelling it again is no failure: it has its way."""
+    """A second cancel answers `cancelled` too, and is counted as ignored, not as rejected."""
+
+    def total(name: str) -> int:
+        return sum(shard["totals"][name] for shard in service.shards())
+
     service.post("/v1/messages", message("never", id="gone", delay="1s"))
     status, done = service.ask("DELETE", "/v1/messages/gone")
     assert (status, done["result"]) == (200, "cancelled")
+    before = total("rejected"), total("ignored")
     assert service.ask("DELETE", "/v1/messages/gone")[1]["result"] == "cancelled"
+    assert (total("rejected"), total("ignored")) == (before[0], before[1] + 1)
     found = service.get("/v1/messages/gone")
     assert (found["state"], found["target"]) == ("cancelled", None)
 
 
-def test_an_action_on_nobody_is_unknown(service):
-    """All three."""
+def test_an_action_on_an_unknown_id_is_unknown(service):
+    """All three actions."""
     requests = [("DELETE", "/v1/messages/no-one", None), ("POST", "/v1/messages/no-one/fire", None),
                 ("PATCH", "/v1/messages/no-one", {"delay": "1h"}),
                 ("DELETE", "/v1/messages/0-1900000000000-1", None)]  # fmt: skip
@@ -342,7 +447,7 @@ def test_an_action_on_nobody_is_unknown(service):
 
 
 def test_an_action_on_a_delivered_message_is_too_late(service):
-    """All three, by id and by address."""
+    """All three actions, by an id of its own and by a generated one."""
     service.post("/v1/messages", message("late", id="past", delay=0))
     address = service.post("/v1/messages", message("late", delay=0))["id"]
     records(service, "late", 2)
@@ -353,7 +458,7 @@ def test_an_action_on_a_delivered_message_is_too_late(service):
 
 
 def test_a_fired_message_is_delivered_now(service):
-    """With an id, and by its address."""
+    """By an id of its own and by a generated one."""
     service.post("/v1/messages", message("fired", id="fire-me"))
     address = service.post("/v1/messages", message("fired"))["id"]
     for name in ("fire-me", address):
@@ -363,7 +468,7 @@ def test_a_fired_message_is_delivered_now(service):
 
 
 def test_a_rescheduled_message_has_a_new_time(service):
-    """To a time, and by a delay; its name stays."""
+    """A time or a delay; the id stays."""
     address = service.post("/v1/messages", message("moved"))["id"]
     status, done = service.ask("PATCH", f"/v1/messages/{address}", {"deliver_at": "2061-12-31T23:59:59+00:00"})
     assert (status, done["result"]) == (200, "rescheduled")
@@ -373,13 +478,13 @@ def test_a_rescheduled_message_has_a_new_time(service):
 
 
 @pytest.mark.parametrize("body", [{}, {"delay": "1h", "deliver_at": 5}, {"delay": "x"}, {"deliver_at": 10**14}])
-def test_a_new_time_must_be_a_time(service, body):
+def test_a_reschedule_needs_a_valid_time(service, body):
     """Refused before anything is written."""
     assert service.ask("PATCH", "/v1/messages/whatever", body)[0] == 422
 
 
-def test_an_id_is_found_in_whatever_shard_it_lives(tmp_path):
-    """A producer with another partitioner put it where murmur2 would not: look-ups and actions follow it there."""
+def test_an_id_is_found_in_any_shard(tmp_path):
+    """A producer with another partitioner than murmur2 chose the shard: look-ups and actions find it there."""
     config = load(None, {}, [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0"])
     node = Node(config)
     node.start()
@@ -412,7 +517,7 @@ def test_an_id_is_found_in_whatever_shard_it_lives(tmp_path):
 
 
 def test_a_long_poll_returns_with_the_first_record(service):
-    """Long before its time is over."""
+    """Long before the end of its wait."""
     service.post("/v1/messages", message("poll", delay=0))
     offset = len(records(service, "poll", 1))
     service.post("/v1/messages", message("poll", delay="300ms", value="second"))
@@ -423,14 +528,14 @@ def test_a_long_poll_returns_with_the_first_record(service):
 
 
 def test_a_poll_without_wait_returns_at_once(service):
-    """Empty, with the offset to go on from."""
+    """With no records, and the offset to read on from."""
     service.post("/v1/messages", message("idle", delay=0))
     records(service, "idle", 1)
     assert service.get("/v1/topics/idle/records", offset=1) == {"records": [], "next_offset": 1}
 
 
 def test_the_topics_are_listed_with_their_ends(service):
-    """Chronos's own among them."""
+    """Chronos's own topics among them."""
     service.post("/v1/messages", message("listed", delay=0))
     records(service, "listed", 1)
     topics = {topic["topic"]: topic["partitions"] for topic in service.get("/v1/topics")["topics"]}
@@ -438,21 +543,21 @@ def test_the_topics_are_listed_with_their_ends(service):
     assert len(topics["chronos.delay"]) == 3
 
 
-def test_what_is_not_there_is_not_found(service):
-    """Topic, partition, shard, path; the wrong method says which are right."""
+def test_a_missing_topic_partition_shard_or_path_is_not_found(service):
+    """A wrong method is answered with the right ones."""
     assert service.ask("GET", "/v1/topics/nothing-here/records")[1]["type"].endswith("no-topic")
     assert service.ask("GET", "/v1/topics/chronos.delay/records?partition=3")[1]["type"].endswith("no-partition")
     assert service.ask("GET", "/v1/topics/chronos.delay/records?offset=999999999")[0] == 422
-    assert service.ask("POST", "/v1/shards/3/transfer")[0] == 404
-    assert service.ask("POST", "/v1/shards/2/transfer")[0] == 501
+    assert service.ask("POST", "/v1/shards/3/transfer?to=n2")[0] == 404
+    assert service.ask("POST", "/v1/shards/2/transfer?to=n2")[0] == 501
     status, headers, answer = ask(service, "PUT", "/v1/messages")
     assert (status, set(headers["allow"].split(","))) == (405, {"GET", "POST"})
     assert json.loads(answer)["status"] == 405
     assert ask(service, "GET", "/v2")[0] == 404
 
 
-def test_an_unknown_parameter_is_refused(service):
-    """A filter that is mistyped must not list everything."""
+def test_an_invalid_parameter_is_refused(service):
+    """A mistyped filter must not list everything."""
     for path in ("/v1/messages?targte=x", "/v1/messages?limit=0", "/v1/messages?after=x",
                  "/v1/messages?limit=5&limit=6",
                  "/v1/shards?x=1", "/v1/topics/a/records?wait=2m", "/v1/messages?due_from=yesterday"):  # fmt: skip
@@ -460,13 +565,37 @@ def test_an_unknown_parameter_is_refused(service):
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), path
 
 
+@pytest.mark.parametrize(
+    ("path", "errors"),
+    [
+        ("/v1/messages?targte=x", {"targte": "unknown parameter; did you mean target?"}),
+        ("/v1/messages?limit=0&after=x&zzz=1",
+         {"limit": "must be at least 1", "after": "is not a page key; give back `after` of the page before",
+          "zzz": "unknown parameter"}),
+        ("/v1/messages?limit=5&limit=6", {"limit": "parameter is given more than once"}),
+        ("/v1/shards?copies=all", {"copies": "must be one of own, masters"}),
+        ("/v1/shards?shards=a", {"shards": "is not a list of shard numbers, such as 0,3,7"}),
+    ],
+)  # fmt: skip
+def test_all_errors_of_the_parameters_are_listed(service, path, errors):
+    """Each with the name of the parameter, in plain words."""
+    status, problem = service.ask("GET", path)
+    assert (status, {fault["field"]: fault["detail"] for fault in problem["errors"]}) == (422, errors)
+
+
+def test_a_transfer_without_a_node_names_the_parameter(service):
+    """Status 422, whatever the shard."""
+    status, problem = service.ask("POST", "/v1/shards/0/transfer")
+    assert (status, problem["detail"]) == (422, "to: required parameter is missing")
+
+
 # --- Operation
 
 
-def test_shards_and_nodes_say_how_they_are(service):
+def test_shards_and_nodes_show_their_state(service):
     """Positions, totals, lateness."""
-    service.post("/v1/messages", message("told", delay=0))
-    records(service, "told", 1)
+    service.post("/v1/messages", message("shown", delay=0))
+    records(service, "shown", 1)
     shards = settled_shards(service)
     assert [shard["shard"] for shard in shards] == [0, 1, 2]
     for shard in shards:
@@ -485,8 +614,8 @@ def test_shards_and_nodes_say_how_they_are(service):
     assert (found["controller"], found["history"], found["sure"]) == (None, [], True)
 
 
-def test_the_metrics_are_those_of_the_table(service):
-    """Each of them, for each shard, with buckets that only grow."""
+def test_the_metrics_are_those_of_the_reference(service):
+    """Each metric, for each shard; the buckets of a histogram are cumulative."""
     status, headers, body = ask(service, "GET", "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
     text = body.decode()
@@ -503,8 +632,8 @@ def test_the_metrics_are_those_of_the_table(service):
     assert len(buckets) == 17
 
 
-def test_the_page_brings_everything_with_it_and_lets_nothing_else_in(service):
-    """One file; the policy allows its own script and style by hash, and nothing from elsewhere."""
+def test_the_page_is_self_contained_and_permits_nothing_from_elsewhere(service):
+    """One file; the policy permits its own script and style by hash."""
     status, headers, body = ask(service, "GET", "/")
     page = body.decode()
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -532,13 +661,13 @@ def test_the_page_brings_everything_with_it_and_lets_nothing_else_in(service):
      {"Origin": "null"}],
 )  # fmt: skip
 def test_another_web_site_cannot_change_anything(service, method, path, headers):
-    """What a browser marks as coming from elsewhere is refused, body or not."""
+    """A request that a browser marks as cross-site is refused, with or without a body."""
     status, _, answer = ask(service, method, path, b"{}", Content_Type="application/json", **headers)
     assert (status, json.loads(answer)["type"]) == (403, "urn:chronos:problem:cross-site")
 
 
-def test_its_own_page_may_change_things(service):
-    """As its browser marks it."""
+def test_the_own_page_of_the_service_may_change_things(service):
+    """Its requests have the same origin."""
     origin = {"Origin": service.url, "Sec_Fetch_Site": "same-origin"}
     body = json.dumps(message()).encode()
     assert ask(service, "POST", "/v1/messages", body, Content_Type="application/json", **origin)[0] == 202
@@ -546,20 +675,20 @@ def test_its_own_page_may_change_things(service):
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 def test_a_form_of_another_site_is_not_taken_for_json(service, kind):
-    """The three kinds of body a form can send."""
+    """The three content types a form can send."""
     assert ask(service, "POST", "/v1/messages", json.dumps(message()).encode(), Content_Type=kind)[0] == 415
 
 
 @pytest.mark.parametrize(
     ("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:7", 200)]
 )
-def test_a_name_that_was_bound_to_this_machine_is_not_served(service, host, status):
-    """DNS rebinding would make another site's page look like ours."""
+def test_a_host_name_rebound_to_this_machine_is_not_served(service, host, status):
+    """DNS rebinding would give the page of another site the origin of the service."""
     assert ask(service, "GET", "/v1/shards", Host=host)[0] == status
 
 
-def test_who_speaks_no_http_harms_nobody(service):
-    """Garbage is answered with 400 and the connection closed."""
+def test_a_request_that_is_not_http_is_answered_with_400(service):
+    """The service stays ready."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
         connection.sendall(b"\x00\x01\x02 nonsense\r\n\r\n")
         assert b"400" in connection.recv(1_000)
@@ -567,7 +696,7 @@ def test_who_speaks_no_http_harms_nobody(service):
 
 
 def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
-    """HTTP ends first: who waits gets an answer, and what was acknowledged is there at the next start."""
+    """HTTP ends first: a waiting poll is answered, and acknowledged messages are there at the next start."""
     with Service(tmp_path / "data", settings={"shards": 1}) as service:
         service.start()
         service.post("/v1/messages", message("stopped", delay=0))
@@ -590,14 +719,14 @@ def test_a_stop_ends_long_polls_at_once_and_loses_nothing(tmp_path):
         began = time.monotonic()
         assert service.stop() == 0
         thread.join(10)
-        # The poll was answered, or came too late to be accepted; never was it waited for.
+        # The poll was answered, or came too late to be accepted; the stop did not wait for its end.
         assert answers in ([200], [])
         assert time.monotonic() - began < 10
         service.start()
         assert service.get(f"/v1/messages/{accepted['id']}")["state"] == "pending"
 
 
-def test_the_reference_pages_are_those_the_code_makes():
+def test_the_reference_pages_are_up_to_date():
     """`python -m chronos.admin http` and `metrics`."""
     reference = ROOT / "docs" / "reference"
     assert (reference / "http.md").read_text() == openapi.reference()

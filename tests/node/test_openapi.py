@@ -7,33 +7,35 @@ from collections.abc import Iterator
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from jsonschema_rs import Draft202012Validator
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
 
-from chronos.admin.openapi import document
+from chronos.admin.openapi import document, reference
 from chronos.admin.routes import table
-from chronos.admin.schemas import NoQuery
+from chronos.admin.schemas import TOPIC_PATTERN, NodeName, NoQuery
 from tests.harness.service import Service
 
-# What no single field can say (a due time beyond limits.max_delay, a topic that is Chronos's own, an id longer in
-# bytes than in letters) is refused with 422 although the description allows it; 501 and 421 are answers, not faults.
-# 403 is what anybody gets who asks for what only members of a cluster may have.
+# Limits that depend on the configuration or on several fields (limits.max_delay, topics of Chronos itself, the number of
+# shards, the order of two times) and the length of an id in bytes are not in the description; beyond them the answer is 422.
+# 501 is the answer of a standalone node, 403 that of a request which only nodes of the cluster may send.
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
-pytestmark = pytest.mark.slow
+# One node answers all of them.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node of its own: what is sent here is nonsense."""
+    """A node of its own, because random requests are sent to it."""
     with Service(tmp_path_factory.mktemp("openapi") / "data", settings={"shards": 2}) as running:
         yield running.start()
 
 
 @pytest.fixture(scope="module")
 def description(service: Service) -> schemathesis.BaseSchema:
-    """The service's own description of itself."""
+    """The description that the service serves."""
     config = SchemathesisConfig.from_dict(
         {"checks": {"positive_data_acceptance": {"expected-statuses": [str(status) for status in SEMANTIC]}}}
     )
@@ -44,9 +46,9 @@ OPERATIONS = [
     pytest.param(route.method, route.path, mode, id=f"{mode.value} {route.method} {route.path}")
     for route in table(None)
     for mode in GenerationMode
-    # Where nothing is taken, or any text (the name of a node), nothing can be wrong.
+    # An operation without parameters, or with any text as its only parameter (the name of a node), has no invalid request.
     if mode is GenerationMode.POSITIVE
-    or any(kind is not str for kind in route.parameters.values())
+    or any(kind is not NodeName for kind in route.parameters.values())
     or route.body is not None
     or route.query is not NoQuery
 ]
@@ -55,8 +57,8 @@ EXAMPLES_MAX = 25
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
-def test_every_operation_keeps_what_the_description_says(description, method, path, mode):
-    """Status, content type and body of every answer, whatever is sent; no answer is a fault of the service."""
+def test_every_operation_answers_as_described(description, method, path, mode):
+    """Status, content type and body of every answer, for valid and invalid requests; no answer is a server error."""
     operation = description[path][method]
     excluded = [not_a_server_error] if path.endswith(("/transfer", "/drain", "/undrain", "/checkpoints")) else []
 
@@ -76,16 +78,115 @@ def test_every_operation_keeps_what_the_description_says(description, method, pa
     send()
 
 
+QUADS = "QUJD"
+"""Three bytes in base64."""
+
+BODIES = [
+    ({}, False),
+    ({"target": {}}, False),
+    ({"id": "x" * 1024}, True),
+    ({"id": "x" * 1025}, False),
+    ({"id": ""}, False),
+    ({"id": "base64:" + QUADS * 341 + "QQ=="}, True),
+    ({"id": "base64:" + QUADS * 341 + "QUI="}, False),
+    ({"id": "base64:" + QUADS * 342}, False),
+    ({"id": "base64:"}, False),
+    ({"id": "base64:?"}, False),
+    ({"target": {"topic": "x" * 249}}, True),
+    ({"target": {"topic": "x" * 250}}, False),
+    ({"target": {"topic": ".."}}, False),
+    ({"target": {"topic": "..."}}, True),
+    ({"target": {"topic": "t", "headers": {"chronos-x": "y"}}}, False),
+    ({"target": {"topic": "t", "headers": {"chronos-id": "y"}}}, True),
+    ({"target": {"topic": "t", "headers": {"x" * 1000: "y"}}}, True),
+    ({"target": {"topic": "t", "headers": {"x" * 1001: "y"}}}, False),
+    ({"target": {"topic": "t", "key": "k", "key_base64": "QQ=="}}, False),
+    ({"value": "v", "value_base64": "QQ=="}, False),
+    ({"value": None, "value_base64": "QQ=="}, True),
+    ({"on_conflict": "ignore"}, False),
+    ({"on_conflict": "ignore", "id": "limits"}, True),
+    ({"delay": 5.0}, True),
+    ({"delay": 5.5}, False),
+    ({"delay": -1}, False),
+    ({"delay": 10**15}, False),
+    ({"deliver_at": "1969-12-31T00:00:00Z", "delay": None}, False),
+    ({"deliver_at": "1969-12-31T00:00:00Z"}, False),
+    ({"unknown": 1}, False),
+    ({"repeat": "every 5s"}, False),
+]
+"""Changes of a valid message at the limits of its fields, and whether the result is valid."""
+
+
+@pytest.mark.parametrize(("change", "is_valid"), BODIES, ids=[str(change)[:50] for change, _ in BODIES])
+def test_the_description_and_the_service_agree_on_the_limits_of_a_message(service, change, is_valid):
+    """A validator of JSON Schema accepts exactly the bodies at these limits that the service accepts."""
+    body: dict[str, object] = {"target": {"topic": "limits"}} | change if change else {}
+    if body and not {"deliver_at", "delay"} & body.keys():
+        body["delay"] = "1h"
+    schema = {"$ref": "#/components/schemas/Message", "components": document()["components"]}
+    assert Draft202012Validator(schema, validate_formats=True).is_valid(body) == is_valid
+    status, problem = service.ask("POST", "/v1/messages", body)
+    assert status == (202 if is_valid else 422), problem
+
+
+@pytest.mark.parametrize(("count", "is_valid"), [(0, False), (1, True), (10_000, True), (10_001, False)])
+def test_the_description_and_the_service_agree_on_the_size_of_a_batch(service, count, is_valid):
+    """1 to 10,000 messages."""
+    batch = [{"target": {"topic": "sizes"}, "delay": "1h"}] * count
+    schemas = document()["paths"]["/v1/messages"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+        "anyOf"
+    ]
+    (described,) = (each for each in schemas if each.get("type") == "array")
+    assert (described["minItems"] <= count <= described["maxItems"]) == is_valid
+    assert service.ask("POST", "/v1/messages", batch)[0] == (202 if is_valid else 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "is_valid"),
+    [
+        ("/v1/timeline", "step", 60_000, True),
+        ("/v1/timeline", "step", 60_001, False),
+        ("/v1/timeline", "step", 0, False),
+        ("/v1/messages", "limit", 1_000, True),
+        ("/v1/messages", "limit", 1_001, False),
+        ("/v1/messages", "due_from", 10**15 - 1, True),
+        ("/v1/messages", "due_from", "1969-12-31T00:00:00Z", False),
+        ("/v1/messages", "after", "1-1", False),
+        ("/v1/topics/{topic}/records", "wait", 60_001, False),
+        ("/v1/topics/{topic}/records", "partition", 1_024, False),
+    ],
+)
+def test_the_description_and_the_service_agree_on_the_limits_of_parameters(service, path, name, value, is_valid):
+    """Bounds of numbers, times and page keys."""
+    (parameter,) = (each for each in document()["paths"][path]["get"]["parameters"] if each["name"] == name)
+    assert Draft202012Validator(parameter["schema"], validate_formats=True).is_valid(value) == is_valid
+    status, problem = service.ask("GET", f"{path.format(topic='chronos.delay')}?{name}={value}")
+    assert status == (200 if is_valid else 422), problem
+
+
+def test_every_counter_of_the_totals_has_a_description():
+    """In the description, and so in the reference."""
+    counters = document()["components"]["schemas"]["Counters"]["properties"]
+    assert [name for name, each in counters.items() if not each.get("description")] == []
+
+
+def test_the_reference_shows_the_limits_of_the_description():
+    """Bounds of numbers, numbers of elements and patterns."""
+    page = reference()
+    for limit in ("integer, 1 to 1000", "array of 1 to 10000 [Message]", TOPIC_PATTERN, "a multiple of 60000"):
+        assert limit in page
+
+
 def test_the_description_names_every_route_once():
-    """Made from the table of routes, so nothing is forgotten and nothing is invented."""
+    """It is made from the table of routes: no route is missing and none is invented."""
     described = {(method.upper(), path) for path, operations in document()["paths"].items() for method in operations}
     assert described == {(route.method, route.path) for route in table(None)}
     names = [operation["operationId"] for found in document()["paths"].values() for operation in found.values()]
     assert len(names) == len(set(names))
 
 
-def test_the_served_description_is_the_one_the_code_makes(service):
-    """And is OpenAPI 3.1."""
+def test_the_served_description_is_the_generated_one(service):
+    """In OpenAPI 3.1."""
     served = service.get("/openapi.json")
     assert served == document()
     assert served["openapi"].startswith("3.1.")

@@ -12,14 +12,16 @@ from chronos.core.keys import ID_STATE
 from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.ports import Clock, Log, Store
-from chronos.workers.replica import STANDALONE, RecoveryCost, Replica
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica import STANDALONE, Replica
+from chronos.workers.replica_state import ReplicaState
 from tests.harness.clock import HandClock
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
 
 def step(replica: Replica, clock: HandClock, minutes: int) -> None:
-    """Some steps in each of so many minutes."""
+    """Twenty steps in each of some minutes."""
     for _ in range(minutes):
         clock.now += MINUTE_MS
         for _ in range(20):
@@ -42,8 +44,8 @@ def opened(config: Config, tmp_path: Path, clock: Clock) -> EmbeddedLog:
     return log
 
 
-def made(
-    config: Config, log: Log, store: Store, clock: Clock, begin: Callable[[RecoveryCost], bool] = lambda replay: False
+def make_replica(
+    config: Config, log: Log, store: Store, clock: Clock, restore: Callable[[RecoveryCost], bool] = lambda cost: False
 ) -> Replica:
     """The replica of a node that is always master."""
     return make_shard(
@@ -55,17 +57,17 @@ def made(
         instance="i",
         guard=lambda: None,
         assigned=lambda: STANDALONE,
-        begin=begin,
+        restore=restore,
         failed=lambda error: None,
     ).replica
 
 
-def test_a_clock_that_was_ahead_once_does_not_put_the_retention_off(tmp_path: Path) -> None:
-    """What is remembered of settled messages is bounded all the time, not again in a year."""
+def test_a_clock_that_was_ahead_once_does_not_delay_the_deletion_of_settled_messages(tmp_path: Path) -> None:
+    """The id states of settled messages are deleted as usual, not a year later."""
     clock = HandClock()
     config = configured(tmp_path)
     log, store = opened(config, tmp_path, clock), MemoryStore()
-    replica = made(config, log, store, clock)
+    replica = make_replica(config, log, store, clock)
     step(replica, clock, 1)
     clock.now += 365 * 24 * HOUR_MS
     step(replica, clock, 1)
@@ -80,31 +82,31 @@ def test_a_clock_that_was_ahead_once_does_not_put_the_retention_off(tmp_path: Pa
     log.close()
 
 
-def test_logs_that_are_trimmed_while_a_store_is_fetched_have_it_begin_with_a_later_one(tmp_path: Path) -> None:
-    """What was fetched first is no end of the process: it took so long that the logs begin behind it."""
+def test_a_store_whose_logs_were_trimmed_while_it_was_fetched_is_fetched_again(tmp_path: Path) -> None:
+    """The first copy took so long that the logs begin after it: that is no error, and a later copy is fetched."""
     clock = HandClock()
     config = configured(tmp_path)
     log, store = opened(config, tmp_path, clock), MemoryStore()
-    replica = made(config, log, store, clock)
+    replica = make_replica(config, log, store, clock)
     copies = []
     for _ in range(2):
         step(replica, clock, 5)
         copies.append((replica.state.applied, store.scan(b"", b"\xff", 10**6, 10**9)))
     replica.close()
-    fresh, given = MemoryStore(), []
+    fresh, restored = MemoryStore(), []
 
-    def begin(replay: RecoveryCost) -> bool:
-        if not replay.empty and replay.whole:
+    def restore(cost: RecoveryCost) -> bool:
+        if not cost.store_empty and cost.logs_complete:
             return False
-        applied, rows = copies[len(given)]
-        given.append(applied)
+        applied, rows = copies[len(restored)]
+        restored.append(applied)
         fresh.write(rows, [])
         log.trim(config.topics.progress, 0, copies[1][0])
         return True
 
-    again = made(config, log, fresh, clock, begin)
+    again = make_replica(config, log, fresh, clock, restore)
     step(again, clock, 2)
-    assert given == [copies[0][0], copies[1][0]]
-    assert again.role == "master"
+    assert restored == [copies[0][0], copies[1][0]]
+    assert again.role == ReplicaState.MASTER
     again.close()
     log.close()

@@ -1,4 +1,4 @@
-"""No thread of a node ends in silence: what it cannot go on with is tried again, or ends the node with its name."""
+"""No thread of a node ends unnoticed: it tries again, or the node fails with an error that names the thread."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from tests.harness.files import no_more_files
 
 
 def coordinator() -> ZooKeeperCoordinator:
-    """Nobody is there."""
+    """A coordinator whose ZooKeeper does not exist."""
     return ZooKeeperCoordinator(hosts="127.0.0.1:1", cluster="c", node="n", instance="i", shards=1)
 
 
-def test_a_machine_without_a_file_descriptor_has_no_coordinator_for_a_while() -> None:
-    """As when no server answers: masters go on."""
+def test_a_machine_without_a_file_descriptor_has_an_unavailable_coordinator() -> None:
+    """The same error as when no server answers: masters continue."""
     member = Member(node="n", instance="i", address="", version="", started_ms=0, replicas={})
     with no_more_files(), pytest.raises(CoordinatorUnavailable, match="Too many open files"):
         coordinator().join(member)
 
 
-@pytest.mark.parametrize("thread", ["member", "reach"])
-def test_a_thread_of_the_place_that_fails_fails_the_node(thread: str) -> None:
+@pytest.mark.parametrize("thread", ["membership", "reachability"])
+def test_a_thread_of_the_cluster_node_that_fails_fails_the_node(thread: str) -> None:
     def describe() -> Member:
-        raise OSError("nobody thought of this")
+        raise OSError("unforeseen")
 
     failures: list[ChronosError] = []
-    unforeseen: Any = None
-    place = ClusterNode(
+    no_log: Any = None
+    cluster_node = ClusterNode(
         coordinator(),
         node="n",
-        log=unforeseen,
+        log=no_log,
         unreachable_ms=9,
         clock=SystemClock(),
         describe=describe,
         failed=failures.append,
     )
-    running = {"member": place._thread, "reach": place._asking}[thread]
+    running = {
+        "membership": cluster_node._membership_thread,
+        "reachability": cluster_node._reachability_thread,
+    }[thread]
     running.start()
     running.join(9.0)
     (failure,) = failures
@@ -54,6 +57,6 @@ def test_a_thread_of_the_place_that_fails_fails_the_node(thread: str) -> None:
 
 def test_a_maintenance_thread_that_fails_fails_the_node(tmp_path: Path) -> None:
     node = Node(load(None, {}, [f"node.data_dir={tmp_path}"]))
-    node._maintenance.start()  # Nothing that it looks at was ever made.
+    node._maintenance.start()  # Nothing that it works on was opened.
     assert node.failed.wait(9.0)
     assert "maintenance failed" in str(node.failure)

@@ -22,7 +22,7 @@ from chronos.node.bootstrap import StoreBootstrap
 from chronos.ports import Checkpoint, Store
 from chronos.workers.checkpoint import Checkpointer, LogPosition, needed_from
 from chronos.workers.membership import Membership
-from chronos.workers.replica import RecoveryCost
+from chronos.workers.recovery import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
 from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
@@ -198,7 +198,7 @@ class SimBootstrap(StoreBootstrap):
                  pause: Callable[[str, int], None], copying_ms: int) -> None:  # fmt: skip
         super().__init__(
             None,  # type: ignore[arg-type]
-            keeping=checkpoints,  # type: ignore[arg-type]
+            checkpoints=checkpoints,  # type: ignore[arg-type]
             membership=membership,
             node=node.node_id,
             token="",
@@ -278,13 +278,13 @@ class Maintenance:
         now_ms = self.node.clock.now_ms()
         snapshot, away_ms = membership.snapshot(), self.settings.away_ms
         self.trim_roles[shard] = snapshot.roles or Roles()
-        return needed_from(snapshot, shard, node=self.node.node_id, kept=kept, now_ms=now_ms, away_ms=away_ms)
+        return needed_from(snapshot, shard, node=self.node.node_id, flushed=kept, now_ms=now_ms, away_ms=away_ms)
 
-    def begin(self, store: SimStore, replay: RecoveryCost) -> bool:
+    def restore(self, store: SimStore, cost: RecoveryCost) -> bool:
         """Replace the content of the store by a checkpoint where the code under test decides so; return whether."""
         shard = int(store.path.name)
         identity = identity_of(shard, self.node.settings.shards)
-        found = self.bootstrap.begin(store, identity, replay)  # type: ignore[arg-type]
+        found = self.bootstrap.restore(store, identity, cost)  # type: ignore[arg-type]
         if found is None:
             return False
         self.world.trace(f"{self.node.name}/{shard} is restored from {found.name}")

@@ -75,8 +75,8 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_apply", "except Retry as error:", "except __import__('chronos').errors.NoSpace as error:"),
     ],
     "the role epoch is not compared": [
-        (Replica, "_may_lead", "if state.role_epoch >= role.epoch:", "if False:"),
-        (Replica, "_role_ended", "if role.continues(self._leadership):", "if True:"),
+        (Replica, "_may_lead", "if state.role_epoch >= assignment.epoch:", "if False:"),
+        (Replica, "_leadership_ended", "if assignment.continues(self._leadership):", "if True:"),
     ],
     "a new master replays only to the last stable offset": [
         (Replica, "_resolve", "if follower.position < watermarks.high:", "if follower.position < watermarks.stable:"),
@@ -165,10 +165,10 @@ FAULTS: dict[str, list[Change]] = {
         (Checkpointer, "_trim", "replicas=positions,", "replicas=positions[:1],"),
     ],
     "an empty store replays trimmed logs without a checkpoint": [
-        (Replica, "_restore_store", "taken = self._restore(replay)", "taken = not replay.empty and self._restore(replay)"),
+        (Replica, "_restore_store", "restored = self._restore(cost)", "restored = not cost.store_empty and self._restore(cost)"),
     ],
     "a store older than the start of the logs is kept": [
-        (StoreBootstrap, "begin", "replay.empty or not replay.whole or", "replay.empty or"),
+        (StoreBootstrap, "restore", "cost.store_empty or not cost.logs_complete or", "cost.store_empty or"),
     ],
     "a node is known by its id, not by its data directory": [
         (Replica, "_may_lead", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
@@ -180,7 +180,7 @@ FAULTS: dict[str, list[Change]] = {
         (_Table, "_may_stay", "not member.leaving", "True"),
     ],
     "a replica goes on after its shard was assigned elsewhere": [
-        (Membership, "role", 'kind="follower" if held else "none"', 'kind="follower"'),
+        (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),
     ],
 }  # fmt: skip
 

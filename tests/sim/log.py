@@ -271,7 +271,7 @@ class SimLog:
                 )
         return {spec.name: self._info(spec.name) for spec in topics}
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
         self.caller.touch("look")
         self._check_answers()
         return {name: self._info(name) if name in self.brokers.topics else None for name in topics}

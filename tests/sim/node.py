@@ -19,7 +19,8 @@ from chronos.node.node import STOP_S
 from chronos.workers.master import Limits
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
-from chronos.workers.replica import STANDALONE, Assignment, RecoveryCost
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica import STANDALONE, Assignment
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
@@ -335,10 +336,10 @@ class Process:
             kept_pull_offset=None if kept is None else kept.pull_offset,
         )
 
-    def begin(self, shard: int, replay: RecoveryCost) -> bool:
+    def restore(self, shard: int, cost: RecoveryCost) -> bool:
         """Return whether a store was restored from a checkpoint."""
-        return self.maintenance is not None and self.maintenance.begin(self.node.stores[shard], replay)
+        return self.maintenance is not None and self.maintenance.restore(self.node.stores[shard], cost)
 
     def role(self, shard: int) -> Assignment:
         """The assignment of this node for a shard."""
-        return STANDALONE if self.membership is None else self.membership.role(shard)
+        return STANDALONE if self.membership is None else self.membership.assignment(shard)

@@ -70,7 +70,7 @@ class ReplicaThread:
             deduplication_ms=settings.deduplication_ms,
             guard=lambda: "the disk is below its reserve" if node.disk.low else None,
             assigned=lambda: process.role(shard),
-            begin=lambda replay: process.begin(shard, replay),
+            restore=lambda cost: process.restore(shard, cost),
         )
 
     def nudge(self) -> None:

@@ -1,4 +1,4 @@
-"""Small archives by hand: one shard and one target for each case, so that one job judges all of them."""
+"""Small archives written by hand: one shard and one target for each case, so that one Spark job judges all cases."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pyspark.sql import DataFrame, SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
-from chronos.spark.audit.job import Tables
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
 
 T = 1_893_456_000_000
-"""Midnight: the window begins."""
+"""Midnight, the beginning of the window, epoch ms."""
 
 WINDOW = Span(from_ms=T, to_ms=T + HOUR_MS)
 SETTLED_MS = T + 2 * HOUR_MS
-"""Where the cursors of a case stand at its end, unless it says otherwise."""
+"""Cursor of a case after its last step, unless it has steps of its own."""
 
 READ_MS = T + 3 * HOUR_MS
 PULLED = 1_000
 
 
 class Case:
-    """One shard: `expects` says which units there are, as `(source offset, occurrence)` -> `(outcome, reason)`."""
+    """One shard. `expects` maps `(source offset, occurrence)` of its promised deliveries to `(outcome, reason)`."""
 
     def __init__(self, name: str, expects: dict[tuple[int, int], tuple[str, str | None]]) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Case:
         return self
 
     def act(self, verb: str, offset: int, message_id: bytes, *, at_ms: int, due_ms: int | None = None) -> Case:
-        """A record that asks something of a message that is there."""
+        """A record that acts on an existing message."""
         return self.send(
             offset, due_ms, verb=verb, id=message_id, timestamp_ms=at_ms, target=None, requested_due_ms=due_ms
         )
@@ -63,7 +63,7 @@ class Case:
     # --- the progress topic
 
     def step(self, at_ms: int, cursor_ms: int, pulled: int, *, cursor_offset: int = OFFSET_MAX) -> Case:
-        """A progress record; with the first one the case tells all of them itself."""
+        """A progress record; the first call replaces the default steps."""
         self._own_steps = True
         return self._step(at_ms, cursor_ms, pulled, cursor_offset)
 
@@ -78,7 +78,7 @@ class Case:
         return self
 
     def decide(self, outcome: str, source_offset: int, at_ms: int, *, in_step: int = 1, **changed: Any) -> Case:
-        """A row of `decisions`; of the second step, unless said otherwise, whose time it gets."""
+        """A row of `decisions`, with the time of its step: the second one by default."""
         row = {
             "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
             "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
@@ -87,7 +87,7 @@ class Case:
         self.decisions.append(row | changed)
         return self
 
-    # --- the target, and the reading of all of it
+    # --- the target, and the reads of all topics
 
     def deliver(self, source_offset: int, due_ms: int, at_ms: int, **changed: Any) -> Case:
         """A record in the target."""
@@ -100,20 +100,20 @@ class Case:
         return self
 
     def read(self, table: str, end: int = PULLED, **changed: Any) -> Case:
-        """A look at the case's partition of a topic; with the first one the case tells all of them itself."""
+        """A read of the case's partition of a topic; the first call replaces the default reads."""
         self._own_offsets = True
-        said = {"partition": 0, "read_ms": READ_MS} | changed
-        self.offsets.append(offsets_row(table, _TOPICS[table], said.pop("partition"), end, **said))
+        row = {"partition": 0, "read_ms": READ_MS} | changed
+        self.offsets.append(offsets_row(table, _TOPICS[table], row.pop("partition"), end, **row))
         return self
 
     def read_plainly(self, *tables: str) -> Case:
-        """These topics were read to their end, once, after everything."""
+        """Each of these topics was read once to its end, after all other events."""
         for table in tables:
             self.read(table)
         return self
 
     def put(self, shard: int) -> Case:
-        """In its place, with what it left unsaid."""
+        """Give the case its shard, and the defaults for what it does not define."""
         self.shard = shard
         if not self._own_steps:
             self._step(T - HOUR_MS, 0, 0, OFFSET_MAX)._step(T + HOUR_MS, T, PULLED, OFFSET_MAX)
@@ -157,11 +157,11 @@ def archive_of(spark: SparkSession, cases: Iterable[Case]) -> Tables:
 
 
 def write_archive(tables: Tables, folder: Path) -> Path:
-    """The tables on disk, as `chronos archive` lays them out."""
+    """The tables on disk in the layout of `chronos archive`."""
     folder.mkdir(parents=True)
     topics = {"delay": DELAY, "progress": "chronos.progress", "rejected": "r", "dead_letter": "d"}
-    said = {"format": schema.FORMAT, "cluster": "cases", "topics": topics}
-    (folder / "archive.json").write_text(json.dumps(said))
+    claim = {"format": schema.FORMAT, "cluster": "cases", "topics": topics}
+    (folder / "archive.json").write_text(json.dumps(claim))
     for name in ("messages", "deliveries", "decisions", "progress", "offsets"):
         rows: DataFrame = getattr(tables, name)
         where = str(folder / name / "batch=00000001-000000")

@@ -1,4 +1,4 @@
-"""One Spark session for all tests, and the connector's jars. Every test here counts as one of integration."""
+"""One Spark session for all tests, the connector's jars, and the marks of the tests that need Spark."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
+WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py", "test_timeline.py"}
+"""Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python alone."""
+
+IN_PYTHON = {*WITHOUT_SPARK, "test_backfill_records.py", "test_codec.py", "test_schema.py", "test_storage.py"}
+"""Modules whose tests start no JVM, unless a test asks for the session: fast wherever PySpark is installed."""
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`./scripts/test fast` installs no Spark: there is nothing to import then."""
-    fast = "not integration" in config.getoption("markexpr")
-    return True if fast and importlib.util.find_spec("pyspark") is None else None
+    """Leave out modules that import PySpark or Arrow where `./scripts/test fast` has installed neither."""
+    is_fast = "not integration" in config.getoption("markexpr")
+    if not is_fast or collection_path.suffix != ".py" or importlib.util.find_spec("pyspark") is not None:
+        return None
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and collection_path.name not in WITHOUT_SPARK else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark needs Java and half a minute."""
+    """A test that starts a JVM counts as one of integration: Spark needs Java and half a minute."""
     for item in items:
-        if HERE in item.path.parents:
+        if HERE not in item.path.parents:
+            continue
+        if item.path.name not in IN_PYTHON or "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.integration)
 
 
@@ -38,7 +49,7 @@ def connector() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session that all tests share: two threads, small shuffles."""
+    """The session that all tests of the process share: two threads, two partitions for each shuffle."""
     from chronos.spark.session import open_session
 
     settings = {**connector(), "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}

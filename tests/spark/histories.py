@@ -1,6 +1,6 @@
-"""Random histories of shards as an archive of them: the real shard decides, and what it decided is known.
+"""Random histories of shards, as an archive: the real shard decides, and its decisions are known.
 
-Each history is a shard of its own, so that one job of Spark judges a hundred of them.
+Each history has a shard of its own, so that one Spark job judges a hundred histories.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.audit.job import Tables
 from chronos.spark.codec import PARSED, parse_messages, unpack_decisions, unpack_steps
 from chronos.spark.rows import in_hours
+from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
 from tests.unit.model import MINUTE_MS, Message
@@ -26,7 +26,7 @@ DELAY = "chronos.delay"
 TARGET = "orders"
 HOUR_MS = 60 * MINUTE_MS
 READ_MS = START_MS + 24 * HOUR_MS
-"""When the archive was made: long after everything."""
+"""When the archive was made: long after the last event."""
 
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 VERBS = ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
@@ -35,8 +35,8 @@ OUTCOMES = ["delivered"] * 6 + ["again", "retry", "deferred", "skipped", "expire
 Row = dict[str, Any]
 
 
-def random_script(dice: random.Random) -> list[Step]:
-    """Times and ids lie close together, so that whatever can collide does."""
+def random_history(dice: random.Random) -> list[Step]:
+    """Times and ids are close together, so that collisions are frequent."""
     return [_random_step(dice) for _ in range(dice.randint(1, 12))]
 
 
@@ -46,7 +46,7 @@ def _random_step(dice: random.Random) -> Step:
         waited_ms=dice.choice([dice.randint(-3, 8), dice.randint(-3, 8), MINUTE_MS]),
         messages_max=dice.choice([1, 2, 3, 5, 100]),
         bytes_max=dice.choice([1, 120, 400, 1_000_000]),
-        fates=tuple((dice.choice(OUTCOMES), _in_ms(dice)) for _ in range(dice.randint(1, 4))),
+        outcomes=tuple((dice.choice(OUTCOMES), _in_ms(dice)) for _ in range(dice.randint(1, 4))),
         disturbances=(),
         behind=dice.random() < 0.5,
         aborted=dice.random() < 0.2,
@@ -71,7 +71,7 @@ def _in_ms(dice: random.Random) -> int:
 
 
 class RecordingMaster(Master):
-    """Remembers when each delivery was committed."""
+    """A master that records when each delivery was committed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class RecordingMaster(Master):
 
 @dataclass
 class History:
-    """One shard's logs, and what became of its messages."""
+    """The logs of one shard, and the model of its messages."""
 
     shard: int
     master: RecordingMaster = field(default_factory=RecordingMaster)
@@ -136,13 +136,13 @@ class History:
         for at, (message, committed_ms) in enumerate(self.master.deliveries):
             yield {
                 "topic": TARGET, "partition": self.shard, "offset": at, "timestamp_ms": committed_ms, "key": None,
-                "value": message.ask.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
+                "value": message.intent.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
                 "source_topic": DELAY, "shard": self.shard, "source_offset": message.offset,
                 "occurrence": message.occurrence, "attempt": message.attempt,
             }  # fmt: skip
 
     def offsets(self) -> Iterator[Row]:
-        """Rows of `offsets`: everything was read."""
+        """Rows of `offsets`: every topic was read to its end."""
         watermarks = {
             ("messages", DELAY): max((record.offset for record in self.master.producers.records), default=-1) + 1,
             ("progress", "chronos.progress"): 2 * len(self.master.progress) + 1,
@@ -153,7 +153,7 @@ class History:
 
 
 def offsets_row(table: str, topic: str, partition: int, end: int, **changed: Any) -> Row:
-    """A look at a partition that was read to its end."""
+    """A read of a partition to its end."""
     return {
         "table": table, "topic": topic, "partition": partition, "topic_id": "t", "from_offset": 0, "until_offset": end,
         "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": READ_MS, "gap": False, "gap_reason": None,

@@ -1,4 +1,4 @@
-"""A cluster's topics with records in them, and what an archive of them holds."""
+"""The topics of a cluster with records in them, and readers of their archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan
+from chronos.spark.archive.job import ArchivePlan
 from tests.harness.broker import Broker
 
 SHARDS = 2
@@ -21,7 +21,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Logs:
-    """Topics of their own on the tests' broker."""
+    """The topics of a cluster of its own on the tests' broker."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -34,11 +34,11 @@ class Logs:
         self._producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 2, "log_level": 2})
 
     def create(self, topic: str) -> None:
-        """A topic as Chronos makes them."""
+        """Create a topic with Chronos's settings."""
         self.broker.create_topic(topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
 
     def delete(self, topic: str) -> None:
-        """Delete a topic, and wait until the broker lists it no more."""
+        """Delete a topic, and wait until the broker no longer lists it."""
         admin = self.broker.admin()
         for future in admin.delete_topics([topic]).values():
             future.result(30)
@@ -49,11 +49,11 @@ class Logs:
     def write(
         self, topic: str, value: bytes | None, headers: Headers = (), *, key: bytes | None = None, partition: int = 0
     ) -> None:
-        """A record; on its way until `flush`."""
+        """Send a record; it is in the log after `flush`."""
         self._producer.produce(topic, value, key, partition, headers=list(headers))
 
     def schedule(self, count: int, due_ms: int) -> None:
-        """So many messages, one ms apart, and a receipt of each at the target."""
+        """`count` messages, one ms apart, and the delivery of each in the target."""
         for at in range(count):
             headers = [("chronos-deliver-at", b"%d" % (due_ms + at)), ("chronos-target-topic", self.target.encode())]
             self.write(self.delay, b"%d" % at, headers, partition=at % SHARDS)
@@ -63,7 +63,7 @@ class Logs:
         self.flush()
 
     def receipt(self, shard: int, offset: int, due_ms: int) -> Headers:
-        """What Chronos adds to a message it delivers."""
+        """The headers that Chronos adds to a delivered message."""
         return [
             ("chronos-id", b"%d-%d-%d" % (shard, due_ms, offset)),
             ("chronos-due-at", b"%d" % due_ms),
@@ -74,16 +74,16 @@ class Logs:
         """Wait until everything is in the log."""
         assert self._producer.flush(60) == 0
 
-    def plan(self, **changes: Any) -> Plan:
-        """What to archive."""
+    def plan(self, **changes: Any) -> ArchivePlan:
+        """The plan to archive these topics."""
         wanted: dict[str, Any] = {"targets": [self.target], **changes}
-        return Plan(
+        return ArchivePlan(
             cluster=self.cluster, bootstrap_servers=self.broker.bootstrap, delay=self.delay, progress=self.progress,
             rejected=self.rejected, dead_letter=self.dead_letter, **wanted,
         )  # fmt: skip
 
     def settings(self) -> list[str]:
-        """The same for the command line."""
+        """The same settings as options of the command line."""
         own = {
             "cluster": self.cluster, "log.kind": "kafka", "log.kafka.bootstrap_servers": self.broker.bootstrap,
             "topics.delay": self.delay, "topics.progress": self.progress, "topics.rejected": self.rejected,
@@ -92,26 +92,22 @@ class Logs:
         return [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
 
     def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:
-        """The adapter that the archive asks."""
+        """The adapter that answers the archive's questions."""
         return adapter(
             bootstrap_servers=self.broker.bootstrap, properties={}, cluster=self.cluster, progress_topic=self.progress,
             transaction_timeout_s=10,
         )  # fmt: skip
 
 
-def nothing(stream: str, records: int, total: int) -> None:
-    """Watches, and says nothing."""
-
-
-def table(place: Path, name: str) -> pa.Table:
+def table(folder: Path, name: str) -> pa.Table:
     """A table as pyarrow reads it; without rows when nothing was archived."""
-    if not list((place / name).rglob("*.parquet")):
+    if not list((folder / name).rglob("*.parquet")):
         return pa.table({})
-    return ds.dataset(place / name, format="parquet", partitioning="hive").to_table()
+    return ds.dataset(folder / name, format="parquet", partitioning="hive").to_table()
 
 
-def places(place: Path, name: str, partition: str) -> list[tuple[Any, ...]]:
+def positions_in(folder: Path, name: str, partition: str) -> list[tuple[Any, ...]]:
     """`(partition, offset)` of every row, in order; with the topic where there is one."""
-    rows = table(place, name)
+    rows = table(folder, name)
     columns = [column for column in ("topic", partition, "offset") if column in rows.schema.names]
     return sorted(zip(*(rows.column(column).to_pylist() for column in columns), strict=True))

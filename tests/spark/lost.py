@@ -1,4 +1,4 @@
-"""An archive of messages that were all lost: settled long ago, and no target holds one. Written without a broker."""
+"""An archive of lost messages: all settled long ago, and none in its target. Written without a broker."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chronos.core.keys import OFFSET_MAX
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from chronos.spark.storage import Place
+    from chronos.spark.storage import ArchiveStorage
 
 START_MS = 1_790_000_000_000
-"""When the first one was due."""
+"""Due time of the first message, epoch ms."""
 
 GAP_MS = 7
-"""From one due time to the next."""
+"""Ms from one due time to the next."""
 
 HOUR_MS = 3_600_000
 
@@ -28,15 +28,15 @@ def expected(number: int, target: str, shards: int) -> tuple[bytes, bytes, bytes
 
 
 def write_lost(
-    spark: SparkSession, place: Place, *, cluster: str, delay: str, target: str, messages: int, shards: int
+    spark: SparkSession, storage: ArchiveStorage, *, cluster: str, delay: str, target: str, messages: int, shards: int
 ) -> None:
-    """`messages` divided by `shards` leaves nothing; every fifth has an id of its own."""
+    """Write the archive. `messages` is a multiple of `shards`; every fifth message has an id of its own."""
     from pyspark.sql import functions as f
 
     from chronos.spark import schema
 
     topics = {name: f"{cluster}.{name}" for name in ("progress", "rejected", "dead_letter")} | {"delay": delay}
-    place.write_json("archive.json", {"format": schema.FORMAT, "cluster": cluster, "topics": topics})
+    storage.write_json("archive.json", {"format": schema.FORMAT, "cluster": cluster, "topics": topics})
     n, none = f.col("id"), f.lit(None)
     number, due_ms = n.cast("string"), n * GAP_MS + START_MS
     shard, offset = (n % shards).cast("int"), f.floor(n / shards)
@@ -61,7 +61,7 @@ def write_lost(
         f.lit(target).alias("target"), target_key.alias("target_key"), due_ms.alias("requested_due_ms"),
         due_ms.alias("due_ms"), none.alias("expire_at_ms"), none.alias("on_conflict"), none.alias("reason"),
     )  # fmt: skip
-    _write(rows, schema.MESSAGES, place)
+    _write(rows, schema.MESSAGES, storage)
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS
     each = messages // shards
     steps = [
@@ -69,29 +69,29 @@ def write_lost(
         for number in range(shards)
         for at, (cursor_ms, pulled) in enumerate([(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)])
     ]
-    _write(spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, place)
+    _write(spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage)
     read = [("messages", delay, number, each) for number in range(shards)]
     read += [("progress", f"{cluster}.progress", number, 3) for number in range(shards)]
     read += [("deliveries", target, number, 0) for number in range(shards)]
     offsets = [
         (table, topic, number, "id", 0, end, 0, end, end, end_ms, False, None) for table, topic, number, end in read
     ]
-    _write(spark.createDataFrame(offsets, schema.columns_of(schema.OFFSETS)), schema.OFFSETS, place)
+    _write(spark.createDataFrame(offsets, schema.columns_of(schema.OFFSETS)), schema.OFFSETS, storage)
 
 
-def _write(rows: DataFrame, table: Any, place: Place) -> None:
+def _write(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
     from chronos.spark.rows import in_hours
     from chronos.spark.schema import columns_of
 
     rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))
-    where = place.path(table.name, "batch=00000001-000000")
+    where = storage.path(table.name, "batch=00000001-000000")
     if table.partitioned_by is None:
         rows.coalesce(1).write.parquet(where)
     else:
         in_hours(rows, table).write.partitionBy("due_date", "due_hour").parquet(where)
 
 
-def said(answer: str) -> dict[str, Any]:
-    """The last line of what a command answered."""
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+def last_json(output: str) -> dict[str, Any]:
+    """The JSON on the last line of a command's output."""
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found

@@ -1,4 +1,4 @@
-"""A cluster that delivers, its archive, and what backfill does with both: what the drills are made of."""
+"""A cluster that delivers, its archive, and backfills from it: the parts of the outage drills."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan, archive
+from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.ledger import Report, Request
-from chronos.spark.storage import Place
+from chronos.spark.progress import ignore
+from chronos.spark.requests import Report, Request
+from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, TARGET_PARTITIONS, Found, KafkaFlow, Sent, Watermarks, now_ms, read_committed
-from tests.spark.logs import nothing
 
 
 class Outage:
@@ -32,7 +32,7 @@ class Outage:
         self.broker = broker
         self.flow = KafkaFlow(broker, seed)
         self.directory = directory
-        self.place = Place(str(directory / "archive"))
+        self.storage = ArchiveStorage(str(directory / "archive"))
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
         self.brokers = KafkaLog(
             bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
@@ -40,7 +40,7 @@ class Outage:
         )  # fmt: skip
         self.delay = self.flow.delay
         self.later: list[Sent] = []
-        """What was only sent so that others are proved to be settled."""
+        """Messages sent only to prove that the earlier ones are settled."""
         self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30)
 
     def __enter__(self) -> Self:
@@ -54,14 +54,14 @@ class Outage:
     # --- the cluster
 
     def deliver(self, count: int, over_ms: int = 500) -> list[Sent]:
-        """So many messages, due about now, and every one of them settled."""
+        """Write `count` messages due about now, and wait until all are settled."""
         start_ms = now_ms()
         written = self.flow.write(count, start_ms, start_ms + over_ms, delays=0)
         self.settle()
         return written
 
     def settle(self) -> None:
-        """Everything written has come to its end, and the progress log proves it: later messages have been delivered."""
+        """Wait until all messages have ended and the progress log proves it: later messages are delivered."""
         self.flow.flush()
         self.flow.wait_settled(self.service)
         for _ in range(2):
@@ -71,7 +71,7 @@ class Outage:
             self.flow.wait_settled(self.service)
 
     def delete_target(self) -> None:
-        """Deleted, and made again with nothing in it."""
+        """Delete the target and create it again, empty."""
         admin = self.broker.admin()
         (gone,) = admin.delete_topics([self.flow.target]).values()
         gone.result(30)
@@ -83,38 +83,38 @@ class Outage:
         )
 
     def trim(self, name: str) -> None:
-        """All records of one of the cluster's own topics are gone."""
+        """Delete all records of one of the cluster's own topics."""
         topic = f"{self.flow.prefix}.{name}"
         watermarks = [
             TopicPartition(topic, shard, self.brokers.watermarks(topic, shard).high) for shard in range(SHARDS)
         ]
-        admin = self.broker.admin()  # kept: a client that is gone answers nobody
+        admin = self.broker.admin()  # a reference is kept: the futures need the client
         for future in admin.delete_records(watermarks).values():
             future.result(30)
 
     # --- the archive
 
     def archive(self) -> None:
-        """What there is now, once it lies behind the tolerance of clocks."""
+        """Archive all present records, once they are older than the tolerance of clocks."""
         deadline_ms = now_ms() + CLOCK_TOLERANCE_MS + 50
         while now_ms() < deadline_ms:
             time.sleep(0.02)
         prefix = self.flow.prefix
-        plan = Plan(
+        plan = ArchivePlan(
             cluster=prefix, bootstrap_servers=self.broker.bootstrap, targets=[self.flow.target], delay=f"{prefix}.delay",
             progress=f"{prefix}.progress", rejected=f"{prefix}.rejected", dead_letter=f"{prefix}.dead_letter",
         )  # fmt: skip
-        archive(self.spark, self.brokers, self.place, plan, nothing)
+        archive(self.spark, self.brokers, self.storage, plan, ignore)
 
     def audit(self, **window: Any) -> Audit:
-        """What became of everything, the future included."""
-        return audit(self.spark, self.place, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
+        """An audit of all messages, those due later included."""
+        return audit(self.spark, self.storage, **{"from_ms": 1, "to_ms": now_ms() + 10_000_000, **window})
 
     def backfill(self) -> Backfill:
-        """Of this archive and cluster."""
+        """The backfills of this archive and cluster."""
         return Backfill(
             self.spark,
-            self.place,
+            self.storage,
             self.brokers,
             self.opener,
             bootstrap_servers=self.broker.bootstrap,
@@ -122,10 +122,10 @@ class Outage:
         )
 
     def replay(self, mode: str, **asked: Any) -> Report:
-        """Plan and send."""
+        """Plan a replay and send it."""
         window = {} if mode == "pending" else {"from_ms": 1, "to_ms": now_ms()}
         job = self.backfill()
-        with job.alone():
+        with job.locked():
             assert job.unfinished() is None
             planned = job.plan(Request(mode=mode, **{**window, **asked}))
             if not planned.messages:
@@ -134,7 +134,7 @@ class Outage:
             return job.send(job.begin(planned))
 
     def settle_replays(self, *, timeout_s: float = 90.0) -> None:
-        """Wait until the node has pulled all that was sent, and nothing is pending."""
+        """Wait until the node has pulled all replays, and no message is pending."""
         for shard in range(SHARDS):
             self.flow.watermarks.offsets[shard] = max(
                 self.flow.watermarks.offsets.get(shard, 0), self.last(self.delay, shard)
@@ -142,12 +142,12 @@ class Outage:
         self.flow.wait_settled(self.service, timeout_s=timeout_s)
 
     def is_pulled(self) -> bool:
-        """Whether the node has executed everything that was acknowledged."""
+        """True if the node has executed every acknowledged record."""
         offsets = self.flow.watermarks.offsets
         return all(shard["pull_offset"] >= offsets.get(shard["shard"], 0) for shard in self.service.shards())
 
     def begin_anew(self) -> None:
-        """The disk is gone, and so are the logs: a node with nothing on it, on topics with nothing in them."""
+        """Disk and logs are lost: an empty node starts on empty topics."""
         self.service.close()
         self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
         self.broker.create_topic(self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
@@ -159,7 +159,7 @@ class Outage:
         self.service.start()
 
     def last(self, topic: str, partition: int) -> int:
-        """Behind the last record of a partition; the marker of a transaction is none."""
+        """The offset behind the last record of a partition, transaction markers not counted."""
         watermarks = self.brokers.watermarks(topic, partition)
         reader = self.brokers.reader(topic, partition, watermarks.start)
         last, deadline = watermarks.start, time.monotonic() + 30
@@ -173,10 +173,10 @@ class Outage:
             reader.close()
         return last
 
-    # --- what the consumers see
+    # --- what consumers read
 
     def times(self) -> Counter[int]:
-        """How often each message is in the target."""
+        """Number of times each message is in the target."""
         return Counter(found.number for found in self.flow.delivered())
 
     def replays(self) -> list[Found]:
@@ -184,7 +184,7 @@ class Outage:
         return [found for found in self.flow.delivered() if "x-chronos-replay-of" in found.headers]
 
     def records(self) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
-        """The target as it is: key, value and the headers that are not Chronos's."""
+        """The records of the target: key, value and the headers that are not Chronos's."""
         found = []
         for message in read_committed(self.broker.bootstrap, self.flow.target):
             pairs: Any = message.headers() or ()

@@ -1,4 +1,4 @@
-"""The archive on the real broker: each record once, byte for byte, whatever was killed or is gone."""
+"""The archive on the real broker: each record once, byte for byte, after kills and losses."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
 from chronos.ports import TopicInfo
 from chronos.spark import schema
 from chronos.spark.archive.compact import compact, finish
-from chronos.spark.archive.job import ARCHIVE_GROUP, Done, archive
+from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive
+from chronos.spark.progress import Step, ignore
 from chronos.spark.runs import begin_run, check_format
-from chronos.spark.storage import Place
+from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.spark.conftest import connector
-from tests.spark.logs import SHARDS, Logs, nothing, places, table
+from tests.spark.logs import SHARDS, Logs, positions_in, table
 
 DUE_MS = 1_900_000_000_000
 
@@ -47,26 +48,26 @@ def logs(broker: Broker) -> Logs:
 
 @pytest.fixture
 def brokers(logs: Logs) -> Iterator[KafkaLog]:
-    """The adapter."""
+    """The adapter that the archive asks."""
     log = logs.brokers()
     yield log
     log.close()
 
 
-def by_table(done: list[Done]) -> dict[str, int]:
-    """Records archived."""
+def by_table(done: list[TableResult]) -> dict[str, int]:
+    """Records archived, by table."""
     return {each.table: each.records for each in done}
 
 
 def everything(logs: Logs, count: int) -> list[tuple[Any, ...]]:
-    """Places of so many messages that were written in turns to all shards."""
+    """Shard and offset of `count` messages written to the shards in turn."""
     return sorted((at % SHARDS, at // SHARDS) for at in range(count))
 
 
 def test_each_record_is_there_once_byte_for_byte(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Null keys, null values, no headers, headers that are no text and repeat; and the next run adds what is new."""
+    """Null keys, null values, no headers, binary and repeated headers; and the next run adds only new records."""
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (None, None, []),
         (b"\xff\x00", b"\x80", [("a", b"\xfe"), ("a", None), ("ü", b"")]),
@@ -75,7 +76,7 @@ def test_each_record_is_there_once_byte_for_byte(
     for key, value, headers in odd:
         logs.write(logs.delay, value, headers, key=key)
     logs.flush()
-    done = by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing))
+    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore))
     assert done == {"progress": 1, "deliveries": 0, "rejected": 0, "dead_letters": 0, "messages": 3}
     rows = sorted(table(tmp_path, "messages").to_pylist(), key=lambda row: row["offset"])
     found = [
@@ -88,15 +89,17 @@ def test_each_record_is_there_once_byte_for_byte(
     logs.write(logs.target, b"not of Chronos", partition=1)
     logs.write(logs.target, b"late", logs.receipt(0, 3, 1), partition=1)
     logs.flush()
-    done = by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing))
+    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore))
     assert done == {"progress": 0, "deliveries": 1, "rejected": 0, "dead_letters": 0, "messages": 1}
-    assert places(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
+    assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
     (delivered,) = table(tmp_path, "deliveries").to_pylist()
     own = {name: delivered[name] for name in ("shard", "source_offset", "due_at_ms", "id", "occurrence", "attempt")}
     assert own == {"shard": 0, "source_offset": 3, "due_at_ms": 1, "id": b"0-1-3", "occurrence": 1, "attempt": 1}
     assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
 
-    assert by_table(archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)) == dict.fromkeys(done, 0)
+    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)) == dict.fromkeys(
+        done, 0
+    )
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
     assert brokers.committed(group, logs.progress, 0) == 1
@@ -106,48 +109,56 @@ def test_each_record_is_there_once_byte_for_byte(
 def test_small_batches_end_where_one_large_one_would(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """And compaction changes nothing but the number of files."""
+    """Compaction then changes nothing but the number of files."""
     logs.schedule(1_000, DUE_MS)
     tmp_path /= "of Jürgen"  # a folder by any name
-    place = Place(str(tmp_path))
-    done = archive(spark, brokers, place, logs.plan(batch_records=300), nothing)
+    storage = ArchiveStorage(str(tmp_path))
+    done = archive(spark, brokers, storage, logs.plan(batch_records=300), ignore)
     assert {each.batches for each in done if each.table in ("messages", "deliveries")} == {4}
     before = {name: table(tmp_path, name).drop_columns(["batch"]) for name in ("messages", "deliveries", "offsets")}
     keys = [("shard", "ascending"), ("offset", "ascending")]
-    compacted = {each.table: each for each in compact(spark, place, 1 << 20, lambda _: None)}
+    compacted = {each.table: each for each in compact(spark, storage, 1 << 20, ignore)}
     assert compacted["messages"].files_after == 1 < compacted["messages"].files_before
     after = table(tmp_path, "messages").drop_columns(["batch"]).sort_by(keys)
     assert after.to_pylist() == before["messages"].sort_by(keys).to_pylist()
-    assert places(tmp_path, "deliveries", "partition") == sorted(
+    assert positions_in(tmp_path, "deliveries", "partition") == sorted(
         (logs.target, shard, offset) for shard, offset in everything(logs, 1_000)
     )
     assert len(table(tmp_path, "offsets")) == len(before["offsets"])
 
-    assert by_table(archive(spark, brokers, place, logs.plan(), nothing))["messages"] == 0
+    assert by_table(archive(spark, brokers, storage, logs.plan(), ignore))["messages"] == 0
 
 
-def test_foreign_headers_mislead_nobody(spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """A due time that is no time lies under the record's own hour; behind a refused record's own headers are Chronos's."""
+def test_foreign_headers_are_not_taken_for_a_receipt(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """A due time out of range files the row under the record's own hour; of repeated headers the last ones, Chronos's, count."""
     for due in (10**16, -1):
         logs.write(logs.target, b"foreign", [*logs.receipt(0, 7, 1)[::2], ("chronos-due-at", b"%d" % due)])
     own = [("chronos-source", b"of/1/2"), ("chronos-reason", b"a joke"), ("chronos-id", b"kept")]
     logs.write(logs.rejected, b"refused", [*own, ("chronos-source", b"delay/0/4"), ("chronos-reason", b"bad-value")])
     logs.flush()
-    archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)
+    archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
     for row in table(tmp_path, "deliveries").to_pylist():
         assert row["due_at_ms"] in (10**16, -1)
         assert row["due_date"] == time.strftime("%Y-%m-%d", time.gmtime(row["timestamp_ms"] / 1000))
     (refused,) = table(tmp_path, "rejected").to_pylist()
-    said = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
-    assert said == {"id": b"kept", "source_topic": "delay", "source_offset": 4, "reason": "bad-value", "detail": None}
+    columns = {name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")}
+    assert columns == {
+        "id": b"kept",
+        "source_topic": "delay",
+        "source_offset": 4,
+        "reason": "bad-value",
+        "detail": None,
+    }
 
 
 class Killed(BaseException):
     """The process ends here."""
 
 
-class Doomed(Place):
-    """A place whose writer is killed right before the step with this number that changes anything."""
+class Doomed(ArchiveStorage):
+    """Storage whose writer is killed right before its change number `steps`."""
 
     def __init__(self, location: str, steps: int) -> None:
         super().__init__(location)
@@ -178,35 +189,35 @@ class Doomed(Place):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_completed(
+def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """By the next compaction, and by the next run of the archive: the same rows. An earlier one was compacted before."""
+    """By the next compaction or run of the archive, with the same rows; part of the archive was compacted before."""
     count = 60
-    origin = Place(str(tmp_path / "origin"))
+    origin = ArchiveStorage(str(tmp_path / "origin"))
     logs.schedule(20, DUE_MS)
-    archive(spark, brokers, origin, logs.plan(targets=[]), nothing)
-    compact(spark, origin, 1 << 20, lambda _: None)
+    archive(spark, brokers, origin, logs.plan(targets=[]), ignore)
+    compact(spark, origin, 1 << 20, ignore)
     logs.schedule(40, DUE_MS)
-    archive(spark, brokers, origin, logs.plan(batch_records=20, targets=[]), nothing)
+    archive(spark, brokers, origin, logs.plan(batch_records=20, targets=[]), ignore)
     finished = False
     steps = 0
     while not finished:
-        place = tmp_path / str(steps)
-        shutil.copytree(tmp_path / "origin", place)
+        storage = tmp_path / str(steps)
+        shutil.copytree(tmp_path / "origin", storage)
         try:
-            compact(spark, Doomed(str(place), steps), 1 << 20, lambda _: None)
+            compact(spark, Doomed(str(storage), steps), 1 << 20, ignore)
             finished = True
         except Killed:
-            shown = places(place, "messages", "shard")
+            shown = positions_in(storage, "messages", "shard")
             assert len(set(shown)) == len(shown)
         if steps % 2:
-            archive(spark, brokers, Place(str(place)), logs.plan(targets=[]), nothing)
+            archive(spark, brokers, ArchiveStorage(str(storage)), logs.plan(targets=[]), ignore)
         else:
-            finish(Place(str(place)))
-        assert places(place, "messages", "shard") == everything(logs, count)
+            finish(ArchiveStorage(str(storage)))
+        assert positions_in(storage, "messages", "shard") == everything(logs, count)
         assert not [
-            path for path in place.glob("*/_*") if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
+            path for path in storage.glob("*/_*") if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
         ]
         steps += 1
         assert steps < 40
@@ -218,7 +229,7 @@ def test_a_compaction_that_is_killed_at_any_step_shows_no_record_twice_and_is_co
 def test_a_run_that_is_killed_is_completed_by_the_next(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """kill -9 of the driver while it writes, several times: pyarrow and Spark both find each record once."""
+    """kill -9 of the driver while it writes, several times: pyarrow and Spark both read each record once."""
     count, dice = 6_000, random.Random(4)
     logs.schedule(count, DUE_MS)
     command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
@@ -238,23 +249,25 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert kills == 3
-    place = Place(str(tmp_path))
-    done = archive(spark, brokers, place, logs.plan(), nothing)
+    storage = ArchiveStorage(str(tmp_path))
+    done = archive(spark, brokers, storage, logs.plan(), ignore)
     assert 0 < by_table(done)["messages"] < count
-    assert places(tmp_path, "messages", "shard") == everything(logs, count)
-    assert places(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, count))
+    assert positions_in(tmp_path, "messages", "shard") == everything(logs, count)
+    assert positions_in(tmp_path, "deliveries", "partition") == sorted(
+        (logs.target, *at) for at in everything(logs, count)
+    )
     for name in ("messages", "deliveries"):
-        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(place.path(name))
+        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(storage.path(name))
         assert (read.count(), read.distinct().count()) == (count, count)
 
 
-def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
+def test_records_deleted_before_they_were_archived_are_recorded_as_a_gap(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Trimmed; deleted and made again; never a crash, and nothing that is there is missed."""
+    """By trimming, and by deleting and creating a topic: the run succeeds and archives every remaining record."""
     logs.schedule(20, DUE_MS)
-    place = Place(str(tmp_path))
-    archive(spark, brokers, place, logs.plan(), nothing)
+    storage = ArchiveStorage(str(tmp_path))
+    archive(spark, brokers, storage, logs.plan(), ignore)
     logs.schedule(20, DUE_MS)
     admin = logs.broker.admin()
     (trimmed,) = admin.delete_records([TopicPartition(logs.delay, 1, 15)]).values()
@@ -263,32 +276,32 @@ def test_what_was_gone_before_it_was_archived_is_noted_as_a_gap(
     logs.create(logs.target)
     logs.write(logs.target, b"new", logs.receipt(0, 30, DUE_MS), partition=1)
     logs.flush()
-    done = archive(spark, brokers, place, logs.plan(), nothing)
+    done = archive(spark, brokers, storage, logs.plan(), ignore)
     assert {each.table: each.gaps for each in done if each.gaps} == {"messages": 1, "deliveries": SHARDS}
     assert by_table(done)["deliveries"] == 1
-    assert places(tmp_path, "messages", "shard") == [(0, at) for at in range(20)] + [
+    assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(20)] + [
         (1, at) for at in range(20) if not 10 <= at < 15
     ]
     gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap"]]
     assert sorted((row["topic"], row["partition"], row["from_offset"], row["gap_reason"]) for row in gaps) == [
         (logs.delay, 1, 15, "trimmed"), (logs.target, 0, 0, "recreated"), (logs.target, 1, 0, "recreated")
     ]  # fmt: skip
-    assert not any(each.gaps for each in archive(spark, brokers, place, logs.plan(), nothing))
+    assert not any(each.gaps for each in archive(spark, brokers, storage, logs.plan(), ignore))
     # Without the target, and with another that is not there: the rest goes on.
     logs.delete(logs.target)
-    assert "deliveries" not in by_table(archive(spark, brokers, place, logs.plan(targets=[logs.target]), nothing))
+    assert "deliveries" not in by_table(archive(spark, brokers, storage, logs.plan(targets=[logs.target]), ignore))
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "recreated"])
-def test_what_goes_while_a_run_reads_is_a_gap_too(
+def test_records_deleted_while_a_run_reads_are_a_gap_too(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path, reason: str
 ) -> None:
-    """It was there when the run began, and not any more when its turn came."""
+    """They existed when the run began, and no longer when their stream was read."""
     admin = logs.broker.admin()
     logs.schedule(20, DUE_MS)
 
-    def lose(stream: str, records: int, total: int) -> None:
-        if stream != "progress":
+    def lose(step: Step) -> None:
+        if step.name != "archiving progress" or step.done == 0:
             return
         if reason == "trimmed":
             (trimmed,) = admin.delete_records([TopicPartition(logs.target, 1, 6)]).values()
@@ -299,163 +312,163 @@ def test_what_goes_while_a_run_reads_is_a_gap_too(
             logs.write(logs.target, b"new", logs.receipt(0, 30, DUE_MS), partition=1)
             logs.flush()
 
-    done = archive(spark, brokers, Place(str(tmp_path)), logs.plan(), lose)
+    done = archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), lose)
     gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap"]]
     assert {(row["topic"], row["gap_reason"]) for row in gaps} == {(logs.target, reason)}
     assert sum(each.gaps for each in done) == len(gaps)
     if reason == "trimmed":
         assert [(row["partition"], row["from_offset"], row["until_offset"]) for row in gaps] == [(1, 6, 10)]
-        assert len(places(tmp_path, "deliveries", "partition")) == 14
+        assert len(positions_in(tmp_path, "deliveries", "partition")) == 14
 
 
 def test_an_archive_has_one_writer_and_one_cluster(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """Each refusal says of what."""
-    place = Place(str(tmp_path))
-    with place.alone(), pytest.raises(ArchiveInUse, match="another process"), place.alone(wait_s=0):
+    """Each refusal names its reason."""
+    storage = ArchiveStorage(str(tmp_path))
+    with storage.locked(), pytest.raises(ArchiveInUse, match="another process"), storage.locked(wait_s=0):
         pass
-    archive(spark, brokers, place, logs.plan(), nothing)
+    archive(spark, brokers, storage, logs.plan(), ignore)
     other = Logs(logs.broker)
     with pytest.raises(ArchiveUnusable, match=logs.cluster):
-        archive(spark, brokers, place, other.plan(), nothing)
-    place.write_json("archive.json", {"format": 99})
+        archive(spark, brokers, storage, other.plan(), ignore)
+    storage.write_json("archive.json", {"format": 99})
     with pytest.raises(ArchiveUnusable, match="format 99"):
-        archive(spark, brokers, place, logs.plan(), nothing)
+        archive(spark, brokers, storage, logs.plan(), ignore)
     gone = Logs(logs.broker)
     gone.delete(gone.progress)
     with pytest.raises(ArchiveFailed, match=gone.progress):
-        archive(spark, brokers, Place(str(tmp_path / "other")), gone.plan(), nothing)
+        archive(spark, brokers, ArchiveStorage(str(tmp_path / "other")), gone.plan(), ignore)
 
 
-def test_a_stream_that_fails_says_where_and_keeps_no_other_from_going_on(
+def test_a_stream_that_fails_names_the_offsets_and_does_not_stop_the_others(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """A progress record of a version to come: topic, partition and offsets are named, the rest is archived."""
-    place = Place(str(tmp_path))
+    """A progress record of a later version: topic, partition and offsets are named, the other streams are archived."""
+    storage = ArchiveStorage(str(tmp_path))
     logs.schedule(6, DUE_MS)
     logs.write(logs.progress, b"\xfenot of this version")
     logs.flush()
     with pytest.raises(ArchiveFailed, match=rf"{logs.progress}/0 offsets 0 to 2\..*format version 254.*Upgrade"):
-        archive(spark, brokers, place, logs.plan(), nothing)
-    assert places(tmp_path, "messages", "shard") == everything(logs, 6)
+        archive(spark, brokers, storage, logs.plan(), ignore)
+    assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert (brokers.committed(group, logs.delay, 0), brokers.committed(group, logs.progress, 0)) == (3, 0)
 
 
-class Elsewhere(Place):
-    """A place that Spark's tasks have on disks of their own."""
+class Elsewhere(ArchiveStorage):
+    """Storage that Spark's tasks have on local disks of other hosts."""
 
     def path(self, *parts: str) -> str:
-        """Where only they see it; the checkpoints are the driver's."""
+        """A folder that only the tasks see; the checkpoints belong to the driver."""
         return super().path(*parts) if "_runs" in parts else super().path("_other-host", *parts)
 
 
-def test_what_spark_wrote_where_nobody_sees_it_is_not_archived(
+def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """The run fails before it says that it is, and another one archives it."""
+    """The run fails before it commits, and the next one archives the records."""
     logs.schedule(6, DUE_MS)
     with pytest.raises(ArchiveFailed, match=r"wrote \d rows to .* and 0 are there") as failed:
-        archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), nothing)
+        archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), ignore)
     assert "folder that all of them share" in str(failed.value)
     assert brokers.committed(ARCHIVE_GROUP.format(cluster=logs.cluster), logs.delay, 0) == 0
-    archive(spark, brokers, Place(str(tmp_path)), logs.plan(), nothing)
-    assert places(tmp_path, "messages", "shard") == everything(logs, 6)
+    archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
+    assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
 
 
-def test_compaction_makes_as_many_files_as_an_hour_is_large_and_then_no_more(
+def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """An hour of many bytes beside many of few: each of these becomes one file, and a second time nothing is done."""
-    place = Place(str(tmp_path))
+    """A large hour becomes several files, each small one a single file; a second compaction changes nothing."""
+    storage = ArchiveStorage(str(tmp_path))
     noise = random.Random(8)
     for at in range(36):
         size, due_ms = (20_000, DUE_MS) if at % 4 == 0 else (10, DUE_MS + at % 4 * 3_600_000)
         headers = [("chronos-deliver-at", b"%d" % due_ms), ("chronos-target-topic", b"t")]
         logs.write(logs.delay, noise.randbytes(size), headers)
     logs.flush()
-    archive(spark, brokers, place, logs.plan(batch_records=18), nothing)
-    said: list[str] = []
+    archive(spark, brokers, storage, logs.plan(batch_records=18), ignore)
+    steps: list[Step] = []
     # As of an archive so large that tasks are not put together.
     large_scale = {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.coalescePartitions.enabled": "false"}
     before = {name: spark.conf.get(name) for name in large_scale}
     try:
         for name, value in large_scale.items():
             spark.conf.set(name, value)
-        compact(spark, place, 40_000, said.append)
+        compact(spark, storage, 40_000, steps.append)
     finally:
         for name, old in before.items():
             spark.conf.set(name, str(old))
-    paths = [path for path, _ in place.files("messages", recursive=True) if path.endswith(".parquet")]
+    paths = [path for path, _ in storage.files("messages", recursive=True) if path.endswith(".parquet")]
     large, *small = sorted(Counter(path.rpartition("/")[0] for path in paths).values(), reverse=True)
     assert (2 <= large <= 5, small) == (True, [1, 1, 1])
-    assert [line for line in said if line.startswith("messages")]
-    said.clear()
-    compact(spark, place, 40_000, said.append)
-    assert not [line for line in said if line.startswith("messages")]
+    assert [step for step in steps if step.name.endswith("files of messages")]
+    steps.clear()
+    compact(spark, storage, 40_000, steps.append)
+    assert not [step for step in steps if step.name.endswith("files of messages")]
 
 
 class Leaderless(KafkaLog):
-    """Brokers of which the one that led a partition is gone."""
+    """Brokers without a leader for one partition."""
 
-    def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """A partition that has no leader cannot be asked for anything."""
-        infos = super().look(topics)
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """As the adapter, with partition 1 of the target leaderless."""
+        infos = super().describe(topics)
         return {
             name: replace(info, leaderless=frozenset({1})) if info is not None and name.endswith("target") else info
             for name, info in infos.items()
         }
 
 
-def test_a_topic_that_cannot_be_read_now_stays_where_it_is(
+def test_a_topic_that_cannot_be_read_keeps_its_position(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
-    """The others are archived, the error names it, and the next run goes on with it."""
-    place = Place(str(tmp_path))
+    """The other topics are archived, the error names this one, and the next run reads it."""
+    storage = ArchiveStorage(str(tmp_path))
     logs.schedule(4, DUE_MS)
-    archive(spark, brokers, place, logs.plan(), nothing)
+    archive(spark, brokers, storage, logs.plan(), ignore)
     logs.schedule(4, DUE_MS)
     without_leader = logs.brokers(Leaderless)
     with pytest.raises(ArchiveFailed, match=f"{logs.target} was left out: no broker leads {logs.target}/1"):
-        archive(spark, without_leader, place, logs.plan(), nothing)
+        archive(spark, without_leader, storage, logs.plan(), ignore)
     without_leader.close()
-    assert len(places(tmp_path, "messages", "shard")) == 8
-    assert len(places(tmp_path, "deliveries", "partition")) == 4
-    archive(spark, brokers, place, logs.plan(), nothing)
-    assert places(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, 8))
+    assert len(positions_in(tmp_path, "messages", "shard")) == 8
+    assert len(positions_in(tmp_path, "deliveries", "partition")) == 4
+    archive(spark, brokers, storage, logs.plan(), ignore)
+    assert positions_in(tmp_path, "deliveries", "partition") == sorted((logs.target, *at) for at in everything(logs, 8))
 
 
-def test_a_run_is_of_the_time_before_its_first_look(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
-    """What came between the looks is not all read; and another delay topic is another archive."""
+def test_a_run_is_dated_before_its_first_request(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
+    """Records that arrive between its requests need not be read; and a delay topic created again needs another archive."""
     streams = [("progress", [logs.progress]), ("messages", [logs.delay])]
     began_ms = time.time_ns() // 1_000_000
 
     class Slow(KafkaLog):
-        def look(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-            infos = super().look(topics)
+        def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+            infos = super().describe(topics)
             time.sleep(0.5)
             return infos
 
     slow = logs.brokers(Slow)
-    begun = begin_run(Place(str(tmp_path)), slow, streams, None)
+    started = begin_run(ArchiveStorage(str(tmp_path)), slow, streams, None)
     slow.close()
-    assert began_ms <= begun.run.read_ms < began_ms + 500
+    assert began_ms <= started.run.read_ms < began_ms + 500
     logs.delete(logs.delay)
     logs.create(logs.delay)
-    with pytest.raises(ArchiveUnusable, match=f"{logs.delay} was deleted and made again"):
-        begin_run(Place(str(tmp_path)), brokers, streams, begun.run)
+    with pytest.raises(ArchiveUnusable, match=f"{logs.delay} was deleted and created again"):
+        begin_run(ArchiveStorage(str(tmp_path)), brokers, streams, started.run)
 
 
 FROZEN = Path(__file__).parent / "frozen" / "format-1"
 
 
 def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_path: Path) -> None:
-    """What the first version wrote, kept as it was, without the columns that came later: these read as null."""
+    """Files of the first version lack the columns of later ones, which read as null."""
     shutil.copytree(FROZEN, tmp_path / "archive")
-    place = Place(str(tmp_path / "archive"))
-    assert check_format(place) is not None
-    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(place.path("messages"))
+    storage = ArchiveStorage(str(tmp_path / "archive"))
+    assert check_format(storage) is not None
+    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
     first, second = read.orderBy("offset").collect()
     assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (0, 0, "schedule", "orders", DUE_MS)
     assert [(pair.name, bytes(pair.value)) for pair in first.headers] == [("trace", b"\xff")]
@@ -466,8 +479,10 @@ def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_
     # Beside what this version writes, and after compaction wrote both together.
     rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value")],
                                  "shard int, offset bigint, timestamp_ms bigint, verb string, reason string")  # fmt: skip
-    rows.coalesce(1).write.parquet(place.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0"))
-    (tidied,) = (each for each in compact(spark, place, 1 << 20, lambda _: None) if each.table == "messages")
+    rows.coalesce(1).write.parquet(
+        storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0")
+    )
+    (tidied,) = (each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages")
     assert (tidied.files_before, tidied.files_after) == (3, 2)
-    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(place.path("messages"))
+    read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
     assert [row.reason for row in read.orderBy("offset").collect()] == [None, None, "bad-value"]

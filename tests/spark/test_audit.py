@@ -1,4 +1,4 @@
-"""The audit as a whole: its figures, its window, what it writes, and the command."""
+"""The audit as a whole: its summary, window, files and command."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ import pyarrow.dataset as ds
 import pytest
 import typer
 
-from chronos.cli.audit import _show, _tell, as_json, parse_moment, warnings
+from chronos.cli.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
-from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, coverage, frontiers, judges
-from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, open_tables, summary
+from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
+from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, summary
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
-from chronos.spark.storage import Place
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
@@ -34,18 +35,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-# --- figures
+# --- summary
 
-FATES = "target string, due_ms long, outcome string, reason string, lateness_ms long, shard int, source_offset long"
+OUTCOME_COLUMNS = (
+    "target string, due_ms long, outcome string, reason string, lateness_ms long, shard int, source_offset long"
+)
 
 
-def random_fates(dice: random.Random, count: int) -> list[tuple[Any, ...]]:
-    """Fates of two targets over three hours, one with 95 % of them."""
+def random_outcomes(dice: random.Random, count: int) -> list[tuple[Any, ...]]:
+    """Outcomes of two targets over three hours, one target with 95 % of them."""
     rows = []
     for number in range(count):
         outcome = dice.choices(["delivered", "missing", "cancelled", "pending"], [90, 1, 5, 4])[0]
@@ -56,22 +59,24 @@ def random_fates(dice: random.Random, count: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
-def fates_rows() -> list[tuple[Any, ...]]:
-    return random_fates(random.Random(5), 4_000)
+def outcome_rows() -> list[tuple[Any, ...]]:
+    return random_outcomes(random.Random(5), 4_000)
 
 
 @pytest.fixture(scope="module")
-def cells(spark: SparkSession, fates_rows: list[tuple[Any, ...]]) -> Iterator[DataFrame]:
-    made = summary.cube(spark.createDataFrame(fates_rows, FATES), Span(from_ms=T, to_ms=T + 3 * HOUR_MS)).cache()
+def cells(spark: SparkSession, outcome_rows: list[tuple[Any, ...]]) -> Iterator[DataFrame]:
+    made = summary.cube(
+        spark.createDataFrame(outcome_rows, OUTCOME_COLUMNS), Span(from_ms=T, to_ms=T + 3 * HOUR_MS)
+    ).cache()
     yield made
     made.unpersist()
 
 
-def test_counts_and_percentiles_are_those_of_the_rows(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
-    """Per target and hour; lateness to 1 %, the greatest exactly."""
+def test_counts_and_percentiles_equal_those_of_the_rows(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+    """Per target and hour; percentiles to 1 %, the maximum exactly."""
     late: dict[tuple[str, int], list[int]] = defaultdict(list)
     counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for target, due_ms, outcome, _, late_ms, _, _ in fates_rows:
+    for target, due_ms, outcome, _, late_ms, _, _ in outcome_rows:
         hour = target, due_ms - due_ms % HOUR_MS
         counts[hour][outcome] += 1
         if late_ms is not None:
@@ -89,34 +94,34 @@ def test_counts_and_percentiles_are_those_of_the_rows(cells: DataFrame, fates_ro
             low, high = sorted(late[hour])[math.floor(at)], sorted(late[hour])[math.ceil(at)]
             assert low * 0.989 - 1 <= found <= high * 1.001 + 1
     whole = summary.overall(cells)
-    assert sum(whole.counts.values()) == len(fates_rows)
+    assert sum(whole.counts.values()) == len(outcome_rows)
     assert [row.target for row in summary.by_target(cells)] == ["big", "small"]
 
 
-def test_samples_are_units_that_went_wrong(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
-    """Bounded, and each one is there."""
-    missing = {(row[5], row[6]) for row in fates_rows if row[2] == "missing"}
+def test_samples_are_deliveries_that_broke_a_law(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+    """Their number is bounded, and each is among the rows."""
+    missing = {(row[5], row[6]) for row in outcome_rows if row[2] == "missing"}
     found = summary.samples(cells)
     assert len(found) == summary.SAMPLES < len(missing)
     assert {(each.shard, each.source_offset) for each in found} <= missing
     assert {each.outcome for each in found} == {"missing"}
 
 
-def test_the_worst_minutes_come_first(cells: DataFrame, fates_rows: list[tuple[Any, ...]]) -> None:
-    """Those with most broken promises, then the latest."""
+def test_the_worst_minutes_come_first(cells: DataFrame, outcome_rows: list[tuple[Any, ...]]) -> None:
+    """The minutes with most broken promises first, then those with the greatest lateness."""
     span = Span(from_ms=T, to_ms=T + 3 * HOUR_MS)
-    broken = Counter(row[1] - row[1] % 60_000 for row in fates_rows if row[2] == "missing")
+    broken = Counter(row[1] - row[1] % 60_000 for row in outcome_rows if row[2] == "missing")
     found = summary.worst(cells, span)
     assert len(found) == summary.WORST
     assert [row.counts.get("missing", 0) for row in found] == sorted(broken.values(), reverse=True)[: summary.WORST]
-    assert summary.first_pending_ms(cells) == min(row[1] for row in fates_rows if row[2] == "pending")
+    assert summary.first_pending_ms(cells) == min(row[1] for row in outcome_rows if row[2] == "pending")
 
 
 @pytest.mark.parametrize(
     ("length_ms", "width_ms"),
     [(1, 60_000), (DAY_MS, 60_000), (DAY_MS + 60_000 * 60 + 1, 120_000), (30 * DAY_MS, 1_800_000)],
 )
-def test_a_curve_has_few_points_whatever_the_window(length_ms: int, width_ms: int) -> None:
+def test_a_curve_has_a_bounded_number_of_points_for_any_window(length_ms: int, width_ms: int) -> None:
     assert summary.width_ms(Span(from_ms=T, to_ms=T + length_ms)) == width_ms
     assert length_ms <= width_ms * summary.POINTS_MAX
 
@@ -124,8 +129,8 @@ def test_a_curve_has_few_points_whatever_the_window(length_ms: int, width_ms: in
 # --- coverage and frontiers
 
 
-def test_a_topic_is_covered_as_far_as_its_last_partition(spark: SparkSession) -> None:
-    """A gap at a partition; one added later; one whose transaction is open."""
+def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSession) -> None:
+    """With a gap, with a partition added later, and with an open transaction."""
     rows = [
         offsets_row("deliveries", "plain", 0, 9, read_ms=50),
         offsets_row("deliveries", "plain", 1, 9, read_ms=50),
@@ -147,8 +152,8 @@ def test_a_topic_is_covered_as_far_as_its_last_partition(spark: SparkSession) ->
     }
 
 
-def test_a_batch_that_came_later_completes_what_an_earlier_one_began(spark: SparkSession) -> None:
-    """Rows of one look are put together: one says what the log held, the next how far it was read."""
+def test_several_batches_of_one_run_cover_a_partition_together(spark: SparkSession) -> None:
+    """Rows with the same time of reading are combined: one has the log's ends, the next the offsets read."""
     from chronos.spark import schema
 
     rows = [
@@ -161,8 +166,8 @@ def test_a_batch_that_came_later_completes_what_an_earlier_one_began(spark: Spar
     assert found["deliveries", "t"] == Coverage(covered_ms=50)
 
 
-def test_few_moments_stand_for_many_and_never_for_earlier_ones() -> None:
-    """With more moments than are judged, each counts as one at or before it."""
+def test_moments_are_rounded_down_to_a_bounded_number() -> None:
+    """With more moments than are evaluated, each counts as one at or before it."""
     for count in (0, 1, MOMENTS_MAX - 1, MOMENTS_MAX, 1_000):
         moments = random.Random(count).sample(range(1, 10**6), count)
         found = _thin(moments)
@@ -173,13 +178,13 @@ def test_few_moments_stand_for_many_and_never_for_earlier_ones() -> None:
 
 
 def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
-    """By what had been written by then, half a second of clocks taken off."""
+    """By the progress records written by then, less the half second that clocks may differ."""
     case = Case("", {}).step(T, 0, 0).step(T + 1_000, T + 1_000, 10).step(T + 2_000, T + 2_000, 20).put(0)
     progress = archive_of(spark, [case]).progress
     found = frontiers(progress, [T + 1_499, T + 1_500, T + 2_500])
     assert found == {(0, T + 1_500): Frontier(10, T + 1_000), (0, T + 2_500): Frontier(20, T + 2_000)}
     target = Coverage(covered_ms=T + 1_600, gap_ms=T + 5, before_gap_ms=T)
-    judged, last = judges({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
+    judged, last = collect_evidence({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
     assert last == {0: Frontier(20, T + 2_000)}
     assert judged[0, "t"].covered == Frontier(10, T + 1_000)
     assert judged[0, "t"].before_gap == Frontier()
@@ -190,7 +195,7 @@ def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
 
 @pytest.fixture(scope="module")
 def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive with something of much, and names that no page should believe."""
+    """An archive with most outcomes, and a topic name that is HTML."""
     due = T + 60_000
     cases = [
         Case("", {}).send(0, due).deliver(0, due, due + 12).send(1, due + 1).deliver(1, due + 1, due + 4_000)
@@ -204,12 +209,12 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def audited(spark: SparkSession, archived: Path) -> Audit:
-    """Of the whole archive."""
-    return audit(spark, Place(str(archived)), from_ms=T, to_ms=T + DAY_MS)
+    """An audit of the whole archive."""
+    return audit(spark, ArchiveStorage(str(archived)), from_ms=T, to_ms=T + DAY_MS)
 
 
-def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
-    """Each fate once, the last moment that is judged, and what was archived."""
+def test_an_audit_counts_outcomes_and_names_the_time_it_judged_up_to(audited: Audit) -> None:
+    """Counts by outcome, the last judged moment, and when the delay topic was archived."""
     assert audited.overall.counts == {
         "delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1,
     }  # fmt: skip
@@ -227,9 +232,9 @@ def test_an_audit_counts_and_says_how_far_it_judged(audited: Audit) -> None:
     ]  # fmt: skip
 
 
-def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSession, archived: Path) -> None:
-    """Up to when the delay topic was last read."""
-    found = audit(spark, Place(str(archived)), from_ms=None, to_ms=None)
+def test_the_default_window_is_the_last_archived_day(spark: SparkSession, archived: Path) -> None:
+    """It ends when the delay topic was last read."""
+    found = audit(spark, ArchiveStorage(str(archived)), from_ms=None, to_ms=None)
     assert found.span == Span(from_ms=READ_MS - DAY_MS, to_ms=READ_MS)
     assert default_span(READ_MS, None, T) == Span(from_ms=T - DAY_MS, to_ms=T)
     assert default_span(READ_MS, T, None) == Span(from_ms=T, to_ms=READ_MS)
@@ -238,27 +243,27 @@ def test_without_a_window_it_is_the_last_day_that_is_archived(spark: SparkSessio
 
 
 def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
-    """Nothing was due: nothing is wrong, all of it is judged, and there is a page."""
-    found = audit(spark, Place(str(archived)), from_ms=T - DAY_MS, to_ms=T - 1)
+    """Without messages nothing is wrong, all of the window is judged, and the page can be made."""
+    found = audit(spark, ArchiveStorage(str(archived)), from_ms=T - DAY_MS, to_ms=T - 1)
     assert found.clean
     assert found.overall.counts == {}
     assert found.judged_ms == T - 1
     assert "Nothing was due" in html(found)
 
 
-def test_a_day_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
-    """Partition pruning: Spark's plan of the deliveries names the hours, and reads no payload."""
+def test_an_audit_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
+    """Partition pruning: Spark's plans filter by folder, and read no payload."""
     from chronos.spark.audit.outcomes import received, scheduled
 
-    tables, _, delay = open_tables(spark, Place(str(archived)))
+    tables, _, delay = open_tables(spark, ArchiveStorage(str(archived)))
     for rows in (received(tables.deliveries, delay, WINDOW), scheduled(tables.messages, WINDOW).select("id")):
         (scan,) = re.findall(r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString())
         assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
         assert "value" not in scan.partition("ReadSchema")[2]
 
 
-class Growing(Place):
-    """An archive that a run beside adds to, right before the table of that number is listed."""
+class Growing(ArchiveStorage):
+    """An archive that a concurrent run extends right before table number `before` is listed."""
 
     def __init__(self, location: Path, more: Path, before: int) -> None:
         super().__init__(str(location))
@@ -267,7 +272,7 @@ class Growing(Place):
         self._left = before
 
     def folders(self, below: str) -> list[str]:
-        """As ever, and once more than before."""
+        """The folders, after the concurrent run has written."""
         if self._left == 0:
             for table in self._more.iterdir():
                 if table.is_dir():
@@ -278,8 +283,8 @@ class Growing(Place):
         return super().folders(below)
 
 
-def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSession, tmp_path: Path) -> None:
-    """Whichever tables were listed before a batch came whose deliveries and decisions prove that nothing is lost."""
+def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever tables are listed before a batch arrives whose deliveries and decisions prove that nothing is lost."""
     due = T + 60_000
     first = Case("", {}).send(0, due).send(1, due).step(T, 0, 0)
     first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read("deliveries", 0, read_ms=T)
@@ -289,31 +294,31 @@ def test_what_an_archive_run_beside_adds_is_not_judged_by_half(spark: SparkSessi
     more = write_archive(archive_of(spark, [later]), tmp_path / "more")
     found = []
     for before in range(5):
-        place = shutil.copytree(before_it, tmp_path / f"archive-{before}")
-        tables, _, delay = open_tables(spark, Growing(place, more, before))
-        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).fates.collect()))
+        storage = shutil.copytree(before_it, tmp_path / f"archive-{before}")
+        tables, _, delay = open_tables(spark, Growing(storage, more, before))
+        found.append(Counter(row["outcome"] for row in judge(tables, delay, WINDOW).outcomes.collect()))
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
     assert found[4] == {"pending": 2}
     assert not any(counts["missing"] for counts in found)
 
 
-def test_what_is_no_archive_is_said_to_be_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_without_an_archive_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ArchiveFailed, match=r"no archive\.json"):
-        audit(spark, Place(str(tmp_path)), from_ms=None, to_ms=None)
+        audit(spark, ArchiveStorage(str(tmp_path)), from_ms=None, to_ms=None)
     empty = write_archive(archive_of(spark, [Case("", {})]), tmp_path / "archive")
     for table in ("offsets",):
         for file in (empty / table).rglob("*"):
             if file.is_file():
                 file.unlink()
-    with pytest.raises(ArchiveFailed, match="holds nothing of the delay topic"):
-        audit(spark, Place(str(empty)), from_ms=None, to_ms=None)
+    with pytest.raises(ArchiveFailed, match="holds no record of the delay topic"):
+        audit(spark, ArchiveStorage(str(empty)), from_ms=None, to_ms=None)
 
 
-# --- what is shown
+# --- output
 
 
 class Outside(HTMLParser):
-    """Collects whatever a page would fetch or run."""
+    """Collects everything a page would fetch or run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,8 +332,8 @@ class Outside(HTMLParser):
                 self.found.append(f"{tag} {name}={value}")
 
 
-def test_the_page_stands_alone_and_believes_no_name(audited: Audit) -> None:
-    """Nothing is fetched, nothing runs, a topic's name is text; light and dark; every outcome and plot is there."""
+def test_the_page_fetches_nothing_runs_nothing_and_escapes_names(audited: Audit) -> None:
+    """It has styles for light and dark, every outcome and every plot."""
     page = html(audited)
     outside = Outside()
     outside.feed(page)
@@ -343,8 +348,8 @@ def test_the_page_stands_alone_and_believes_no_name(audited: Audit) -> None:
     assert "90 s" in page or "1.5 min" in page
 
 
-def test_json_has_times_for_people_and_milliseconds_for_programs(audited: Audit) -> None:
-    """It survives a trip through JSON, and says what matters at the top."""
+def test_json_has_times_as_rfc_3339_and_lateness_in_milliseconds(audited: Audit) -> None:
+    """It survives a round trip through JSON, with the overall result at the top."""
     found = json.loads(json.dumps(as_json(audited)))
     assert found["judged_until"].startswith("2030-01-01T02:00:00.009")
     assert found["clean"] is False
@@ -357,22 +362,22 @@ def test_json_has_times_for_people_and_milliseconds_for_programs(audited: Audit)
 
 
 def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.CaptureFixture[str]) -> None:
-    """Outcomes, targets, and what keeps it from judging more."""
+    """Outcomes, targets, and the reasons why more could not be judged."""
     _show(audited)
     shown = capsys.readouterr()
     assert "promises were broken: 1 missing, 1 early" in shown.out
     assert "missing: shard 0, offset 2, for target-0" in shown.out
     assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
-    assert warnings(audited) == ["1 are not judged yet: run `chronos archive`, then audit again"]
+    assert warnings(audited) == ["1 messages are not judged yet: run `chronos archive`, then audit again"]
     assert warnings(audited)[0] in shown.err
 
 
-def test_what_was_found_is_shown_before_the_page_is_written(
+def test_the_result_is_shown_before_the_page_is_written(
     audited: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A place that cannot be written to does not cost the result of a long audit."""
+    """A path that cannot be written to does not cost the result of a long audit."""
     with pytest.raises(ArchiveFailed, match="the report cannot be written"):
-        _tell(audited, Format.json, str(tmp_path / "nowhere" / "page.html"))
+        _publish(audited, Format.json, str(tmp_path / "nowhere" / "page.html"))
     assert json.loads(capsys.readouterr().out)["counts"] == audited.overall.counts
 
 
@@ -394,7 +399,7 @@ def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_path: Path) -> None:
-    """JSON on stdout, progress on stderr, the details and the page where they were asked for."""
+    """JSON on stdout, progress and nothing of Spark's on stderr; Spark's log is named if the command fails."""
     details, page = tmp_path / "details", tmp_path / "audit.html"
     done = chronos_audit(
         "-l", str(archived), "--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z", "-o", "json",
@@ -406,17 +411,25 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     rows = ds.dataset(details, format="parquet").to_table().to_pylist()
     assert Counter(row["outcome"] for row in rows) == json.loads(done.stdout)["counts"]
     assert set(OUTCOMES) >= {row["outcome"] for row in rows}
+    lines = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert list(dict.fromkeys(lines)) == [
+        "starting Spark", "reading the coverage of the archive", f"writing the details to {details}",
+        "joining promised deliveries with the targets", f"the report is in {page}",
+    ]  # fmt: skip
     again = chronos_audit("-l", str(archived), "--details", str(details), "--conf", "spark.driver.memory=1g")
-    assert (again.returncode, "is there already" in again.stderr) == (1, True)
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
+    (log,) = re.findall(r"^Spark's own log is in (.+)$", again.stderr, re.MULTILINE)
+    assert "WARN" in Path(log).read_text()
+    Path(log).unlink()
 
 
-def test_the_command_explains_what_it_was_not_given(tmp_path: Path) -> None:
-    for arguments, said, code in (
+def test_the_command_explains_missing_and_wrong_options(tmp_path: Path) -> None:
+    for arguments, text, code in (
         ((), "Missing option '--location'", 2),
         (("-l", str(tmp_path), "--from", "soon"), "--from: 'soon' is not a time", 2),
         (("-l", str(tmp_path), "--from", "-1h", "--to", "-2h"), "--from must lie before --to", 2),
-        (("-l", "nothing://here"), "is no place for an archive", 1),
+        (("-l", "nothing://here"), "cannot hold an archive", 1),
     ):
         done = chronos_audit(*arguments)
-        assert said in " ".join(done.stderr.split()), done.stderr
+        assert text in " ".join(done.stderr.split()), done.stderr
         assert done.returncode == code

@@ -1,4 +1,4 @@
-"""Real runs audited: a service that is killed again and again, its logs archived, and no false alarm."""
+"""Audits of real runs: a service is killed again and again, its logs are archived, and the audit raises no false alarm."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.spark.archive.job import Plan, archive
+from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
-from chronos.spark.storage import Place
+from chronos.spark.progress import ignore
+from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, Found, KafkaFlow, Sent, now_ms, read_committed
-from tests.spark.logs import nothing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +41,10 @@ STARTING = 0.3
 """Share of the kills that come while the service still starts."""
 
 AGE_MS = 600
-"""Older than the clocks' tolerance: a progress record that counts for what was archived now."""
+"""Age in ms at which a progress record counts: more than the tolerance of clocks."""
 
 AFTER = b"0 after"
-"""Payload of what moves the cursors to the end."""
+"""Payload of the messages that move the cursors to the end."""
 
 Token = tuple[int, int]
 """Shard and offset of the record that brought a message."""
@@ -57,7 +57,7 @@ class Run:
         self.dice = random.Random(seed)
         self.flow = KafkaFlow(broker, seed)
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
-        self.place = Place(str(directory / "archive"))
+        self.storage = ArchiveStorage(str(directory / "archive"))
         self.began_ms = now_ms()
         self._broker = broker
         self._producer = Producer(
@@ -66,13 +66,13 @@ class Run:
         self.unreadable = 0
         self._others = 0
         topics = {str(key).removeprefix("topics."): str(value) for key, value in self.flow.settings().items()}
-        self.plan = Plan(
+        self.plan = ArchivePlan(
             cluster=self.flow.prefix, bootstrap_servers=broker.bootstrap, delay=topics["delay"],
             progress=topics["progress"], rejected=topics["rejected"], dead_letter=topics["dead_letter"],
             targets=[self.flow.target],
         )  # fmt: skip
 
-    # --- what happens
+    # --- events
 
     def live_and_die(self) -> None:
         """Write, start, change, kill."""
@@ -112,7 +112,7 @@ class Run:
             self._write(message.id if own else None, f"{message.number} {verb}", headers, shard)
 
     def _write_what_is_refused(self) -> None:
-        """Records that ask for nothing that can be done."""
+        """Send records that cannot be parsed."""
         for headers in ({}, {"chronos-deliver-at": b"soon", "chronos-target-topic": b"x"},
                         {"chronos-deliver-at": b"1", "chronos-target-topic": b"no topic"}):  # fmt: skip
             self._write(None, "0 refused", dict(headers), self.dice.randrange(SHARDS))
@@ -121,13 +121,13 @@ class Run:
     def _write(self, key: str | None, value: str | None, headers: dict[str, str | bytes | None], shard: int) -> None:
         def seen(error: Any, record: Any) -> None:
             assert error is None, error
-            self.flow.watermarks.saw(record.partition(), record.offset())
+            self.flow.watermarks.note(record.partition(), record.offset())
 
         self._producer.produce(self.flow.delay, value, key, shard, headers=headers, on_delivery=seen)
         assert self._producer.flush(60) == 0
 
     def end(self) -> int:
-        """Start once more and bring everything to its end; the time up to which everything must be judged."""
+        """Start the service once more until all messages have ended; the time up to which all must be judged."""
         self.service.start()
         self.flow.wait_settled(self.service)
         end_ms = now_ms() + AHEAD_MS  # nothing is due later, be it cancelled or refused
@@ -143,10 +143,10 @@ class Run:
         assert self.service.stop() == 0
         return end_ms
 
-    # --- what is found
+    # --- results
 
     def promised(self) -> set[Token]:
-        """What was to be scheduled, or could not be understood; those that moved the cursor to its end left out."""
+        """Records that schedule a message or cannot be parsed, without those that move the cursors to the end."""
         found = set()
         for record in read_committed(self._broker.bootstrap, self.flow.delay):
             headers = dict(record.headers() or ())
@@ -159,36 +159,36 @@ class Run:
         return found
 
     def archive(self, spark: SparkSession) -> None:
-        """Everything there is now."""
+        """Archive all present records."""
         brokers = KafkaLog(
             bootstrap_servers=self._broker.bootstrap, properties={}, cluster=self.flow.prefix,
             progress_topic=self.plan.progress, transaction_timeout_s=10,
         )  # fmt: skip
         try:
-            archive(spark, brokers, self.place, self.plan, nothing)
+            archive(spark, brokers, self.storage, self.plan, ignore)
         finally:
             brokers.close()
 
     def audit(self, spark: SparkSession, end_ms: int, details: Path) -> tuple[Audit, list[dict[str, Any]]]:
-        """Of everything due before then; with a row for each unit."""
-        found = audit(spark, self.place, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
+        """An audit of all messages due before `end_ms`, and a row for each promised delivery."""
+        found = audit(spark, self.storage, from_ms=self.began_ms - 60_000, to_ms=end_ms, details=str(details))
         return found, ds.dataset(details, format="parquet").to_table().to_pylist()
 
 
 def source(found: Found) -> Token:
-    """Where the record says it came from."""
+    """Shard and offset in the receipt of a record."""
     _, shard, offset = found.headers["chronos-source"].rsplit("/", 2)
     return int(shard), int(offset)
 
 
 def tokens(rows: list[dict[str, Any]], *outcomes: str) -> Counter[Token]:
-    """Of the units with these outcomes."""
+    """Tokens of the deliveries with these outcomes."""
     return Counter((row["shard"], row["source_offset"]) for row in rows if row["outcome"] in outcomes)
 
 
 @pytest.fixture(scope="module")
 def first_seed() -> int:
-    """Of the environment, to repeat a run, or fresh."""
+    """The seed in CHRONOS_SEED, to repeat a run, or a random one."""
     seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
     print(f"CHRONOS_SEED={seed}")
     return seed
@@ -199,7 +199,7 @@ def first_seed() -> int:
 def test_a_run_with_kills_is_audited_as_clean(
     spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int
 ) -> None:
-    """Everything has come to its end, nothing is a false alarm, and each message's fate is what the topics show."""
+    """Every message has ended, nothing is a false alarm, and each outcome agrees with the topics."""
     run = Run(broker, tmp_path, first_seed + number)
     with run.service:
         for life in range(LIVES):
@@ -228,5 +228,5 @@ def test_a_run_with_kills_is_audited_as_clean(
 
 
 def due(found: Found) -> int:
-    """What it was due at, epoch ms."""
+    """Due time of a delivery, epoch ms."""
     return int(found.headers["chronos-due-at"])

@@ -1,4 +1,4 @@
-"""Arrow batches in, Arrow batches out: the core's parser says the same of a column as of a record."""
+"""Arrow batches in, Arrow batches out: a column is parsed as the core parses each record."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ records = st.builds(
 
 
 def batch_of(rows: list[tuple[int, Record]]) -> pa.RecordBatch:
-    """As Spark's Kafka source gives them; no headers are null."""
+    """A batch as Spark's Kafka source makes it: without headers the column is null."""
     headers = [
         [{"name": name, "value": value} for name, value in record.headers] if record.headers else None
         for _, record in rows
@@ -58,29 +58,29 @@ def batch_of(rows: list[tuple[int, Record]]) -> pa.RecordBatch:
 
 
 def expected(shard: int, record: Record) -> dict[str, Any]:
-    """What the core says, as columns."""
-    ask = parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX))
+    """The command that the core parses, as columns."""
+    command = parse(record, Rules(shard=shard, shards=3, max_delay_ms=2 * MS_MAX))
     row: dict[str, Any] = dict.fromkeys(PARSED)
-    entry = ask.entry if isinstance(ask, ConditionalSchedule) else ask
+    entry = command.entry if isinstance(command, ConditionalSchedule) else command
     if isinstance(entry, Entry):
         row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
                 "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
                 "id": entry.id or generated_id(shard, entry.due_ms, record.offset)}  # fmt: skip
-    if isinstance(ask, Entry) and ask.id is not None:
+    if isinstance(command, Entry) and command.id is not None:
         row |= {"on_conflict": "reject"}
-    elif isinstance(ask, ConditionalSchedule):
-        row |= {"verb": ask.verb.name.lower(), "on_conflict": ask.on_conflict.name.lower()}
-    elif isinstance(ask, Action):
-        row |= {"verb": ask.verb.name.lower().replace("_", "-"), "id": ask.id or None, "requested_due_ms": ask.due_ms,
-                "due_ms": ask.due_ms}  # fmt: skip
-    elif isinstance(ask, Rejection):
-        row |= {"verb": "refused", "id": record.key, "reason": ask.reason.label}
+    elif isinstance(command, ConditionalSchedule):
+        row |= {"verb": command.verb.name.lower(), "on_conflict": command.on_conflict.name.lower()}
+    elif isinstance(command, Action):
+        row |= {"verb": command.verb.name.lower().replace("_", "-"), "id": command.id or None, "requested_due_ms": command.due_ms,
+                "due_ms": command.due_ms}  # fmt: skip
+    elif isinstance(command, Rejection):
+        row |= {"verb": "refused", "id": record.key, "reason": command.reason.label}
     return row
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), records), min_size=1, max_size=20), st.data())
-def test_a_batch_says_what_the_core_says_of_each_record(rows: list[tuple[int, Record]], data: st.DataObject) -> None:
-    """Also of a slice of a batch, and every column of the record comes out as it went in."""
+def test_a_batch_is_parsed_as_the_core_parses_each_record(rows: list[tuple[int, Record]], data: st.DataObject) -> None:
+    """Also a slice of a batch; the columns of the record stay unchanged."""
     batch = batch_of(rows)
     begin = data.draw(st.integers(0, len(rows)))
     (made,) = parse_messages(3)(iter([batch.slice(begin)]))
@@ -90,7 +90,7 @@ def test_a_batch_says_what_the_core_says_of_each_record(rows: list[tuple[int, Re
 
 
 def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:
-    """Refusals and outcomes other than plain delivery; counts by name."""
+    """Refusals and outcomes other than delivery become decisions; counts become columns."""
     step = Progress(
         role_epoch=7, log_epoch=3, node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
         counts=(5, 0, 1, 0, 0, 0, 1), refused=((3, 18), (4, 200)),

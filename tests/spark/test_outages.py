@@ -1,4 +1,4 @@
-"""Outage drills on a real broker and a real node: what was gone is back, each message once."""
+"""Outage drills on a real broker and a real node: lost messages come back, each once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.ledger import Request
+from chronos.spark.requests import Request
 from tests.integration.flow import now_ms
 from tests.spark.outage import Outage
 
@@ -29,8 +29,8 @@ def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outa
         yield made
 
 
-def test_a_target_that_was_deleted_gets_back_exactly_what_is_gone(outage: Outage) -> None:
-    """Delivered and archived, delivered and not archived, delivered to the new topic: the first two come again."""
+def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) -> None:
+    """Messages delivered before the loss come again, archived or not; those in the new topic do not."""
     first = outage.deliver(60)
     outage.archive()
     before = sorted(map(repr, outage.records()))
@@ -57,8 +57,8 @@ def test_a_target_that_was_deleted_gets_back_exactly_what_is_gone(outage: Outage
     assert again.messages == 0
 
 
-def test_without_disks_and_logs_the_archive_brings_back_what_was_pending(outage: Outage) -> None:
-    """Everything of Chronos is lost and the logs are trimmed; what is due before and after the loss comes once."""
+def test_the_archive_brings_back_pending_messages_without_disks_and_logs(outage: Outage) -> None:
+    """The disks are lost and the logs trimmed; each pending message comes once, due before the recovery or after it."""
     delivered = outage.deliver(60)
     soon_ms, later_ms = now_ms() + 10_000, now_ms() + 20_000
     waiting = outage.flow.write(80, soon_ms, later_ms, keyed=0.5, delays=0)
@@ -79,7 +79,7 @@ def test_without_disks_and_logs_the_archive_brings_back_what_was_pending(outage:
     outage.begin_anew()
     report = outage.replay("pending")
     assert report.messages == len(pending)
-    # The ids are what they were: who wants to cancel need not know that anything happened.
+    # The ids are the original ones: a producer that cancels need not know of the loss.
     outage.flow.cancel(far)
     outage.flow.flush()
     outage.settle_replays(timeout_s=120)
@@ -93,8 +93,8 @@ def test_without_disks_and_logs_the_archive_brings_back_what_was_pending(outage:
     assert early == []
 
 
-def test_consumers_that_were_down_get_their_window_again_at_their_pace(outage: Outage) -> None:
-    """Everything of the window, in the order it was due, no faster than asked for; cancelled messages stay cancelled."""
+def test_a_window_is_replayed_in_order_at_the_requested_rate(outage: Outage) -> None:
+    """All messages of the window come in the order they were due; cancelled ones stay cancelled."""
     dice = random.Random(3)
     start_ms = now_ms() + 1_500
     window = outage.flow.write(200, start_ms, start_ms + 1_000, delays=0)
@@ -125,7 +125,7 @@ def test_consumers_that_were_down_get_their_window_again_at_their_pace(outage: O
     assert originals == sorted(originals)
 
     outage.archive()
-    # The replays are due in the wider window too, and stand for what is there itself.
+    # The wider window holds the replays too, whose originals are in it.
     wider = Request(mode="all", **asked | {"to_ms": now_ms()})
     job = outage.backfill()
     again = job.plan(wider)

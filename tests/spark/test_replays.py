@@ -1,4 +1,4 @@
-"""What backfill has sent is no longer missing, and is no duplicate of what it stands for."""
+"""The effect of replays on outcomes: a replayed message is no longer missing, and its replay is no duplicate."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark.backfill.replays import with_replays
+from chronos.spark.audit.replays import with_replays
 from chronos.spark.ledger import LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FATES = (
+OUTCOME_COLUMNS = (
     "shard int, source_offset long, occurrence int, outcome string, reason string, deliveries long, due_ms long,"
     " delivered_ms long"
 )
 DUE_MS = 1_900_000_000_000
 
-RecoveryCost = tuple[str, str]
-"""How it was sent, and the fate it had when that was planned."""
+Replay = tuple[str, str]
+"""The way it was sent, and its outcome when that was planned."""
 
 DELAY, DIRECT, COPY = ("delay", "missing"), ("direct", "missing"), ("direct", "delivered")
 
-CASES: list[tuple[str, tuple[str, str | None, int], list[RecoveryCost], tuple[str, str | None]]] = [
+CASES: list[tuple[str, tuple[str, str | None, int], list[Replay], tuple[str, str | None]]] = [
     ("missing, and not replayed", ("missing", None, 0), [], ("missing", None)),
     ("missing, and replayed", ("missing", None, 0), [DELAY], ("replaced", "replayed")),
     ("missing, and replayed for two purposes", ("missing", None, 0), [DELAY, DELAY], ("replaced", "replayed")),
@@ -48,17 +48,17 @@ CASES: list[tuple[str, tuple[str, str | None, int], list[RecoveryCost], tuple[st
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> dict[int, Any]:
-    """The fates of all cases, by the offset that stands for the case."""
-    fates = [
+    """The outcomes of all cases, by the offset of the case."""
+    outcomes = [
         (3, at, 1, outcome, reason, deliveries, DUE_MS, DUE_MS + 5 if deliveries else None)
         for at, (_, (outcome, reason, deliveries), _, _) in enumerate(CASES)
     ]
-    fates.append((3, len(CASES), 1, "duplicated", None, 2, DUE_MS, DUE_MS - 501))
-    fates.append((3, len(CASES) + 1, 2, "missing", None, 0, DUE_MS, None))
+    outcomes.append((3, len(CASES), 1, "duplicated", None, 2, DUE_MS, DUE_MS - 501))
+    outcomes.append((3, len(CASES) + 1, 2, "missing", None, 0, DUE_MS, None))
     sent = [_sent(at, *replay) for at, (_, _, replays, _) in enumerate(CASES) for replay in replays]
     sent += [_sent(len(CASES), *COPY), _sent(len(CASES) + 1, *DELAY)]
-    rows = with_replays(spark.createDataFrame(fates, FATES), spark.createDataFrame(sent, LEDGER))
-    assert rows.columns == [column.split()[0] for column in FATES.split(", ")]
+    rows = with_replays(spark.createDataFrame(outcomes, OUTCOME_COLUMNS), spark.createDataFrame(sent, LEDGER))
+    assert rows.columns == [column.split()[0] for column in OUTCOME_COLUMNS.split(", ")]
     return {row["source_offset"]: row for row in rows.collect()}
 
 
@@ -67,16 +67,16 @@ def _sent(offset: int, via: str, outcome: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[name for name, *_ in CASES])
-def test_a_replay_changes_what_it_should(found: dict[int, Any], number: int) -> None:
-    """Each case by hand: what the logs say, how it was replayed, and its fate in the light of that."""
+def test_a_replay_changes_the_outcome_of_its_original(found: dict[int, Any], number: int) -> None:
+    """Each case: its outcome by the logs, its replays, and the outcome with both."""
     assert (found[number]["outcome"], found[number]["reason"]) == CASES[number][3]
 
 
-def test_what_was_early_stays_early(found: dict[int, Any]) -> None:
-    """A later copy does not make the first one punctual."""
+def test_an_early_delivery_stays_early(found: dict[int, Any]) -> None:
+    """A later replay does not change when the first record came."""
     assert found[len(CASES)]["outcome"] == "early"
 
 
 def test_another_occurrence_was_not_replayed(found: dict[int, Any]) -> None:
-    """The ledger is asked for the very occurrence."""
+    """A replay counts only for the occurrence it repeats."""
     assert found[len(CASES) + 1]["outcome"] == "missing"

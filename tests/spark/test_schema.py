@@ -1,4 +1,4 @@
-"""The archive's tables are what their documentation says."""
+"""The schema of the archive's tables agrees with its documentation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def test_the_reference_is_made_from_the_tables() -> None:
     assert (ROOT / "docs/reference/archive.md").read_text(encoding="utf-8") == reference()
 
 
-def test_every_column_says_what_it_means_and_every_table_by_which_hour_it_lies() -> None:
-    """Times are in ms and are called so; what hours are made of is a column."""
+def test_every_column_has_a_meaning_and_every_table_a_column_for_its_hours() -> None:
+    """Column names are unique, and the hours of a table come from one of its columns."""
     for table in schema.TABLES.values():
         names = [name for name, *_ in table.columns]
         assert len(set(names)) == len(names)
@@ -24,6 +24,6 @@ def test_every_column_says_what_it_means_and_every_table_by_which_hour_it_lies()
         assert all(len(meaning) > 4 for *_, meaning in table.columns)
 
 
-def test_whatever_is_read_may_be_null() -> None:
-    """So that a column that an older version did not write can be asked for."""
+def test_every_column_read_may_be_null() -> None:
+    """An older version may not have written it."""
     assert all(field.nullable for table in schema.TABLES.values() for field in schema.table_schema(table).fields)

@@ -1,4 +1,4 @@
-"""The checkpoint worker: when it makes one, and that a log is never trimmed ahead of anybody who may need it."""
+"""The checkpoint worker: when it makes a checkpoint, and that a log is never trimmed ahead of a position in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.core.roles import Member, ReplicaReport, Roles, ShardRoles
 from chronos.errors import Retry
 from chronos.ports import ClusterSnapshot, TopicSpec
-from chronos.workers.checkpoint import AGAIN_MS, AWAY_MS, LOOK_MS, Checkpointer, LogPosition, needed_from, trim_to
+from chronos.workers.checkpoint import (
+    AWAY_MS,
+    CHECK_EVERY_MS,
+    RETRY_MS,
+    Checkpointer,
+    LogPosition,
+    needed_from,
+    trim_to,
+)
 from tests.harness.clock import HandClock
 
 HOUR_MS = 3_600_000
@@ -40,7 +48,7 @@ RECORDS = 40
         ([30, 20, 10], [50], 99, 90, 10),
         ([30, 20, 10], [50], None, 8, 8),
         ([40, 30, 20, 10], [50], None, 90, 10),
-        # Fewer than three whole ones, or somebody whose position is not known: nothing.
+        # Fewer than three intact checkpoints, or a replica whose position is not known: nothing is trimmed.
         ([30, 20], [50], None, 90, 5),
         ([], [50], None, 90, 5),
         ([30, 20, 10], [50, None], None, 90, 5),
@@ -50,8 +58,8 @@ RECORDS = 40
         ([3, 2, 1], [50], None, 90, 5),
     ],
 )
-def test_a_log_is_trimmed_behind_all_who_need_it(checkpoints, replicas, archived, by_age, expected) -> None:
-    """Each of them alone can hold it up; the log begins at 5."""
+def test_a_log_is_trimmed_behind_every_position_in_use(checkpoints, replicas, archived, by_age, expected) -> None:
+    """Each of them alone holds up the trimming; the log begins at 5."""
     found = trim_to(checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=5)
     assert found == expected
 
@@ -66,8 +74,8 @@ offsets = st.integers(0, 100)
     by_age=offsets,
     start=offsets,
 )
-def test_a_log_is_never_trimmed_ahead_of_anybody(checkpoints, replicas, archived, by_age, start) -> None:
-    """Whatever goes beyond the start lies at or behind each of them, all of whom are known."""
+def test_a_log_is_never_trimmed_ahead_of_a_position_in_use(checkpoints, replicas, archived, by_age, start) -> None:
+    """An offset beyond the start is at or before every position, and all positions are known."""
     to = trim_to(checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=start)
     assert to >= start
     if to > start:
@@ -85,36 +93,36 @@ OTHER = LogPosition(applied=7, pull_offset=3)
 
 
 @pytest.mark.parametrize(
-    ("said", "listed", "away_ms", "expected"),
+    ("reports", "registered", "away_ms", "expected"),
     [
         pytest.param({"b": FLUSHED}, "ab", {}, [MINE, OTHER], id="it needs what it has not flushed"),
-        pytest.param({"b": ReplicaReport(role="follower")}, "ab", {}, [MINE, None], id="it does not say"),
+        pytest.param({"b": ReplicaReport(role="follower")}, "ab", {}, [MINE, None], id="it reports no position"),
         pytest.param({"b": replace(FLUSHED, role="none")}, "a", {}, [MINE], id="it holds nothing"),
         pytest.param(
-            {"b": replace(FLUSHED, role="none")}, "ab", {}, [MINE, OTHER], id="it was given the shard just now"
+            {"b": replace(FLUSHED, role="none")}, "ab", {}, [MINE, OTHER], id="it was assigned the shard just now"
         ),
-        pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not let go yet"),
+        pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not given up the shard yet"),
         pytest.param({}, "ab", {"b": AWAY_MS - 1}, [MINE, None], id="it is away"),
         pytest.param({}, "ab", {"b": AWAY_MS}, [MINE], id="it was away for too long"),
-        pytest.param({}, "a", {}, [MINE], id="there is nobody else"),
+        pytest.param({}, "a", {}, [MINE], id="there is no other node"),
     ],
 )
-def test_every_registered_replica_is_asked_what_it_needs(said, listed, away_ms, expected) -> None:
-    """This node is `a`; None: what somebody needs is not known, and so nothing may be trimmed."""
+def test_the_position_of_every_registered_replica_counts(reports, registered, away_ms, expected) -> None:
+    """This node is `a`; None: a replica whose position is not known, so that nothing may be trimmed."""
     members = {
         node: Member(node=node, instance=node, address="", version="", started_ms=0, replicas={0: replica})
-        for node, replica in {"a": ReplicaReport(role="master"), **said}.items()
+        for node, replica in {"a": ReplicaReport(role="master"), **reports}.items()
     }
     away = {node: NOW_MS - for_ms for node, for_ms in away_ms.items()}
-    roles = Roles(shards={0: ShardRoles(master="a", replicas=tuple(listed))}, away=away)
+    roles = Roles(shards={0: ShardRoles(master="a", replicas=tuple(registered))}, away=away)
     snapshot = ClusterSnapshot(roles=roles, members=members, confirmed=True)
-    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == expected
+    assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == expected
 
 
-@pytest.mark.parametrize(("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not sure"])
-def test_who_does_not_know_the_cluster_does_not_know_what_is_needed(roles, confirmed) -> None:
+@pytest.mark.parametrize(("roles", "confirmed"), [(None, True), (Roles(), False)], ids=["no roles", "not confirmed"])
+def test_a_node_that_does_not_know_the_roles_does_not_know_the_positions(roles, confirmed) -> None:
     snapshot = ClusterSnapshot(roles=roles, members={}, confirmed=confirmed)
-    assert needed_from(snapshot, 0, node="a", kept=MINE, now_ms=NOW_MS) == [None]
+    assert needed_from(snapshot, 0, node="a", flushed=MINE, now_ms=NOW_MS) == [None]
 
 
 # ----------------------------------------------------------------------------------------------- The worker
@@ -165,7 +173,7 @@ class Case:
         )
 
     def move(self, hours: int = 1) -> None:
-        """So many hours pass; in each the log gets two delay records and one of progress, and the store follows."""
+        """Hours pass; in each the log gets two delay records and one progress record, and the store follows."""
         for _ in range(hours):
             self.clock.now += HOUR_MS
             self.log.append([("delay", None, b"d", [], 1)] * 2 + [("progress", None, b"p", [], 1)], 9.0)
@@ -195,7 +203,7 @@ def test_a_checkpoint_is_made_when_the_youngest_is_old_enough(case: Case) -> Non
     case.move()
     wake_ms = case.step()
     assert case.applied() == [1]
-    assert wake_ms == case.clock.now + LOOK_MS
+    assert wake_ms == case.clock.now + CHECK_EVERY_MS
     case.move(0)
     case.clock.now += HOUR_MS - 1
     case.worker = case.new_worker()
@@ -224,8 +232,8 @@ def test_a_checkpoint_can_be_asked_for(case: Case) -> None:
     assert case.applied() == [7, 1]
 
 
-def test_a_checkpoint_from_a_clock_ahead_does_not_hold_up_the_others(case: Case) -> None:
-    """One made in ten years, by its own account, is one more; one from a clock a little ahead counts."""
+def test_a_checkpoint_from_a_clock_ahead_does_not_delay_the_next_ones(case: Case) -> None:
+    """One whose time is ten years ahead is ignored; one from a clock that is a little ahead counts."""
     case.move()
     case.folder.save(1, case.store, case.clock.now + 10 * 365 * 24 * HOUR_MS)
     case.move()
@@ -243,8 +251,7 @@ def test_a_checkpoint_from_a_clock_ahead_does_not_hold_up_the_others(case: Case)
     assert case.applied() == [4, 3, 2]
 
 
-def test_only_so_many_are_kept(case: Case) -> None:
-    """The furthest three."""
+def test_the_three_furthest_checkpoints_are_kept(case: Case) -> None:
     for _ in range(5):
         case.move()
         case.step()
@@ -252,7 +259,7 @@ def test_only_so_many_are_kept(case: Case) -> None:
 
 
 def test_nothing_is_trimmed_before_there_are_three_checkpoints_and_a_week(case: Case) -> None:
-    """And then as far as the oldest of three, but no further than a week back."""
+    """Then it is trimmed to the oldest of three checkpoints, but the last week is always kept."""
     for _ in range(2):
         case.move(150)
         case.step()
@@ -263,7 +270,7 @@ def test_nothing_is_trimmed_before_there_are_three_checkpoints_and_a_week(case: 
     assert case.starts() == (300, 150)
     case.move(10)
     case.step()
-    # The oldest is at 300 now: it is the week that counts.
+    # The oldest checkpoint is at 300 now: the week decides.
     assert case.starts() == (2 * (460 - 168 - 1), 460 - 168 - 1)
 
 
@@ -276,54 +283,54 @@ def grown(case: Case) -> None:
     assert case.applied() == [350, 300, 250]
     assert case.starts() == (0, 0)
     case.trims = True
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
 
 
 def test_the_master_alone_trims(case: Case) -> None:
-    """Others make checkpoints only."""
+    """Other nodes make checkpoints only."""
     grown(case)
     case.step()
     assert case.starts() == (2 * 182, 182)
 
 
 def test_a_replica_that_is_behind_holds_up_both_logs(case: Case) -> None:
-    """Each log by its own position; one that is not known holds up everything."""
+    """Each log by its own position; an unknown position holds up both."""
     grown(case)
     case.replicas.append(None)
     case.step()
     assert case.starts() == (0, 0)
     case.replicas[1] = LogPosition(applied=20, pull_offset=31)
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (31, 20)
 
 
-def test_the_archive_holds_up_what_it_has_not_read(case: Case) -> None:
-    """Each topic by itself."""
+def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
+    """Each topic by its own position."""
     grown(case)
     case.archived = {"delay": 17}
     case.step()
     assert case.starts() == (17, 182)
-    # Kafka has forgotten the group: nobody took the archive away.
+    # Kafka has forgotten the offsets of the group; the archive still exists.
     case.archived = {}
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (17, 182)
     case.archived = {"delay": 18}
-    case.clock.now += LOOK_MS
+    case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (18, 182)
 
 
-def test_a_checkpoint_that_lost_a_file_is_not_trimmed_behind(case: Case) -> None:
-    """Two whole ones are not three."""
+def test_a_checkpoint_that_lost_a_file_does_not_count(case: Case) -> None:
+    """Two intact ones are not three."""
     grown(case)
     next(case.location.glob("c/1/*300-n/rows")).unlink()
     case.step()
     assert case.starts() == (0, 0)
 
 
-def test_a_clock_that_was_ahead_once_does_not_put_the_next_one_off(case: Case) -> None:
+def test_a_clock_that_was_ahead_once_does_not_delay_the_next_checkpoint(case: Case) -> None:
     case.move()
     case.step()
     case.clock.now += 24 * 365 * HOUR_MS
@@ -334,17 +341,17 @@ def test_a_clock_that_was_ahead_once_does_not_put_the_next_one_off(case: Case) -
     assert case.applied() == [2, 1]
 
 
-def test_a_failure_is_told_and_tried_again_after_a_minute(case: Case) -> None:
-    """Also one that was asked for: it is not forgotten."""
+def test_a_failed_checkpoint_is_reported_and_tried_again_after_a_minute(case: Case) -> None:
+    """Also one that was asked for: the request is not forgotten."""
     case.move()
     case.location.write_text("not a folder")
     case.worker.ask()
     with pytest.raises(Retry, match=r"checkpoints\.location"):
         case.step()
     assert "checkpoints.location" in str(case.worker.problem)
-    assert case.step() == case.clock.now + AGAIN_MS
+    assert case.step() == case.clock.now + RETRY_MS
     case.location.unlink()
-    case.clock.now += AGAIN_MS
+    case.clock.now += RETRY_MS
     case.step()
     assert case.worker.problem is None
     assert case.applied() == [1]

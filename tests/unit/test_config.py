@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from chronos.config import Config, example, load, reference, show
 from chronos.config.catalogue import PROPERTIES, Key, children, is_secret, keys, split
-from chronos.config.values import duration_ms, duration_text, size_bytes, size_text
+from chronos.config.values import duration_ms, size_bytes, size_text
+from chronos.core.timefmt import format_duration
 from chronos.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_without_any_setting_everything_has_its_default() -> None:
 
 def test_durations_are_milliseconds_and_sizes_are_bytes() -> None:
     config = load(None, {}, [])
-    assert config.limits.max_delay == 400 * 86_400_000
+    assert config.limits.max_delay == 3650 * 86_400_000
     assert config.delivery.transaction_timeout == 10_000
     assert config.delivery.batch_bytes == 8_000_000
     assert config.limits.disk_reserve == 256 * 1024 * 1024
@@ -153,6 +154,8 @@ DURATIONS = [
     ("15m", 900_000),
     ("2h", 7_200_000),
     ("7d", 604_800_000),
+    ("2w", 1_209_600_000),
+    ("1h30m", 5_400_000),
 ]
 SIZES = [
     ("65536", 65_536), ("8MB", 8_000_000), ("8mb", 8_000_000), ("64MiB", 67_108_864), ("64mib", 67_108_864),
@@ -161,7 +164,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("text", "ms"), DURATIONS)
-def test_a_duration_is_one_number_and_a_unit(text: str, ms: int) -> None:
+def test_a_duration_is_a_number_and_a_unit_or_several_of_them(text: str, ms: int) -> None:
     assert duration_ms(text) == ms
 
 
@@ -172,7 +175,7 @@ def test_a_size_is_bytes_or_one_number_and_a_unit(text: str, size: int) -> None:
 
 @given(st.integers(0, 10**15 - 1))
 def test_what_a_duration_or_size_is_written_as_reads_back(number: int) -> None:
-    assert duration_ms(duration_text(number)) == number
+    assert duration_ms(format_duration(number)) == number
     assert size_bytes(size_text(number)) == number
 
 
@@ -183,11 +186,11 @@ WRONG_DURATIONS = {
     "5 min": "did you mean 5m?",
     "90 s": "did you mean 90s?",
     "1.5 Hours": "did you mean 1.5h?",
-    "2 months": "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d",
-    "1h30m": "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d",
-    "-1s": "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d",
-    "PT5M": "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d",
-    "٣s": "write one number and a unit: 250ms, 1.5s, 90s, 15m, 2h or 7d",
+    "2 months": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    "30m1h": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    "-1s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    "PT5M": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    "٣s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
 }
 
 
@@ -562,7 +565,7 @@ NARROWED: dict[str, tuple[Any, Any]] = {
     "topics.min_insync_replicas": (1, 3),
 }
 NUMBERS: dict[str, tuple[Callable[[Any], int], Callable[[int], Any]]] = {
-    "duration": (duration_ms, duration_text),
+    "duration": (duration_ms, format_duration),
     "size": (size_bytes, size_text),
     "number": (int, int),
 }

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.timefmt import MS_MAX, UNIT_MS, format_time, parse_duration_ms, parse_time_ms
+from chronos.core.timefmt import (
+    MS_MAX,
+    UNIT_MS,
+    format_duration,
+    format_time,
+    looks_like_seconds,
+    parse_duration_ms,
+    parse_time_ms,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +27,8 @@ from chronos.core.timefmt import MS_MAX, UNIT_MS, format_time, parse_duration_ms
         ("250ms", 250), ("1.5s", 1_500), ("90s", 90_000), ("15m", 900_000), ("2h", 7_200_000), ("7d",
         604_800_000),
         ("0s", 0), ("0.0s", 0), ("1.000s", 1_000), ("0.25h", 900_000), ("0.5d", 43_200_000),
+        ("2w", 1_209_600_000), ("0.5w", 302_400_000), ("1h30m", 5_400_000), ("1w2d3h4m5s6ms", 788_645_006),
+        ("1m500ms", 60_500), ("1d1ms", 86_400_001), ("0h0m", 0), ("1h90m", 9_000_000),
         ("0.1ms", 1), ("1.0001s", 1_001), ("1.0000000s", 1_000), ("0.000000001s", 1), ("0.000000001d", 1),
     ],
 )  # fmt: skip
@@ -30,15 +40,15 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
     "text",
     [
         "", " ", "s", "ms", ".5s", "1.s", "1.5", "-1", "-0", "-1s", "+1s", "1 s", " 1s", "1s ", "1s\n",
-        "1S", "1H", "1w",
-        "1M", "1y", "1h30m", "1e3", "1e3s", "0x10", "1_000", "1,5s", "inf", "nan", "infs", "٣s", "１s",
+        "1S", "1H", "1W",
+        "1M", "1y", "30m1h", "1h1h", "1h 30m", "1h30", "1.5h30m", "1h1.5m", "-1h30m", "1ms1s", "1e3", "1e3s", "0x10", "1_000", "1,5s", "inf", "nan", "infs", "٣s", "１s",
         "³s", "1µs",
-        "1.0000000001s", "1000000000000000", "1000000000000000ms", "999999999999999s", "9" * 5_000,
+        "1.0000000001s", "1000000000000000", "1000000000000000ms", "999999999999999s", "999999999999999d1ms", "1653439153w3d", "9" * 5_000,
         "9" * 5_000 + "s",
     ],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused_with_a_reason(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a duration|longer than any time"):
+    with pytest.raises(ValueError, match=r"is not a duration|longer than the longest"):
         parse_duration_ms(text)
 
 
@@ -132,3 +142,23 @@ def test_any_text_is_a_time_and_a_duration_or_a_value_error(text: str) -> None:
             assert 0 <= parse(text) <= MS_MAX
         except ValueError as error:
             assert str(error)  # noqa: PT017 - some texts are times
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0ms"), (1, "1ms"), (1_500, "1500ms"), (90_000, "90s"), (5_400_000, "90m"), (86_400_000, "1d"),
+     (1_209_600_000, "14d"), (315_360_000_000, "3650d")],
+)  # fmt: skip
+def test_a_duration_is_shown_in_its_largest_exact_unit(ms: int, text: str) -> None:
+    assert format_duration(ms) == text
+
+
+@given(st.integers(0, MS_MAX))
+def test_a_duration_that_was_shown_is_read_as_the_same_duration(duration_ms: int) -> None:
+    assert parse_duration_ms(format_duration(duration_ms)) == duration_ms
+
+
+def test_epoch_seconds_are_told_from_epoch_milliseconds() -> None:
+    assert looks_like_seconds(1_798_000_000)
+    assert looks_like_seconds(parse_time_ms("2000-12-31T23:59:59.999Z"))
+    assert not looks_like_seconds(parse_time_ms("2001-01-01T00:00:00Z"))

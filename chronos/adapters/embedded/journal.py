@@ -1,15 +1,14 @@
-"""A RocksDB in which writes are synced in groups: what the embedded log rests on.
+"""A RocksDB whose writes are synced in groups: what the embedded log rests on.
 
-Whoever writes does so under one lock, which takes microseconds; then one of those who wait syncs for all who
-have written so far, without the lock. After a write or a sync has failed RocksDB takes no more: the database
-is opened anew, and what it then holds is what counts. Whoever waited for a sync that failed is told that
-nobody knows.
+A write is made under one lock and takes microseconds; then one of the waiting threads syncs everything written so far,
+without the lock. After a write or a sync has failed RocksDB accepts no more: the database is reopened, and what it then
+holds counts. A thread that waited for a sync that failed gets LogUnavailable: its write may be there or not.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,13 +21,14 @@ BLOCK_CACHE_BYTES = 16 << 20
 """Readers read what was just written: the memtable and a few blocks."""
 
 BLOB_BYTES_MIN = 16 << 10
+"""Values of this size or more are kept in blob files."""
 
 Ticket = tuple[int, int]
-"""Names a write: the life of the database it was made in, and its number."""
+"""A write: the number of times the database was reopened before it, and the number of the write."""
 
 
 class Journal:
-    """A database that syncs. `lock` is the owner's too; the callbacks are called with it held."""
+    """A database that syncs. `lock` is shared with the owner; the callbacks are called with it held."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Journal:
         on_synced: Callable[[int], None],
         on_reopened: Callable[[], None],
     ) -> None:
+        """`on_synced` is called with the number of the last write that is synced."""
         self._path = path
         self._lock = lock
         self._memtable_bytes = memtable_bytes
@@ -47,11 +48,12 @@ class Journal:
         self._on_synced = on_synced
         self._on_reopened = on_reopened
         self._changed = threading.Condition(lock)
-        self._life = 0
+        self._reopened = 0
+        """Times the database was reopened."""
         self._written = 0
         """Writes made."""
         self._synced = 0
-        """How many of them a crash would keep."""
+        """Writes that a crash would keep."""
         self._syncing = False
         self._failed = False
         self.closed = False
@@ -68,7 +70,10 @@ class Journal:
         return Database(self._path, options, wal=True, remedy=remedy)
 
     def make_ready(self, *, gives_space: bool = False) -> None:
-        """Before anything is decided about a write: that one is possible. The lock may be let go in here."""
+        """Make sure that a write is possible, before anything is decided about it. May release the lock for a while.
+
+        `gives_space`: the caller needs no space, so the disk's reserve is not checked.
+        """
         if self._failed:
             self._changed.wait_for(lambda: not self._syncing)
         if self.closed:
@@ -79,10 +84,10 @@ class Journal:
             self._check_space(self._disk_reserve_bytes)
 
     def _reopen(self) -> None:
-        # Opening writes what the WAL held as tables.
+        # Opening writes the content of the WAL as tables.
         self._check_space(self._disk_reserve_bytes + self._memtable_bytes)
-        self._life += 1
-        with suppress(ChronosError):  # that it cannot flush was known
+        self._reopened += 1
+        with suppress(ChronosError):  # it is known that it cannot flush
             self.db.close()
         self.db = self._open()
         self._synced = self._written
@@ -90,7 +95,7 @@ class Journal:
         self._failed = False
 
     def is_short_of_space(self) -> bool:
-        """Whether writes are refused, or would be with a memtable more on the disk."""
+        """Return whether writes are refused, or would be with one more memtable on the disk."""
         return self._free_bytes() < self._disk_reserve_bytes + self._memtable_bytes
 
     def _free_bytes(self) -> int:
@@ -106,31 +111,31 @@ class Journal:
             )
 
     def write(self, make: Callable[[], WriteBatch]) -> Ticket:
-        """Write under the lock, after `make_ready`. Whatever it raises, nothing was written."""
+        """Write under the lock, after `make_ready`. If it raises, nothing was written."""
         try:
             self.db.write(make)
         except Retry:
             self._failed = True
             raise
         self._written += 1
-        return self._life, self._written
+        return self._reopened, self._written
 
     def last(self) -> Ticket:
         """The ticket of the last write."""
         with self._lock:
-            return self._life, self._written
+            return self._reopened, self._written
 
     def wait_synced(self, ticket: Ticket, timeout_s: float | None = None) -> None:
-        """Return once the write is synced, by this thread for everybody or by another."""
-        life, write = ticket
+        """Return once the write is synced, by this thread for all or by another. Raises LogUnavailable."""
+        reopened, write = ticket
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._lock:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 in_time = self._changed.wait_for(lambda: self._synced >= write or not self._syncing, left_s)
-                if life == self._life and self._synced >= write:
+                if reopened == self._reopened and self._synced >= write:
                     return
-                if life != self._life or self._failed:
+                if reopened != self._reopened or self._failed:
                     raise LogUnavailable("the disk failed before a write was synced: it may be there or not")
                 if not in_time:
                     raise LogUnavailable(f"the disk did not sync in {timeout_s:g} s: the write may be there or not")
@@ -160,3 +165,12 @@ class Journal:
             self.closed = True
             self._changed.wait_for(lambda: not self._syncing)
             self.db.close()
+
+
+def puts(rows: Iterable[tuple[bytes, bytes]]) -> WriteBatch:
+    """A batch that writes the rows."""
+    batch = WriteBatch(raw_mode=True)
+    put = batch.put
+    for key, value in rows:
+        put(key, value)
+    return batch

@@ -1,38 +1,39 @@
-"""Producers that write in bulk from the tasks of a Spark job: each portion a transaction, or acknowledged records.
+"""Producers that write in bulk from the tasks of a Spark job: each portion is a transaction, or acknowledged records.
 
-An opener is a value that travels to the executors; what it opens stays there.
+A `BulkOpener` is a value that Spark ships to its executors; the producers it opens stay there.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from msgspec import Struct
 
-from chronos.adapters.kafka.log import BATCH_BYTES, COMMON, PRODUCER, TAKE_OVER_S
+from chronos.adapters.kafka.settings import BATCH_BYTES, COMMON, PRODUCER
+from chronos.adapters.kafka.writer import discard, init_transactions
 from chronos.errors import LogUnavailable, ProducerLost
 
 BulkRecord = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Topic, key, value, headers. Keys are placed as Java producers place them; without one the client chooses."""
 
-MESSAGE_BYTES = 64 * 1024 * 1024
-"""What a producer holds: a task's memory is bounded."""
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+"""Most that a producer holds, so that a task's memory is bounded."""
 
 
 class BulkOpener(Struct, frozen=True, kw_only=True):
-    """What a producer needs to know."""
+    """The settings of such a producer."""
 
     bootstrap_servers: str
     properties: Mapping[str, Any]
+    """The operator's client properties."""
     timeout_s: float
     """How long a transaction, or the acknowledgement of a portion, may take."""
 
     def open(self, transactional_id: str | None, batch_bytes: int = BATCH_BYTES) -> "BulkWriter":
-        """A producer; with an id every earlier one of that id is fenced first, and its last transaction resolved.
+        """Open a producer; with an id, fence every earlier one of that id first and resolve its last transaction.
 
-        A topic that takes less than `BATCH_BYTES` asks for smaller batches.
+        `batch_bytes`: largest batch, for topics whose `max.message.bytes` is below `BATCH_BYTES`.
         """
         return BulkWriter(self, transactional_id, batch_bytes)
 
@@ -46,7 +47,7 @@ class BulkWriter:
         timeout_ms = int(opener.timeout_s * 1_000)
         settings = {
             **COMMON, "bootstrap.servers": opener.bootstrap_servers, "log_level": 2, **PRODUCER,
-            "queue.buffering.max.kbytes": MESSAGE_BYTES // 1024, "message.timeout.ms": timeout_ms, **opener.properties,
+            "queue.buffering.max.kbytes": QUEUE_BYTES_MAX // 1024, "message.timeout.ms": timeout_ms, **opener.properties,
         }  # fmt: skip
         settings["batch.size"] = min(batch_bytes, int(settings["batch.size"]))
         if transactional_id is not None:
@@ -54,22 +55,16 @@ class BulkWriter:
         self._producer = Producer(settings)
         self._refused: list[KafkaError] = []
         if self._transactional:
-            self._take_over()
-
-    def _take_over(self) -> None:
-        deadline = time.monotonic() + TAKE_OVER_S
-        while True:
-            try:
-                self._producer.init_transactions(max(1.0, deadline - time.monotonic()))
-                return
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() >= deadline:
-                    raise LogUnavailable(f"no transaction can be begun: {error.args[0].str()}") from error
+            init_transactions(
+                self._producer,
+                "no transaction can be begun",
+                f"is a broker at {opener.bootstrap_servers} up, and the address right?",
+            )
 
     def send(self, records: Sequence[BulkRecord]) -> None:
-        """All of them: in one transaction, or until each is acknowledged. LogUnavailable or ProducerLost if not.
+        """Write all records, in one transaction or until each is acknowledged. Raises LogUnavailable, ProducerLost.
 
-        After ProducerLost nobody knows whether the transaction was committed.
+        After ProducerLost it is unknown whether the transaction was committed.
         """
         deadline = time.monotonic() + self._timeout_s
         try:
@@ -87,7 +82,7 @@ class BulkWriter:
             cause = error.args[0]
             raise ProducerLost(f"a portion could not be written: {cause.str()} ({cause.name()})") from error
         except SystemError as error:
-            # The client's way of saying that it called back while failing: measured when it is fenced.
+            # Raised when a callback runs while the client fails: measured when it is fenced.
             raise ProducerLost(f"a portion could not be written: {error}") from error
 
     def _produce(
@@ -121,7 +116,5 @@ class BulkWriter:
                     raise
 
     def close(self) -> None:
-        """Drop what is queued. A transaction that is open is ended by the next producer of its id, or by its timeout."""
-        with suppress(KafkaException, SystemError):
-            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.poll(0)
+        """Drop what is queued; an open transaction is ended by the next producer of its id, or by its time-out."""
+        discard(self._producer)

@@ -1,8 +1,8 @@
-"""Where partitions of a Kafka cluster begin and end, and where groups stand, asked through consumers.
+"""Offsets of partitions and of consumer groups, asked through consumers.
 
-Not through the admin client, whose questions look simpler: refused for an old leader epoch it asks with the same one
-for minutes; a leader that is gone costs every question its whole time; and `list_consumer_group_offsets` ends the
-process when the group's coordinator moves. A consumer that is assigned to the partition hears who leads it.
+The admin client's requests look simpler but fail in three ways. Refused for an old leader epoch, it asks with the same
+one for minutes; a leader that is gone costs every request its whole time; and `list_consumer_group_offsets` ends the
+process when the group's coordinator moves. A consumer that is assigned to the partition learns who leads it.
 """
 
 import time
@@ -10,109 +10,74 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
 
+from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES
+from chronos.adapters.kafka.settings import ANSWER_S, LEADER_POLL_S, OFFSETS_CONSUMER, REQUEST_TIMEOUT_S
 from chronos.errors import LogUnavailable
+from chronos.ports import Watermarks
 
 T = TypeVar("T")
 
-ASK_TIMEOUT_S = 5.0
-"""How long a question to the brokers may take: offsets, topics, settings."""
-
-ANSWER_S = ASK_TIMEOUT_S + 2.0
-"""How long an answer is waited for: the client gives up by itself before that, or never will."""
-
-LEADER_POLL_S = 0.02
-"""How often to ask a partition that is without a leader, or whose leader does not know it yet."""
-
 IDLE_MAX = 64
-"""Consumers kept for the next questions: as many as ask at once, in all but a burst."""
+"""Consumers kept for the next requests: as many as are in use at once, in all but a burst."""
 
 ASSIGNED_MAX = 500
-"""Partitions one consumer is assigned to; beyond that it begins anew, with the one it is asked for."""
+"""Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
-"""What `isolation.level` decides here is which end is told: the last stable offset, or the high watermark."""
-
-ASKER: Mapping[str, Any] = {
-    "group.id": "chronos-unused",  # required by the client, never joined
-    "enable.auto.commit": False,
-    "auto.offset.reset": "error",
-    # Nobody polls one that is not asked: it must not have anything to say while all brokers are gone. With connections
-    # made only on demand it tries some twenty times a second, and keeps a line about each (measured).
-    "enable.sparse.connections": False,
-    "fetch.wait.max.ms": 1,  # one fetch may be under way before the pause, and the next question waits behind it
-}
-
-LEADER_MOVED_CODES = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,  # a new leader does not know yet how much of its log is committed
-        KafkaError._DESTROY_BROKER,  # the client has just heard that the broker it asked is gone
-    }
-)
-"""A partition's leader begins or moves: ask again."""
-
-COORDINATOR_MOVES_CODES = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-"""A group's coordinator begins or moves: ask again."""
+"""`isolation.level` decides which end a consumer reports: the last stable offset, or the high watermark."""
 
 
 class KafkaOffsets:
-    """Asks for offsets; any thread may."""
+    """Asks for offsets. Any thread may call."""
 
-    def __init__(self, settings: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        """`settings`: completes those of one client with what all of them share."""
-        self._settings = settings
-        # A consumer answers one thread after the other: behind a broker that hangs, each would wait for all others.
-        self._idle: dict[str, list[_Asker]] = {COMMITTED: [], UNCOMMITTED: []}
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        # A consumer serves one thread after the other: behind a broker that hangs, each would wait for all others.
+        self._idle: dict[str, list[_OffsetsConsumer]] = {COMMITTED: [], UNCOMMITTED: []}
         self._closed = False
 
-    def start(self, topic: str, partition: int) -> int:
-        """The first offset."""
-        return self._ask(topic, partition, OFFSET_BEGINNING, COMMITTED)
-
     def stable_end(self, topic: str, partition: int) -> int:
-        """The last stable offset: where the log ends for who reads committed records. Takes 0.05 ms (measured)."""
+        """The last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
         return self._ask(topic, partition, OFFSET_END, COMMITTED)
 
-    def high(self, topic: str, partition: int) -> int:
-        """The high watermark."""
-        return self._ask(topic, partition, OFFSET_END, UNCOMMITTED)
+    def watermarks(self, topic: str, partition: int) -> Watermarks:
+        """Start, last stable offset and high watermark, in this order."""
+        start = self._ask(topic, partition, OFFSET_BEGINNING, COMMITTED)
+        stable = self.stable_end(topic, partition)
+        return Watermarks(start=start, stable=stable, high=self._ask(topic, partition, OFFSET_END, UNCOMMITTED))
 
-    def at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
-        """The offset of the first record that is not older; None when all are."""
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """The first offset at or after a time; the stable end where every record is older."""
+        stable = self.stable_end(topic, partition)
+        # Asked after the end: if no record is that young, everything before that end is older.
         found = self._ask(topic, partition, timestamp_ms, COMMITTED)
-        return found if found >= 0 else None
+        return min(found, stable) if found >= 0 else stable
 
-    def commit_offsets(self, group: str, places: Mapping[tuple[str, int], int]) -> None:
-        """Commit the places of a consumer group that has no members."""
-        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in places.items()]
-        done = self._ask_group(
-            group, "committing", lambda consumer: consumer.commit(offsets=offsets, asynchronous=False)
+    def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit offsets, by topic and partition, for a consumer group that has no members."""
+        parts = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        committed = self._ask_group(
+            group, "committing offsets", lambda consumer: consumer.commit(offsets=parts, asynchronous=False)
         )
-        refused = [f"{part.topic}/{part.partition}: {part.error}" for part in done if part.error is not None]
+        refused = [f"{part.topic}/{part.partition}: {part.error}" for part in committed if part.error is not None]
         if refused:
-            raise LogUnavailable(f"committing the place of the group {group} in {', '.join(refused)}")
+            raise LogUnavailable(f"committing offsets of the group {group} in {', '.join(refused)}")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """What a consumer group committed; the broker answers for a group that is not there as for one at no place."""
-        asked = [TopicPartition(topic, partition)]
-        (found,) = self._ask_group(group, "asking for", lambda consumer: consumer.committed(asked, timeout=ANSWER_S))
+        """The committed offset of a group; None where there is none. To the broker, a group that does not exist has none."""
+        parts = [TopicPartition(topic, partition)]
+        (found,) = self._ask_group(
+            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=ANSWER_S)
+        )
         if found.error is not None:
-            raise LogUnavailable(f"asking for the place of the group {group} in {topic}/{partition}: {found.error}")
+            raise LogUnavailable(f"reading offsets of the group {group} in {topic}/{partition}: {found.error}")
         return int(found.offset) if found.offset >= 0 else None
 
     def close(self) -> None:
-        """End the consumers that nobody asks; one that is asked at the moment ends with its answer."""
+        """Close the idle consumers; one that is in use is closed when its request ends."""
         self._closed = True
         for idle in self._idle.values():
             with suppress(IndexError):
@@ -120,62 +85,74 @@ class KafkaOffsets:
                     idle.pop().close()
 
     def _ask(self, topic: str, partition: int, timestamp_ms: int, level: str) -> int:
-        doing = f"asking for the ends of {topic}/{partition}"
-        asker = self._asker(level, doing)
+        """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no record is that young."""
+        doing = f"asking for offsets of {topic}/{partition}"
+        consumer = self._consumer(level, doing)
         try:
-            offset = _patiently(
+            offset = self._retrying(
                 doing,
                 LEADER_MOVED_CODES,
-                ASK_TIMEOUT_S,
-                lambda left_s: asker.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
+                REQUEST_TIMEOUT_S,
+                lambda left_s: consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
             )
         except LogUnavailable:
-            asker.close()
+            consumer.close()
             raise
         idle = self._idle[level]
         if self._closed or len(idle) >= IDLE_MAX:
-            asker.close()
+            consumer.close()
         else:
-            idle.append(asker)
+            idle.append(consumer)
         if offset < 0 and timestamp_ms < 0:
-            raise LogUnavailable(f"{doing}: no offset ({offset}); is the broker up, and the address right?")
+            raise self._connection.unanswered(doing)
         return offset
 
-    def _asker(self, level: str, doing: str) -> "_Asker":
+    def _consumer(self, level: str, doing: str) -> "_OffsetsConsumer":
         try:
             return self._idle[level].pop()
         except IndexError:
             pass
         try:
-            return _Asker(self._settings({**ASKER, "isolation.level": level}))
+            return _OffsetsConsumer(self._connection.settings({**OFFSETS_CONSUMER, "isolation.level": level}))
         except KafkaException as error:
-            # This machine has no thread, or no descriptor, left.
-            raise translated(doing, error) from error
+            # This machine has no thread, or no file descriptor, left.
+            raise self._connection.unavailable(doing, error) from error
 
     def _ask_group(
         self, group: str, doing: str, ask: Callable[[Consumer], list[TopicPartition]]
     ) -> list[TopicPartition]:
-        """Through a consumer that knows the group's coordinator and is no member of it."""
-        consumer = Consumer(self._settings({"group.id": group, "enable.auto.commit": False}))
+        """Ask through a consumer that finds the group's coordinator and does not join the group."""
+        consumer = Consumer(self._connection.settings({"group.id": group, "enable.auto.commit": False}))
         try:
-            return _patiently(
-                f"{doing} the place of the group {group}", COORDINATOR_MOVES_CODES, ANSWER_S, lambda _: ask(consumer)
+            return self._retrying(
+                f"{doing} of the group {group}", COORDINATOR_MOVED_CODES, ANSWER_S, lambda _: ask(consumer)
             )
         finally:
             consumer.close()
 
+    def _retrying(self, doing: str, codes: frozenset[int], timeout_s: float, ask: Callable[[float], T]) -> T:
+        """Call `ask` with the seconds that are left, and again after an error with one of the codes."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return ask(deadline - time.monotonic())
+            except KafkaException as error:
+                if error.args[0].code() not in codes or time.monotonic() > deadline:
+                    raise self._connection.unavailable(doing, error) from error
+            time.sleep(LEADER_POLL_S)
 
-class _Asker:
-    """A consumer that is asked, by one thread at a time, and reads nothing."""
+
+class _OffsetsConsumer:
+    """A consumer that asks for offsets and reads nothing. For one thread at a time."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
         self._assigned: set[tuple[str, int]] = set()
 
     def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> int:
-        """What the leader answers to ListOffsets. Raises KafkaException."""
+        """The leader's answer to ListOffsets. Raises KafkaException."""
         (found,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout_s)
-        self._consumer.poll(0)  # takes what the client has to say, or it would be kept
+        self._consumer.poll(0)  # takes the client's events, which would be kept otherwise
         if found.error is not None:
             raise KafkaException(found.error)
         if (topic, partition) not in self._assigned and found.offset >= 0:
@@ -183,7 +160,7 @@ class _Asker:
         return int(found.offset)
 
     def _assign(self, part: TopicPartition) -> None:
-        """At an offset that there is: the client closed while it looks for one never ends (a deadlock, measured)."""
+        """Assign at an offset that exists: a client closed while it looks for one never ends (a deadlock, measured)."""
         if len(self._assigned) >= ASSIGNED_MAX:
             self._consumer.unassign()
             self._assigned.clear()
@@ -192,26 +169,5 @@ class _Asker:
         self._assigned.add((part.topic, part.partition))
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the consumer."""
         self._consumer.close()
-
-
-def _patiently(doing: str, moving: frozenset[int], within_s: float, ask: Callable[[float], T]) -> T:
-    """Ask, with the seconds that are left, and again while who should answer begins or moves. Raises LogUnavailable."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            return ask(deadline - time.monotonic())
-        except KafkaException as error:
-            if error.args[0].code() not in moving or time.monotonic() > deadline:
-                raise translated(doing, error) from error
-        time.sleep(LEADER_POLL_S)
-
-
-def translated(doing: str, error: KafkaException) -> LogUnavailable:
-    """What the client raised, as the log's error."""
-    cause = error.args[0]
-    if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
-        # The client says so too while no broker answers (measured): whether a topic is gone is told by its id.
-        return LogUnavailable(f"{doing}: it is not there ({cause.name()}); is the broker up, or was it deleted?")
-    return LogUnavailable(f"{doing}: {cause.str()} ({cause.name()}); is the broker up, and the address right?")

@@ -1,8 +1,9 @@
-"""How much of the logs the archive holds, and so how far it can be judged: never more than is proved.
+"""How much of the logs the archive holds, and what it therefore proves.
 
-Two questions. Up to which moment is a target archived whole, with no transaction left open and nothing gone before it
-was read? And what do the progress records written by then prove to be settled? The answers are small (a row for each
-topic; a row for each shard and moment) and go to the driver; the tables themselves do not.
+Two questions. Up to which moment is a target archived completely, with no open transaction and no record deleted before
+it was read? And which messages do the progress records written by then prove to be settled? The answers are small (a row
+for each topic; a row for each shard and moment) and go to the driver; the tables do not. Law: nothing is taken as proved
+that a gap or an open transaction could contradict.
 """
 
 from bisect import bisect_right
@@ -16,40 +17,40 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 
 CLOCK_TOLERANCE_MS = 500
-"""How far the clocks of brokers, masters and the archive may be apart (law 2)."""
+"""Most ms that the clocks of brokers, masters and the archive may differ by (law 2)."""
 
 STEPS_BEFORE_MS = 86_400_000
-"""So much older than the window are the oldest progress records read: a shard may have been at rest before it began."""
+"""Age in ms, before the window, of the oldest progress records read: a shard may have been idle before the window."""
 
 MOMENTS_MAX = 32
-"""Moments for which the progress log is judged; where targets were read at more, some count as read earlier."""
+"""Most moments the progress log is evaluated for; if targets were read at more, some count as read earlier."""
 
 ALWAYS = 2**62
 """A moment after every record."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """What the archive holds of a topic, or of one partition of it."""
+    """How much of a topic, or of one partition, the archive holds."""
 
     covered_ms: int
-    """Everything committed by then is archived; 0: nothing is known to be."""
+    """Every record committed by then is archived; 0: unknown for all."""
     gap_ms: int | None = None
-    """When records were last found to be gone before they were archived; None: never."""
+    """When records were last found deleted before they were archived; None: never."""
     before_gap_ms: int = 0
-    """Like `covered_ms`, from before the first such gap; 0: the gap is at the beginning."""
+    """`covered_ms` before the first such gap; 0: the gap is at the beginning."""
     unresolved: bool = False
-    """When it was read last, a transaction was open in it."""
+    """True if a transaction was open in it when it was last read."""
 
 
 class Frontier(Struct, frozen=True):
-    """Of one shard: delay records below `offset` with a place due at or before `due_ms` are settled."""
+    """For one shard: delay records below `offset` with a position due at or before `due_ms` are settled."""
 
     offset: int = 0
     due_ms: int = -1
 
 
 def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Coverage]:
-    """Table `offsets` -> what is covered, by these columns (`table` and `topic`, or `table` and `partition`)."""
+    """Table `offsets` -> coverage by these columns (`table` and `topic`, or `table` and `partition`)."""
     reads = _reads(offsets)
     gaps = reads.where("gap").groupBy(*by).agg(f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"))
     complete = (f.col("until_offset") >= f.col("stable_end")) & (f.col("stable_end") == f.col("high_watermark"))
@@ -66,7 +67,7 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
             f.max_by(f.col("stable_end") < f.col("high_watermark"), "read_ms").alias("unresolved"),
         )
     )
-    # A partition that was added after the gap has nothing to say about the time before it.
+    # A partition that was added after the gap does not limit the time before it.
     before_gap_ms = f.min(f.when(f.col("is_older"), f.coalesce("before_gap_ms", f.lit(0))))
     found = partitions.groupBy(*by).agg(
         f.min(f.coalesce("covered_ms", f.lit(0))).alias("covered_ms"),
@@ -84,7 +85,7 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
 
 
 def _reads(offsets: DataFrame) -> DataFrame:
-    """One row for each partition and look at it; also with a gap where the first look found its beginning gone."""
+    """One row for each partition and read of it; a first read that found the log's beginning deleted counts as a gap."""
     reads = offsets.groupBy("table", "topic", "partition", "read_ms").agg(
         f.min("from_offset").alias("from_offset"),
         f.max("until_offset").alias("until_offset"),
@@ -93,41 +94,41 @@ def _reads(offsets: DataFrame) -> DataFrame:
         f.max("gap").alias("gap"),
     )
     first = offsets.groupBy("table", "topic", "partition").agg(f.min("read_ms").alias("first_ms"))
-    # A message's own record is always older than what may be done to it: of the delay topic no beginning is needed.
-    beheaded = (f.col("read_ms") == f.col("first_ms")) & (f.col("from_offset") > 0) & (f.col("table") != "messages")
-    return reads.join(first, ["table", "topic", "partition"]).withColumn("gap", f.col("gap") | beheaded)
+    # An action is always later than the record of its message, so the delay topic may begin anywhere.
+    starts_late = (f.col("read_ms") == f.col("first_ms")) & (f.col("from_offset") > 0) & (f.col("table") != "messages")
+    return reads.join(first, ["table", "topic", "partition"]).withColumn("gap", f.col("gap") | starts_late)
 
 
 def archived_through(offsets: DataFrame, table: str = "messages") -> DataFrame:
-    """Table `offsets` -> `shard`, `through`: the offset up to which its delay partition is archived, or its progress."""
+    """Table `offsets` -> `shard`, `through`: the offset up to which its partition of the table's topic is archived."""
     own = offsets.where(f.col("table") == table)
     return own.groupBy(f.col("partition").alias("shard")).agg(f.max("until_offset").alias("through"))
 
 
 def usable(progress: DataFrame, offsets: DataFrame) -> DataFrame:
-    """The progress records whose decisions and delay records are all archived: it is read by them and no further."""
+    """The progress records whose decisions and delay records are all archived; only these are evidence."""
     through = f.broadcast(archived_through(offsets))
-    told = f.broadcast(archived_through(offsets, "progress").withColumnRenamed("through", "told"))
-    seen = progress.join(through, "shard").join(told, "shard")
-    return seen.where("pull_offset <= through AND offset < told").drop("through", "told")
+    steps = f.broadcast(archived_through(offsets, "progress").withColumnRenamed("through", "steps_through"))
+    seen = progress.join(through, "shard").join(steps, "shard")
+    return seen.where("pull_offset <= through AND offset < steps_through").drop("through", "steps_through")
 
 
 def recent(progress: DataFrame, from_ms: int) -> DataFrame:
-    """Table `progress` -> the records that matter to what is due from then on, by their folders.
+    """Table `progress` -> the records that concern messages due from then on, selected by folder.
 
-    By older ones the cursor stood before everything due then: whatever they staged found it pending.
+    At older records the cursor was before all of these messages: whatever such a step staged, they were pending.
     """
     since_ms = max(0, from_ms - STEPS_BEFORE_MS)
     return progress.where((f.col("due_date") >= format_time(since_ms)[:10]) & (f.col("timestamp_ms") >= since_ms))
 
 
 def frontiers(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, int], Frontier]:
-    """Table `progress` -> for each shard and moment what the records written by then prove to be settled.
+    """Table `progress` -> for each shard and moment the frontier that the records written by then prove.
 
-    Let `(d, max)` be the greatest cursor, and p the pull offset of the first record whose cursor was due at `d`. What
-    lies below p was placed by a cursor before `d`, so at `max(due, timestamp, d)` at the latest if not after `d` by
-    its own times: all of it with due time and timestamp at or before `d` lies at or behind the cursor. A cursor that
-    stands amid the messages due at `d` proves the same of `d - 1`.
+    Let `(d, max)` be the greatest cursor, and p the pull offset of the first record whose cursor was due at `d`.
+    Messages below p were placed by a cursor before `d`, so not later than at `max(due, timestamp, d)`: each of them with
+    due time and timestamp at or before `d` is at or behind the cursor. A cursor amid the messages due at `d` proves the
+    same for `d - 1`.
     """
     if not moments:
         return {}
@@ -153,24 +154,24 @@ def frontiers(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, in
     return {(row["shard"], row["moment"]): Frontier(row["offset"], row["due_ms"]) for row in found.collect()}
 
 
-class Judge(Struct, frozen=True, kw_only=True):
-    """What may be said of messages of one shard and target that were not found."""
+class Evidence(Struct, frozen=True, kw_only=True):
+    """What the archive proves of messages of one shard and target that it does not hold a delivery of."""
 
     any: Frontier
-    """By everything the progress log says: what lies beyond is pending."""
+    """By all progress records: messages beyond it are pending."""
     covered: Frontier
-    """By what it said when the target was archived whole: what is settled by then should have been found."""
+    """By the progress records at `covered_ms` of the target: messages settled by then should be in the archive."""
     before_gap: Frontier
-    """By what it said before anything was gone: that which a gap may hide is judged by this alone."""
+    """By the progress records before any gap: the only evidence for messages that a gap may hide."""
     shard_gap_ms: int | None
     target_gap_ms: int | None
     unresolved: bool
 
 
-def judges(
+def collect_evidence(
     targets: Mapping[str, Coverage], delay: Mapping[int, Coverage], steps: Mapping[int, Coverage], progress: DataFrame
-) -> tuple[dict[tuple[int, str], Judge], dict[int, Frontier]]:
-    """For each shard and archived target what may be said, and for each shard what is settled by all that is known.
+) -> tuple[dict[tuple[int, str], Evidence], dict[int, Frontier]]:
+    """The evidence for each shard and archived target, and for each shard the frontier of all progress records.
 
     `delay` and `steps` are the coverage of the partitions of the delay and the progress topic, by shard.
     """
@@ -186,7 +187,7 @@ def judges(
     for name, target in targets.items():
         for shard in shards:
             gaps = [seen.gap_ms for seen in (delay.get(shard), steps.get(shard)) if seen and seen.gap_ms is not None]
-            found[shard, name] = Judge(
+            found[shard, name] = Evidence(
                 any=proved.get((shard, ALWAYS), none),
                 covered=proved.get((shard, rounded[target.covered_ms]), none),
                 before_gap=proved.get((shard, rounded[_earliest(target, first_gap[shard])]), none),
@@ -198,7 +199,7 @@ def judges(
 
 
 def _before_gap(seen: Iterable[Coverage | None]) -> int | None:
-    """The earliest moment from before a gap; None without any gap."""
+    """The earliest moment before a gap; None if there is no gap."""
     return min((each.before_gap_ms for each in seen if each is not None and each.gap_ms is not None), default=None)
 
 
@@ -208,16 +209,16 @@ def _earliest(target: Coverage, of_shard: int | None) -> int:
 
 
 def _thin(moments: Iterable[int]) -> dict[int, int]:
-    """At most `MOMENTS_MAX` moments for all: each stands for those after it, up to the next."""
+    """Map every moment to one of at most `MOMENTS_MAX` that is not later."""
     known = sorted({*moments, 0})
     stride = -(-len(known) // MOMENTS_MAX)
-    # Counted from the last one: the latest moment is the one that most targets share.
+    # Strides count from the last moment, because most targets share it.
     kept = sorted({0, *known[::-1][::stride]})
     return {moment: kept[bisect_right(kept, moment) - 1] for moment in known}
 
 
-def judge_rows(found: Mapping[tuple[int, str], Judge]) -> list[tuple[int | str | bool | None, ...]]:
-    """As rows of `JUDGES`."""
+def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[int | str | bool | None, ...]]:
+    """The evidence as rows of `EVIDENCE`."""
     return [
         (shard, target, each.any.offset, each.any.due_ms, each.covered.offset, each.covered.due_ms,
          each.before_gap.offset, each.before_gap.due_ms, each.shard_gap_ms, each.target_gap_ms, each.unresolved)
@@ -225,12 +226,13 @@ def judge_rows(found: Mapping[tuple[int, str], Judge]) -> list[tuple[int | str |
     ]  # fmt: skip
 
 
-JUDGES = (
+EVIDENCE = (
     "shard int, target string, any_offset long, any_due_ms long, covered_offset long, covered_due_ms long,"
     " before_gap_offset long, before_gap_due_ms long, shard_gap_ms long, target_gap_ms long, unresolved boolean"
 )
+"""Columns of the evidence, one row for each shard and target."""
 
 
 def is_settled(which: str) -> Column:
-    """Whether a unit with `source_offset` and `place_ms` is settled by one of the frontiers of its judge."""
+    """True if a promised delivery with `source_offset` and `place_ms` is settled by frontier `which` of its evidence."""
     return (f.col("source_offset") < f.col(f"{which}_offset")) & (f.col("place_ms") <= f.col(f"{which}_due_ms"))

@@ -1,10 +1,9 @@
-"""The audit: what became of every message that was due in a window, by what the archive proves.
+"""An audit: the outcome of every message that was due in a window, with the coverage of the archive.
 
-Reads the archive and writes nothing, except the details if they are wanted. Says how far it could judge: what lies
-beyond is pending, and what the archive cannot know is unknown, never missing.
+It reads the archive alone, asks no broker, and writes nothing but the details, if they are wanted. Law: a message is
+called missing only if the archive proves it; it is pending while the logs do not prove that it is settled, and unknown
+where the archive has a gap.
 """
-
-from collections.abc import Callable
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException
@@ -14,127 +13,82 @@ from pyspark.storagelevel import StorageLevel
 
 from chronos.core.timefmt import format_time
 from chronos.errors import ArchiveFailed
-from chronos.spark import ledger, schema
+from chronos.spark import ledger
 from chronos.spark.audit import summary
-from chronos.spark.audit.coverage import JUDGES, coverage, judge_rows, judges, recent, usable
-from chronos.spark.audit.outcomes import WRONG, Span, fates, received, scheduled, units
-from chronos.spark.backfill.replays import with_replays
-from chronos.spark.runs import check_format
-from chronos.spark.storage import Place
+from chronos.spark.audit.coverage import EVIDENCE, collect_evidence, coverage, evidence_rows, recent, usable
+from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled
+from chronos.spark.audit.replays import with_replays
+from chronos.spark.progress import Step, Watch, ignore
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import Tables, last_read_ms, open_tables
 
 DAY_MS = 86_400_000
-
-Watch = Callable[[str], None]
-"""Told what is being done now, in a few words."""
 
 
 class EmptyWindow(ValueError):
     """The window of due times ends before it begins."""
 
 
-class ShardSeen(Struct, frozen=True, kw_only=True):
-    """How far one shard can be judged."""
+class ShardCoverage(Struct, frozen=True, kw_only=True):
+    """How far the messages of one shard can be judged."""
 
     shard: int
     settled_ms: int | None
-    """Everything with a due time and a timestamp up to here is proved to be settled; None: nothing is."""
+    """Messages with due time and timestamp up to here are proved to be settled, epoch ms; None: no message is."""
     gap_ms: int | None
-    """When records of its delay or progress partition were found to be gone before they were archived."""
+    """When records of its delay or progress partition were found deleted before they were archived; None: never."""
 
 
-class TargetSeen(Struct, frozen=True, kw_only=True):
+class TargetCoverage(Struct, frozen=True, kw_only=True):
     """How far one target is archived."""
 
     target: str
     covered_ms: int | None
-    """Everything committed by then is archived; None: nothing is known to be."""
+    """Every record committed by then is archived, epoch ms; None: unknown for all."""
     gap_ms: int | None
+    """When records were found deleted before they were archived; None: never."""
     unresolved: bool
-    """When it was read last, a transaction was open in it."""
+    """True if a transaction was open in it when it was last read."""
 
 
 class Audit(Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The result of an audit."""
 
     cluster: str
     span: Span
     archived_ms: int
-    """When the delay topic was last archived."""
+    """When the delay topic was last read by the archive, epoch ms."""
     judged_ms: int
-    """Every message due before was judged, or cannot be."""
-    overall: summary.Row
+    """Every message due before was judged, or can never be."""
+    overall: summary.SummaryRow
     reasons: list[tuple[str, str, int]]
-    targets: list[summary.Row]
-    hours: list[summary.Row]
-    points: list[summary.Row]
+    targets: list[summary.SummaryRow]
+    hours: list[summary.SummaryRow]
+    points: list[summary.SummaryRow]
     point_ms: int
-    """How much time a point stands for."""
-    worst: list[summary.Row]
-    samples: list[summary.Sample]
-    shards: list[ShardSeen]
-    archived_targets: list[TargetSeen]
+    """Width of a point in ms."""
+    worst: list[summary.SummaryRow]
+    samples: list[summary.OutcomeSample]
+    shards: list[ShardCoverage]
+    archived_targets: list[TargetCoverage]
     details: str | None
 
     @property
     def clean(self) -> bool:
-        """Nothing is missing, doubled or early."""
+        """True if nothing is missing, duplicated or early."""
         return not any(self.overall.counts.get(outcome) for outcome in WRONG)
 
 
-class Tables(Struct, frozen=True, kw_only=True):
-    """The tables an audit reads."""
+class Judgement(Struct, frozen=True, kw_only=True):
+    """The outcomes, not yet computed, and how far they could be judged."""
 
-    messages: DataFrame
-    deliveries: DataFrame
-    decisions: DataFrame
-    progress: DataFrame
-    offsets: DataFrame
-
-
-class Judged(Struct, frozen=True, kw_only=True):
-    """Fates, not yet computed, and how far they could be judged."""
-
-    fates: DataFrame
-    shards: list[ShardSeen]
-    targets: list[TargetSeen]
-
-
-def read_table(spark: SparkSession, place: Place, table: schema.Table) -> DataFrame:
-    """A table of the archive, also of an older version; empty when nothing was archived to it yet."""
-    kinds = schema.table_schema(table)
-    if not place.folders(table.name):
-        return spark.createDataFrame([], kinds)
-    return spark.read.schema(kinds).parquet(place.path(table.name))
-
-
-def open_tables(spark: SparkSession, place: Place) -> tuple[Tables, str, str]:
-    """The tables, the cluster's name and its delay topic; ArchiveFailed when there is no archive.
-
-    Spark lists a table's files here. `offsets` comes first: what it vouches for is there by then, whatever an archive
-    run beside adds to the others.
-    """
-    found = check_format(place)
-    if found is None:
-        raise ArchiveFailed(f"{place.uri} is no archive: there is no archive.json; `chronos archive` makes one")
-    offsets = read_table(spark, place, schema.OFFSETS)
-    tables = Tables(
-        messages=read_table(spark, place, schema.MESSAGES),
-        deliveries=read_table(spark, place, schema.DELIVERIES),
-        decisions=read_table(spark, place, schema.DECISIONS),
-        progress=read_table(spark, place, schema.PROGRESS),
-        offsets=offsets,
-    )
-    return tables, found["cluster"], found["topics"]["delay"]
-
-
-def last_read_ms(offsets: DataFrame) -> int | None:
-    """When the delay topic was read last; None: never."""
-    found = offsets.where("table = 'messages'").agg(f.max("read_ms").alias("read_ms")).first()
-    return None if found is None else found["read_ms"]
+    outcomes: DataFrame
+    shards: list[ShardCoverage]
+    targets: list[TargetCoverage]
 
 
 def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None) -> Span:
-    """The last 24 hours that are archived, as far as not said otherwise; EmptyWindow when there is nothing between."""
+    """The window; by default the last 24 hours that are archived. EmptyWindow if it ends before it begins."""
     end_ms = archived_ms if to_ms is None else to_ms
     start_ms = end_ms - DAY_MS if from_ms is None else from_ms
     if start_ms >= end_ms:
@@ -142,8 +96,8 @@ def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None) -> Sp
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
-def judge(tables: Tables, delay_topic: str, span: Span) -> Judged:
-    """The fates of the units due in the window."""
+def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
+    """The outcomes of the promised deliveries due in the window."""
     spark = tables.offsets.sparkSession
     by_partition = coverage(tables.offsets, "table", "partition")
     by_topic = coverage(tables.offsets.where("table = 'deliveries'"), "table", "topic")
@@ -151,20 +105,22 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judged:
     delay = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = judges(targets, delay, steps, recent(progress, span.from_ms))
-    judge_table = spark.createDataFrame(judge_rows(found), JUDGES)
+    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms))
+    evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
         "shard int, last_offset long, last_due_ms long",
     )
-    promised = units(tables.messages, tables.decisions, progress, span)
-    asked = scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
-    from_ms = span.from_ms if asked is None or asked["from_ms"] is None else min(span.from_ms, asked["from_ms"])
+    promised = promised_deliveries(tables.messages, tables.decisions, progress, span)
+    earliest = scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
+    from_ms = (
+        span.from_ms if earliest is None or earliest["from_ms"] is None else min(span.from_ms, earliest["from_ms"])
+    )
     delivered = received(tables.deliveries, delay_topic, Span(from_ms=from_ms, to_ms=span.to_ms))
-    return Judged(
-        fates=fates(promised, delivered, judge_table, last_table),
+    return Judgement(
+        outcomes=outcomes(promised, delivered, evidence, last_table),
         shards=[
-            ShardSeen(
+            ShardCoverage(
                 shard=shard, settled_ms=frontier.due_ms if frontier.due_ms >= 0 else None,
                 gap_ms=max((seen.gap_ms for seen in (delay.get(shard), steps.get(shard))
                             if seen is not None and seen.gap_ms is not None), default=None),
@@ -172,7 +128,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judged:
             for shard, frontier in sorted(last.items())
         ],
         targets=[
-            TargetSeen(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved)
+            TargetCoverage(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved)
             for name, seen in sorted(targets.items())
         ],
     )  # fmt: skip
@@ -180,31 +136,33 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judged:
 
 def audit(
     spark: SparkSession,
-    place: Place,
+    storage: ArchiveStorage,
     *,
     from_ms: int | None,
     to_ms: int | None,
     details: str | None = None,
-    watch: Watch = lambda _: None,
+    watch: Watch = ignore,
 ) -> Audit:
-    """The audit of a window of due times; `details` is where a row for each unit is to be written as Parquet.
+    """Audit a window of due times; `details` is a new folder for a row of Parquet for each promised delivery.
 
-    ArchiveFailed when there is no archive or the details cannot be written; EmptyWindow.
+    ArchiveFailed if there is no archive or the details cannot be written; EmptyWindow.
     """
-    tables, cluster, delay_topic = open_tables(spark, place)
+    tables, cluster, delay_topic = open_tables(spark, storage)
     archived_ms = last_read_ms(tables.offsets)
     if archived_ms is None:
-        raise ArchiveFailed(f"the archive at {place.uri} holds nothing of the delay topic yet; run `chronos archive`")
+        raise ArchiveFailed(
+            f"the archive at {storage.uri} holds no record of the delay topic yet; run `chronos archive`"
+        )
     span = default_span(archived_ms, from_ms, to_ms)
-    watch("finding out how far the logs prove everything settled")
+    watch(Step(name="reading the coverage of the archive"))
     judged = judge(tables, delay_topic, span)
-    rows = judged.fates
-    if ledger.runs(place):
-        rows = with_replays(rows, ledger.sent_rows(spark, place))
+    rows = judged.outcomes
+    if ledger.runs(storage):
+        rows = with_replays(rows, ledger.sent_rows(spark, storage))
     if details is not None:
-        watch(f"writing the details to {details}")
-        rows = _kept(spark, rows, details)
-    watch("comparing what was scheduled with what the targets hold")
+        watch(Step(name=f"writing the details to {details}"))
+        rows = _written(spark, rows, details)
+    watch(Step(name="joining promised deliveries with the targets"))
     cells = summary.cube(rows, span).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         return _summary(cells, judged, span, cluster, archived_ms, details)
@@ -212,20 +170,20 @@ def audit(
         cells.unpersist()
 
 
-def _kept(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
-    """The rows, written and read again: they are computed once."""
-    place = Place(details)
+def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
+    """The rows, written and read again, so that they are computed once."""
+    storage = ArchiveStorage(details)
     try:
-        rows.write.parquet(place.uri)
+        rows.write.parquet(storage.uri)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
-        raise ArchiveFailed(f"{details} is there already; choose another place for the details, or remove it") from None
-    return spark.read.parquet(place.uri)
+        raise ArchiveFailed(f"{details} exists already; choose another folder for the details, or remove it") from None
+    return spark.read.parquet(storage.uri)
 
 
 def _summary(
-    cells: DataFrame, judged: Judged, span: Span, cluster: str, archived_ms: int, details: str | None
+    cells: DataFrame, judged: Judgement, span: Span, cluster: str, archived_ms: int, details: str | None
 ) -> Audit:
     overall = summary.overall(cells)
     pending_ms = summary.first_pending_ms(cells)

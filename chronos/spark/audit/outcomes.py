@@ -1,14 +1,14 @@
-"""What became of every scheduled message: pure transformations, tables of the archive in, one row a unit out.
+"""The outcome of every promised delivery: pure transformations, tables of the archive in, one row for each delivery out.
 
-A unit is one delivery that was promised: a message, or one occurrence of a series; `(shard, source_offset,
-occurrence)` is the token of `chronos-source` and `chronos-occurrence`. Three steps, the first two without the targets:
+A promised delivery is a message, or one occurrence of a series; `(shard, source_offset, occurrence)` is its token, from
+`chronos-source` and `chronos-occurrence`. Three steps:
 
-    units     what was promised, and how it ended other than by delivery     (messages, decisions, progress)
-    received  what the targets hold of it                                    (deliveries)
-    fates     the two side by side, judged as far as is proved               (`coverage`)
+    promised_deliveries   what was promised, and how it ended other than by delivery     (messages, decisions, progress)
+    received              the deliveries that the targets hold                           (deliveries)
+    outcomes              the two joined and judged, as far as the archive proves        (`coverage`)
 
-The plain case, a message that nobody touched and the progress log is silent about, stays inside Spark's own
-expressions. The others, found by two small joins, are followed by `timeline` in the order of the logs.
+The plain case, a message without actions and without decisions, stays inside Spark's own expressions. The others, found
+by two small joins, go through `timeline` in the order of the logs.
 """
 
 from collections.abc import Iterator
@@ -30,32 +30,33 @@ OUTCOMES = (
     "delivered", "missing", "duplicated", "early", "cancelled", "replaced", "expired", "dead-lettered", "rejected",
     "skipped", "pending", "unknown",
 )  # fmt: skip
-"""Every fate, as it is shown. `skipped`: an occurrence of a series that was left out because it was late."""
+"""Every outcome, in the order it is shown. `skipped`: an occurrence of a series left out because it was late."""
 
 WRONG = ("missing", "duplicated", "early")
-"""Fates that break a law."""
+"""Outcomes that break a law."""
 
-UNITS = (
+PROMISED = (
     "shard int, source_offset long, occurrence int, attempt int, id binary, target string, accepted_ms long,"
     " requested_due_ms long, due_ms long, place_ms long, ended string, reason string"
 )
+"""Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
 
 _PARTITION_SHIFT = 48
-"""Bits of an offset beside its partition in one number: 281 billion records a partition."""
+"""Bits for the offset in a number made of partition and offset: 281 trillion records a partition."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """The window of due times, `from_ms` included and `to_ms` not."""
+    """The window of due times in epoch ms, `from_ms` included and `to_ms` excluded."""
 
     from_ms: int
     to_ms: int
 
     def holds(self, column: str) -> Column:
-        """Whether the time in the column lies within."""
+        """True if the time in the column is within the window."""
         return (f.col(column) >= self.from_ms) & (f.col(column) < self.to_ms)
 
     def hours(self) -> Column:
-        """The folders that hold it: what Spark prunes by. Of whole dates, and of hours on the first and the last."""
+        """True in the folders that hold the window, so that Spark prunes the others: by date, and by hour on the first and last."""
         first, last = format_time(max(0, self.from_ms)), format_time(max(0, self.to_ms - 1))
         date, hour = f.col("due_date"), f.col("due_hour").cast("int")
         after = (date > first[:10]) | ((date == first[:10]) & (hour >= int(first[11:13])))
@@ -67,7 +68,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def scheduled(messages: DataFrame, span: Span) -> DataFrame:
-    """Table `messages` -> those that were to be scheduled with a due time within the window."""
+    """Table `messages` -> the records that schedule a message with a due time within the window."""
     return messages.where(span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms"))
 
 
@@ -79,8 +80,8 @@ def refused(decisions: DataFrame) -> DataFrame:
     )
 
 
-def touches(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
-    """Table `messages` -> the records that may have ended or moved another message of their id, and were executed."""
+def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
+    """Table `messages` -> the executed records that may have ended or moved another message of their id."""
     acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
     taking_over = (f.col("verb") == "schedule") & (f.col("on_conflict") == "replace")
     return (
@@ -93,15 +94,15 @@ def touches(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> D
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
-    """`shard`, `pulled`: the offset below which delay records were executed. What lies beyond has no effect yet."""
+    """`shard`, `pulled`: the offset below which delay records were executed; records beyond it have no effect yet."""
     return f.broadcast(progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled")))
 
 
-def outcomes(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
-    """Table `decisions` -> what was decided about units due within the window: when they were due, or before.
+def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
+    """Table `decisions` -> the decisions about promised deliveries due within the window, made then or before.
 
-    `moved` are the records of those that were moved there by their id: of them everything, since whether an action
-    found them pending depends on what had put them off.
+    `moved` are the records of messages that an action moved into the window: all their decisions are needed, because a
+    retry or deferral may be why the action found them pending.
     """
     carried_there = f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms")
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
@@ -112,29 +113,31 @@ def outcomes(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
     return known.where(is_here).unionByName(before)
 
 
-def units(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
-    """Tables of the archive -> `UNITS` due within the window; `progress` as far as usable."""
+def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
+    """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
     here, steps = scheduled(messages, span), recent(progress, span.from_ms)
-    touched, refusals = touches(messages, decisions, steps), refused(decisions)
-    moved = _moved_here(messages, refusals, touched, span)
-    decided = outcomes(decisions, span, moved)
-    touched_ids = touched.select("shard", "id").distinct().withColumn("is_touched", f.lit(True))
+    acting, refusals = acting_records(messages, decisions, steps), refused(decisions)
+    moved = _moved_here(messages, refusals, acting, span)
+    decided = relevant_decisions(decisions, span, moved)
+    acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
     decided_offsets = decided.select("shard", f.col("source_offset").alias("offset")).distinct()
     marked = (
         here.select(*_NARROW)
         .join(refusals, ["shard", "offset"], "left")
-        .join(touched_ids, ["shard", "id"], "left")
+        .join(acted_ids, ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
         .join(_pulled(steps), "shard", "left")
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
-    in_order = f.coalesce("is_touched", "is_decided", f.lit(False)) & is_executed
-    plain = marked.where(f.col("refused_for").isNotNull() | ~in_order)
-    entangled = marked.where(f.col("refused_for").isNull() & in_order).select(*_NARROW)
+    needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
+    plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
+    ordered = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*_NARROW)
     carried = _carried_here(messages, refusals, decided, span)
-    entangled = _all([entangled, touched.select(*_NARROW), moved, carried])
-    happened = events(entangled.dropDuplicates(["shard", "offset"]), decided, progress, steps)
-    return _all([_plain_units(plain), follow_all(happened).where(span.holds("due_ms")), _unreadable(messages, span)])
+    ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
+    in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
+    return _all(
+        [_plain_deliveries(plain), follow_all(in_order).where(span.holds("due_ms")), _unreadable(messages, span)]
+    )
 
 
 _NARROW = (
@@ -146,28 +149,28 @@ def _all(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _moved_here(messages: DataFrame, refusals: DataFrame, touched: DataFrame, span: Span) -> DataFrame:
-    """Messages first due elsewhere whose id was moved into the window."""
+def _moved_here(messages: DataFrame, refusals: DataFrame, acting: DataFrame, span: Span) -> DataFrame:
+    """Messages first due outside the window that an action on their id moved into it."""
     moves = f.col("verb").isin("reschedule", "fire-now")
     when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("timestamp_ms")), f.col("due_ms"))
-    by_id = touched.where(moves & (when >= span.from_ms) & (when < span.to_ms)).select("shard", "id").distinct()
-    return _elsewhere(messages, refusals, span).join(by_id, ["shard", "id"], "left_semi").select(*_NARROW)
+    by_id = acting.where(moves & (when >= span.from_ms) & (when < span.to_ms)).select("shard", "id").distinct()
+    return _due_outside(messages, refusals, span).join(by_id, ["shard", "id"], "left_semi").select(*_NARROW)
 
 
 def _carried_here(messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
-    """Messages first due elsewhere that a decision of their series moved into the window."""
+    """Messages first due outside the window that a decision about their series moved into it."""
     carried = decided.where(f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms"))
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
-    return _elsewhere(messages, refusals, span).join(by_offset, ["shard", "offset"], "left_semi").select(*_NARROW)
+    return _due_outside(messages, refusals, span).join(by_offset, ["shard", "offset"], "left_semi").select(*_NARROW)
 
 
-def _elsewhere(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
+def _due_outside(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
     found = messages.where(f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")).select(*_NARROW)
     return found.join(refusals.drop("refused_for"), ["shard", "offset"], "left_anti")
 
 
-def _plain_units(marked: DataFrame) -> DataFrame:
-    """Messages that are what their record says: refused, or to be delivered once."""
+def _plain_deliveries(marked: DataFrame) -> DataFrame:
+    """Promised deliveries of records that were refused, or are to be delivered once as requested."""
     is_refused = f.col("refused_for").isNotNull()
     return marked.select(
         "shard",
@@ -186,7 +189,7 @@ def _plain_units(marked: DataFrame) -> DataFrame:
 
 
 def _unreadable(messages: DataFrame, span: Span) -> DataFrame:
-    """Records that ask for nothing that can be done: due, for want of anything else, when they were written."""
+    """Records that could not be parsed; they have no due time, so their timestamp stands for it."""
     found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
     moment = f.col("timestamp_ms")
     return found.select(
@@ -196,14 +199,14 @@ def _unreadable(messages: DataFrame, span: Span) -> DataFrame:
     )  # fmt: skip
 
 
-# --- what is to be followed in order
+# --- events in the order of the logs
 
 
 def with_cursor_before(records: DataFrame, progress: DataFrame) -> DataFrame:
-    """Delay records -> the same with `cursor_due_ms` and `cursor_offset` as they were before the step that staged them.
+    """Delay records -> the same with `cursor_due_ms` and `cursor_offset` before the step that staged them.
 
-    That of the last progress record whose pull offset is not beyond the record: by shard, in order of offsets. Before
-    the first one that is given the cursor counts as 0.
+    That is the cursor of the last progress record of the shard whose pull offset is not beyond the record. Before the
+    first given progress record the cursor counts as 0.
     """
     steps = progress.select(
         "shard", f.col("pull_offset").alias("offset"), f.lit(0).alias("_kind"), f.col("offset").alias("_seq"),
@@ -226,11 +229,11 @@ def _signed(column: str) -> Column:
 
 
 def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: DataFrame) -> DataFrame:
-    """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and their order.
+    """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and order.
 
-    `steps` are the recent ones of `progress`; a decision may be of an older one, and lies in the folder of its hour. It
-    comes behind the records that its step staged: order `at` is the offset of a record, and of a decision the pull
-    offset of its step, before the record that has it.
+    `steps` are the recent records of `progress`; a decision may belong to an older one, in the folder of its hour. Order
+    `at` is the offset of a record, and the pull offset of its step for a decision, which so follows the records that its
+    step staged.
     """
     known_steps = progress.select(
         "due_date", "due_hour", "shard", f.col("offset").alias("progress_offset"), "cursor_due_ms",
@@ -264,20 +267,20 @@ _EVENT = (
 )  # fmt: skip
 
 
-def follow_all(happened: DataFrame) -> DataFrame:
-    """Rows of `events` -> `UNITS`. Spread by id and sorted, so that any number of them streams through `timeline`."""
-    in_order = happened.repartition("shard", "id").sortWithinPartitions("shard", "id", "at", "kind", "seq")
-    return in_order.select("shard", "id", *_EVENT).mapInArrow(_follow_batches, UNITS)
+def follow_all(in_order: DataFrame) -> DataFrame:
+    """Rows of `events` -> `PROMISED`. Partitioned by id and sorted, so that any number of them streams through `timeline`."""
+    by_id = in_order.repartition("shard", "id").sortWithinPartitions("shard", "id", "at", "kind", "seq")
+    return by_id.select("shard", "id", *_EVENT).mapInArrow(_follow_batches, PROMISED)
 
 
 def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = (row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
     ended: list[tuple[Any, ...]] = []
     for (shard, message_id), of_id in groupby(rows, key=lambda row: row[:2]):
-        for unit in follow(Event(*row[2:]) for row in of_id):
+        for promised in follow(Event(*row[2:]) for row in of_id):
             ended.append(
-                (shard, unit.source_offset, unit.occurrence, unit.attempt, message_id, unit.target, unit.accepted_ms,
-                 unit.requested_due_ms, unit.due_ms, unit.place_ms, _ENDED.get(unit.ended, unit.ended), unit.reason)
+                (shard, promised.source_offset, promised.occurrence, promised.attempt, message_id, promised.target, promised.accepted_ms,
+                 promised.requested_due_ms, promised.due_ms, promised.place_ms, _ENDED.get(promised.ended, promised.ended), promised.reason)
             )  # fmt: skip
             if len(ended) >= _ROWS_TOGETHER:
                 yield _batch(ended)
@@ -290,7 +293,7 @@ _ROWS_TOGETHER = 10_000
 
 _ENDED: dict[str | None, str] = {"dead-letter": "dead-lettered"}
 
-_UNIT_TYPES = (
+_PROMISED_TYPES = (
     ("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("attempt", pa.int32()),
     ("id", pa.binary()), ("target", pa.string()), ("accepted_ms", pa.int64()), ("requested_due_ms", pa.int64()),
     ("due_ms", pa.int64()), ("place_ms", pa.int64()), ("ended", pa.string()), ("reason", pa.string()),
@@ -299,27 +302,27 @@ _UNIT_TYPES = (
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(list(column), kind) for column, (_, kind) in zip(columns, _UNIT_TYPES, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in _UNIT_TYPES])
+    arrays = [pa.array(list(column), kind) for column, (_, kind) in zip(columns, _PROMISED_TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in _PROMISED_TYPES])
 
 
-# --- what the targets hold
+# --- the deliveries in the targets
 
 
 def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
-    """Table `deliveries` -> for each token and topic how many records there are, and when.
+    """Table `deliveries` -> for each token and topic the number of records and the time of the first.
 
-    `span` is of times as they were requested. A record that is in the archive twice is still one record.
+    `span` is a window of requested times. A record that is in the archive twice counts once.
     """
     ours = deliveries.where(span.hours() & span.holds("due_at_ms") & (f.col("source_topic") == delay_topic))
-    place = f.shiftleft(f.col("partition").cast("long"), _PARTITION_SHIFT) + f.col("offset")
+    address = f.shiftleft(f.col("partition").cast("long"), _PARTITION_SHIFT) + f.col("offset")
     found = ours.groupBy("shard", "source_offset", "occurrence", f.col("topic").alias("target")).agg(
         f.count("*").alias("records"),
-        f.min(place).alias("first_place"),
-        f.max(place).alias("last_place"),
+        f.min(address).alias("first_address"),
+        f.max(address).alias("last_address"),
         f.min("timestamp_ms").alias("delivered_ms"),
     )
-    count = f.when(f.col("first_place") == f.col("last_place"), f.lit(1).cast("long")).otherwise(f.col("records"))
+    count = f.when(f.col("first_address") == f.col("last_address"), f.lit(1).cast("long")).otherwise(f.col("records"))
     return found.select(
         "shard", "source_offset", "occurrence", "target", count.alias("deliveries"), "delivered_ms"
     )  # fmt: skip
@@ -328,23 +331,23 @@ def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
 # --- the judgement
 
 
-def fates(promised: DataFrame, found: DataFrame, judges: DataFrame, any_frontier: DataFrame) -> DataFrame:
-    """`UNITS`, `received`, `coverage.JUDGES` and each shard's last frontier -> each unit with `outcome` and why.
+def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_frontier: DataFrame) -> DataFrame:
+    """`PROMISED`, `received`, `coverage.EVIDENCE` and each shard's last frontier -> each delivery with outcome and reason.
 
-    In order, the first that holds: duplicated, early, delivered, what ended it otherwise, pending, unknown, missing.
-    One that was delivered although it had ended otherwise came to two ends, and counts as duplicated.
+    The first that holds, in this order: duplicated, early, delivered, how it ended otherwise, pending, unknown, missing.
+    A message that was delivered although it had ended otherwise has two ends, and counts as duplicated.
     """
     token = ["shard", "source_offset", "occurrence", "target"]
     joined = (
         promised.join(found, token, "left")
-        .join(f.broadcast(judges), ["shard", "target"], "left")
+        .join(f.broadcast(evidence), ["shard", "target"], "left")
         .join(f.broadcast(any_frontier), "shard", "left")
     )
     deliveries = f.coalesce("deliveries", f.lit(0).cast("long"))
     is_early = f.col("delivered_ms") < f.col("due_ms") - CLOCK_TOLERANCE_MS
     ends = deliveries + f.col("ended").isNotNull().cast("int")
     settled = (f.col("source_offset") < f.col("last_offset")) & (f.col("place_ms") <= f.col("last_due_ms"))
-    # A record that vanished may have told of whatever was written, or due, before that was noticed.
+    # A deleted record may have been the delivery of any message due, or an action on any message accepted, before the gap was seen.
     may_hide = (f.coalesce(f.col("target_gap_ms") >= f.col("due_ms"), f.lit(False))) | (
         f.coalesce(f.col("shard_gap_ms") >= f.col("accepted_ms"), f.lit(False))
     )
@@ -371,7 +374,7 @@ def fates(promised: DataFrame, found: DataFrame, judges: DataFrame, any_frontier
 
 
 def _first(cases: list[tuple[Column, str, Column | None]], at: int, otherwise: Column) -> Column:
-    """The outcome, or its reason, of the first case that holds; what ended otherwise stands behind the deliveries."""
+    """The outcome (`at` 1) or reason (`at` 2) of the first case that holds; `ended` is tested after the delivered cases."""
     none = f.lit(None).cast("string")
 
     def value(case: tuple[Column, str, Column | None]) -> Column:

@@ -1,7 +1,7 @@
-"""Plots of an audit as inline SVG: text in, text out, nothing to fetch and nothing that runs.
+"""Plots of an audit as inline SVG: rows of the summary in, text out.
 
-Colours are CSS classes of the page, so that the same plot is readable in light and dark. Every shape has a title that
-says its numbers.
+The SVG fetches nothing and runs nothing. Colours are CSS classes of the page, so that the same plot is readable in light
+and dark. Law: every shape has a title with its numbers, and every text in it is escaped.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ from math import ceil, floor, log10
 
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
-from chronos.spark.audit.summary import Row
+from chronos.spark.audit.summary import SummaryRow
 
 WIDTH, HEIGHT = 1_040, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 
 TICKS = 6
-"""Times written below a plot."""
+"""Intervals between the times below a plot."""
 
 BARS_MAX = 260
-"""Most bars of a plot: points that share one are added up."""
+"""Most bars of a plot; neighbouring points are added up."""
 
 LINES = (("max", "max_ms"), ("p99.9", "p999_ms"), ("p99", "p99_ms"), ("p50", "p50_ms"))
-"""Lines of the lateness plot, and their field of `Lateness`; drawn in this order, the median on top."""
+"""Lines of the lateness plot and their fields of `Lateness`, in the order of drawing: the median on top."""
 
 
-def lateness_plot(points: Sequence[Row], span: Span, point_ms: int) -> str:
+def lateness_plot(points: Sequence[SummaryRow], span: Span, point_ms: int) -> str:
     """Percentiles of lateness over due time, on a logarithmic scale."""
     timed = [row for row in points if row.lateness.count]
     if not timed:
@@ -52,15 +52,15 @@ def lateness_plot(points: Sequence[Row], span: Span, point_ms: int) -> str:
     slot = max(1.5, x(span.from_ms + point_ms) - x(span.from_ms))
     for row in timed:
         late = row.lateness
-        told = (
+        title = (
             f"{moment(row.at_ms)}: {late.count:,} delivered, p50 {duration(late.p50_ms)}, p99 {duration(late.p99_ms)},"
             f" p99.9 {duration(late.p999_ms)}, max {duration(late.max_ms)}"
         )
-        parts.append(_hover(x(row.at_ms or 0), slot, told))
+        parts.append(_hover(x(row.at_ms or 0), slot, title))
     return _svg("Lateness over time", parts)
 
 
-def outcome_plot(points: Sequence[Row], span: Span, point_ms: int) -> str:
+def outcome_plot(points: Sequence[SummaryRow], span: Span, point_ms: int) -> str:
     """Messages by outcome over due time, as stacked bars."""
     if not points:
         return '<p class="soft">Nothing was due in this window.</p>'
@@ -88,13 +88,13 @@ def outcome_plot(points: Sequence[Row], span: Span, point_ms: int) -> str:
                     f'<rect class="o-{outcome}" x="{x(at_ms):.1f}" y="{top:.1f}" width="{max(0.8, slot - 0.4):.1f}"'
                     f' height="{size:.1f}"/>'
                 )
-        told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
-        parts.append(_hover(x(at_ms), slot, f"{moment(at_ms)}: {told}"))
+        listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
+        parts.append(_hover(x(at_ms), slot, f"{moment(at_ms)}: {listed}"))
     return _svg("Messages by outcome over time", parts)
 
 
-def _gathered(points: Sequence[Row], span: Span, point_ms: int) -> tuple[dict[int, dict[str, int]], int]:
-    """Counts by the time of a bar, and how much time a bar stands for."""
+def _gathered(points: Sequence[SummaryRow], span: Span, point_ms: int) -> tuple[dict[int, dict[str, int]], int]:
+    """Counts by the time of a bar, and the width of a bar in ms."""
     together = max(1, ceil((span.to_ms - span.from_ms) / point_ms / BARS_MAX))
     width = together * point_ms
     bars: dict[int, dict[str, int]] = {}
@@ -107,7 +107,7 @@ def _gathered(points: Sequence[Row], span: Span, point_ms: int) -> tuple[dict[in
 
 
 def _stretches(values: Sequence[tuple[int, int | None]], point_ms: int) -> list[list[tuple[int, int]]]:
-    """Points that follow each other without a hole: a line across a hole would say what nobody knows."""
+    """Runs of neighbouring points. No line crosses a hole, where there is no data."""
     found: list[list[tuple[int, int]]] = []
     for at_ms, value in values:
         if value is None:
@@ -154,10 +154,10 @@ def _grid(lines: Sequence[tuple[float, str]]) -> str:
     )
 
 
-def _hover(x: float, width: float, told: str) -> str:
+def _hover(x: float, width: float, title: str) -> str:
     return (
         f'<rect class="hover" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}">'
-        f"<title>{escape(told)}</title></rect>"
+        f"<title>{escape(title)}</title></rect>"
     )
 
 
@@ -180,12 +180,12 @@ def compact(value: float) -> str:
 
 
 def share(count: int, total: int) -> str:
-    """A part of the whole; few are not none."""
+    """A percentage; a small share is not shown as zero."""
     return "< 0.01%" if 0 < count < total * 0.00005 else f"{count / total:.2%}"
 
 
 def duration(value_ms: int | None) -> str:
-    """Milliseconds for people."""
+    """A number of milliseconds for people."""
     if value_ms is None:
         return "-"
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
@@ -195,5 +195,5 @@ def duration(value_ms: int | None) -> str:
 
 
 def moment(at_ms: int | None) -> str:
-    """A time in UTC, without milliseconds where there are none."""
+    """A time in UTC, without milliseconds if they are zero."""
     return "-" if at_ms is None else format_time(at_ms).replace("T", " ").replace(".000Z", "Z")

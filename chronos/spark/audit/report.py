@@ -1,4 +1,7 @@
-"""The report of an audit: one HTML file that asks for nothing else, with its plots as SVG, for light and dark."""
+"""The report of an audit: one HTML file with plots as SVG, for light and dark.
+
+Law: the page fetches nothing and runs nothing, and every name in it is escaped.
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -6,13 +9,13 @@ from html import escape
 from chronos.spark.audit.job import Audit
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG
 from chronos.spark.audit.plots import LINES, duration, lateness_plot, moment, outcome_plot, share
-from chronos.spark.audit.summary import Lateness, Row
+from chronos.spark.audit.summary import Lateness, SummaryRow
 
 TARGETS_SHOWN = 100
-"""Targets in the report; `-o json` has more, the details have all."""
+"""Most targets in the report; `-o json` has more, the details have all."""
 
 HOURS_SHOWN = 500
-"""Rows of target and hour in the report."""
+"""Most rows of target and hour in the report."""
 
 COLOURS = {
     "delivered": ("#2f7d55", "#4fae7f"), "missing": ("#b3261e", "#ff7a6e"), "duplicated": ("#d9480f", "#ff9a5c"),
@@ -20,25 +23,26 @@ COLOURS = {
     "expired": ("#a68a2a", "#d6b94f"), "dead-lettered": ("#7a4b1f", "#b98655"), "rejected": ("#4a5568", "#717d92"),
     "skipped": ("#a9a18f", "#c9c1ae"), "pending": ("#3b6fb5", "#7aa8e6"), "unknown": ("#b8b2a6", "#5d6470"),
 }  # fmt: skip
-"""Of each outcome, on light and on dark paper."""
+"""Colour of each outcome on a light and on a dark page."""
 
 LINE_COLOURS = {
     "max": ("#c7b9a6", "#6d655a"), "p999": ("#d98324", "#e8a24f"), "p99": ("#2f6f8f", "#6ab3d4"),
     "p50": ("#1d1b18", "#eceae6"),
 }  # fmt: skip
+"""Colour of each line of the lateness plot on a light and on a dark page."""
 
 MEANINGS = {
     "delivered": "found in its target once, not before it was due",
-    "missing": "proved to be settled, and not in its target",
-    "duplicated": "found more than once, or although it had ended otherwise",
-    "early": "found with a time more than 0.5 s before it was due",
+    "missing": "settled, by proof of the logs, and not in its target",
+    "duplicated": "found more than once, or delivered although it had ended otherwise",
+    "early": "found with a timestamp more than 0.5 s before its due time",
     "cancelled": "cancelled in time",
     "replaced": "replaced by a later message with its id",
     "expired": "not delivered before chronos-expire-at",
-    "dead-lettered": "given up; in the dead-letter topic",
-    "rejected": "refused when it was read; in the rejected topic, unless ignored as asked",
-    "skipped": "an occurrence of a late series, left out by its policy",
-    "pending": "not judged yet: the logs do not prove it settled",
+    "dead-lettered": "could not be delivered; in the dead-letter topic",
+    "rejected": "refused when it was pulled; in the rejected topic, unless its producer asked to ignore conflicts",
+    "skipped": "an occurrence of a late series, skipped by its policy",
+    "pending": "not judged yet: the logs do not prove that it is settled",
     "unknown": "cannot be judged: the archive has a gap there, or does not hold the target",
 }
 
@@ -47,7 +51,7 @@ assert set(COLOURS) == set(MEANINGS) == set(OUTCOMES)
 
 def html(audit: Audit) -> str:
     """The whole page."""
-    verdict, kind = ("nothing missing, doubled or early", "good") if audit.clean else ("promises broken", "bad")
+    verdict, kind = ("nothing missing, duplicated or early", "good") if audit.clean else ("promises broken", "bad")
     wrong = ", ".join(f"{audit.overall.counts[name]:,} {name}" for name in WRONG if audit.overall.counts.get(name))
     body = [
         f'<header><h1>Audit of {escape(audit.cluster)}</h1><span class="pill {kind}">{wrong or verdict}</span></header>',
@@ -63,8 +67,8 @@ def html(audit: Audit) -> str:
         _section("Targets by the hour", _hours(audit.hours)),
     ]  # fmt: skip
     if audit.samples:
-        body.insert(3, _section("Some of what is wrong", _samples(audit)))
-    body += [_section("How far the logs go", _reach(audit))]
+        body.insert(3, _section("Samples of broken promises", _samples(audit)))
+    body += [_section("Coverage of the archive", _coverage(audit))]
     return _PAGE.format(title=escape(f"Audit of {audit.cluster}"), style=_style(), body="\n".join(body))
 
 
@@ -81,17 +85,17 @@ def _outcomes(audit: Audit) -> str:
         for name in OUTCOMES if counts.get(name)
     ]  # fmt: skip
     late = audit.overall.lateness
-    told = (
+    lateness = (
         f"<p>Lateness of {late.count:,} delivered: p50 {duration(late.p50_ms)}, p99 {duration(late.p99_ms)},"
         f" p99.9 {duration(late.p999_ms)}, max {duration(late.max_ms)}.</p>"
     )
-    return _table(["outcome", "messages", "share", "meaning", "why"], rows, numbers=(1, 2)) + told
+    return _table(["outcome", "messages", "share", "meaning", "why"], rows, numbers=(1, 2)) + lateness
 
 
 _HEADINGS = ("messages", *WRONG, "p50", "p99", "p99.9", "max")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SummaryRow) -> list[str]:
     wrong = [_count(row.counts.get(name, 0)) for name in WRONG]
     return [f"{sum(row.counts.values()):,}", *wrong, *_late(row.lateness)]
 
@@ -104,14 +108,14 @@ def _late(late: Lateness) -> list[str]:
     return [duration(value) for value in (late.p50_ms, late.p99_ms, late.p999_ms, late.max_ms)]
 
 
-def _limited(rows: Sequence[Row], most: int, what: str) -> Iterable[list[str]]:
+def _limited(rows: Sequence[SummaryRow], most: int, what: str) -> Iterable[list[str]]:
     for row in rows[:most]:
         yield [escape(row.target or "-"), *_cells(row)]
     if len(rows) > most:
         yield [f"and {len(rows) - most:,} more {what}s", *[""] * len(_HEADINGS)]
 
 
-def _hours(hours: Sequence[Row]) -> str:
+def _hours(hours: Sequence[SummaryRow]) -> str:
     rows = [[escape(row.target or "-"), moment(row.at_ms), *_cells(row)] for row in hours[:HOURS_SHOWN]]
     more = f'<p class="soft">and {len(hours) - HOURS_SHOWN:,} more</p>' if len(hours) > HOURS_SHOWN else ""
     found = _table(["target", "hour", *_HEADINGS], rows, numbers=range(2, 2 + len(_HEADINGS)))
@@ -123,26 +127,26 @@ def _samples(audit: Audit) -> str:
         [each.outcome, escape(each.target or "-"), f"{each.shard}/{each.source_offset}", moment(each.at_ms)]
         for each in audit.samples
     ]
-    return _table(["fate", "target", "shard/offset of its record", "due in the minute"], rows, numbers=())
+    return _table(["outcome", "target", "shard/offset of its record", "due in the minute"], rows, numbers=())
 
 
-def _reach(audit: Audit) -> str:
+def _coverage(audit: Audit) -> str:
     shards = [
-        [str(each.shard), moment(each.settled_ms), "-" if each.gap_ms is None else f"noticed {moment(each.gap_ms)}"]
+        [str(each.shard), moment(each.settled_ms), "-" if each.gap_ms is None else f"found {moment(each.gap_ms)}"]
         for each in audit.shards
     ]
     targets = [
-        [escape(each.target), moment(each.covered_ms), "-" if each.gap_ms is None else f"noticed {moment(each.gap_ms)}",
+        [escape(each.target), moment(each.covered_ms), "-" if each.gap_ms is None else f"found {moment(each.gap_ms)}",
          "yes" if each.unresolved else "no"]
         for each in audit.archived_targets[:TARGETS_SHOWN]
     ]  # fmt: skip
     return _table(["shard", "settled up to", "gap"], shards, numbers=()) + _table(
-        ["target", "archived whole up to", "gap", "open transaction"], targets, numbers=()
+        ["target", "archived completely up to", "gap", "open transaction"], targets, numbers=()
     )
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] | None = None) -> str:
-    """Cells are HTML; which columns hold numbers, all but the first if not said otherwise."""
+    """An HTML table of cells that are HTML; `numbers` are the right-aligned columns, by default all but the first."""
     right = set(range(1, len(headings)) if numbers is None else numbers)
 
     def line(cells: Sequence[str], tag: str) -> str:

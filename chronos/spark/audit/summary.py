@@ -1,8 +1,8 @@
-"""From fates to figures: counts by outcome, lateness percentiles per target and hour, the curve and the worst of it.
+"""The summary of outcomes: counts, and lateness percentiles per target, hour and point in time.
 
-Everything comes out of one small table, `cube`: how many units had which outcome, target, minute and class of lateness.
-It is made in one pass, combined where the rows are (one target with nearly all messages costs no more than many), and
-whatever goes to the driver is bounded by a limit that stands here.
+Everything comes out of one small table, `cube`: the number of deliveries by outcome, target, minute and class of
+lateness. It is made in one pass and combined where the rows are, so that one target with nearly all messages costs no
+more than many. Law: everything that goes to the driver is bounded by a limit of this module.
 """
 
 from typing import Any
@@ -20,26 +20,26 @@ POINTS_MAX = 1_500
 """Most points of a curve: a day by the minute."""
 
 WIDTHS_MS = tuple(minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30, 60, 180, 360, 720, 1_440, 10_080))
-"""Widths of a point, of which the least is taken that keeps to `POINTS_MAX`."""
+"""Widths of a point in ms; the smallest that needs at most `POINTS_MAX` points is taken."""
 
 TARGETS_MAX = 1_000
-"""Most targets in the summary: those with most messages."""
+"""Most targets in the summary: the ones with most messages."""
 
 HOURS_MAX = 10_000
-"""Most rows of target and hour in the summary; the details have all."""
+"""Most rows of target and hour in the summary; the details of an audit have all."""
 
 WORST = 10
-"""The worst minutes shown."""
+"""Number of worst minutes in the summary."""
 
 SAMPLES = 20
-"""Units shown of each fate that breaks a law."""
+"""Deliveries named for each outcome that breaks a law."""
 
 _SHARD_SHIFT = 48
-"""Bits of an offset beside its shard in one number."""
+"""Bits for the offset in a number made of shard and offset."""
 
 
 class Lateness(Struct, frozen=True, kw_only=True):
-    """Of delivered messages: milliseconds between due (or accepted, if that was later) and delivered."""
+    """Lateness of delivered messages: ms from due (or accepted, if that was later) to delivered."""
 
     count: int
     p50_ms: int | None
@@ -48,39 +48,38 @@ class Lateness(Struct, frozen=True, kw_only=True):
     max_ms: int | None
 
 
-class Row(Struct, frozen=True, kw_only=True):
-    """Figures of a target, an hour, a point in time, or all of the window."""
+class SummaryRow(Struct, frozen=True, kw_only=True):
+    """Counts and lateness of a target, an hour, a point in time, or the whole window."""
 
     counts: dict[str, int]
-    """By outcome, those that occur."""
+    """Deliveries by outcome, without zeros."""
     lateness: Lateness
     target: str | None = None
     at_ms: int | None = None
-    """Beginning of the hour or point."""
+    """Beginning of the hour or point in epoch ms; None: no time."""
 
 
-class Sample(Struct, frozen=True, kw_only=True):
-    """One unit with a fate that breaks a law."""
+class OutcomeSample(Struct, frozen=True, kw_only=True):
+    """One delivery whose outcome breaks a law."""
 
     outcome: str
     shard: int
     source_offset: int
     target: str | None
     at_ms: int
-    """The minute it was due in."""
+    """Beginning of the minute it was due in, epoch ms."""
 
 
 def width_ms(span: Span) -> int:
-    """How much time a point of the curve stands for."""
+    """Width in ms of a point of the curve."""
     length_ms = max(1, span.to_ms - span.from_ms)
     return next((width for width in WIDTHS_MS if length_ms <= width * POINTS_MAX), -(-length_ms // POINTS_MAX))
 
 
 def cube(judged: DataFrame, span: Span) -> DataFrame:
-    """`fates` -> `target`, `at_ms`, `outcome`, `reason`, `late_ms` (class), `n`, `max_ms`,
-    `first_due_ms`, `sample`.
+    """`outcomes` -> `target`, `at_ms`, `outcome`, `reason`, `late_ms` (class), `n`, `max_ms`, `first_due_ms`, `sample`.
 
-    Lateness below a second is kept to the millisecond, above to three digits: exact to 1 % at the worst.
+    Lateness below a second is exact to the millisecond, above to three digits: to 1 % at worst.
     """
     at_ms = min(width_ms(span), HOUR_MS)
     due, late = f.col("due_ms"), f.col("lateness_ms")
@@ -101,12 +100,12 @@ def cube(judged: DataFrame, span: Span) -> DataFrame:
 
 def _class(late: Column) -> Column:
     digits = f.length(late.cast("string"))
-    unit = f.pow(f.lit(10.0), f.greatest(digits - 3, f.lit(0))).cast("long")
-    return f.when(late < 1_000, late).otherwise(late - late % unit)
+    rounding = f.pow(f.lit(10.0), f.greatest(digits - 3, f.lit(0))).cast("long")
+    return f.when(late < 1_000, late).otherwise(late - late % rounding)
 
 
-def _figures(cells: DataFrame, *by: str | Column) -> DataFrame:
-    """Rows of `cube` -> counts by outcome and lateness percentiles, by some columns."""
+def _summary_by(cells: DataFrame, *by: str | Column) -> DataFrame:
+    """Rows of `cube` -> counts by outcome and lateness percentiles, grouped by columns."""
     percentiles = f.expr("percentile(late_ms, array(0.5, 0.99, 0.999), n)").alias("late")
     counts = [
         f.sum(f.when(f.col("outcome") == outcome, f.col("n")).otherwise(0)).alias(outcome) for outcome in OUTCOMES
@@ -117,10 +116,10 @@ def _figures(cells: DataFrame, *by: str | Column) -> DataFrame:
     )
 
 
-def _row(row: Any) -> Row:
+def _summary_row(row: Any) -> SummaryRow:
     found = row.asDict()
     late = [None if each is None else round(each) for each in found["late"] or (None,) * 3]
-    return Row(
+    return SummaryRow(
         counts={outcome: found[outcome] for outcome in OUTCOMES if found[outcome]},
         lateness=Lateness(
             count=found["timed"] or 0, p50_ms=late[0], p99_ms=late[1], p999_ms=late[2], max_ms=found["max_ms"]
@@ -130,56 +129,60 @@ def _row(row: Any) -> Row:
     )
 
 
-def overall(cells: DataFrame) -> Row:
-    """The whole window."""
-    return _row(_figures(cells).first())
+def overall(cells: DataFrame) -> SummaryRow:
+    """The summary of the whole window."""
+    return _summary_row(_summary_by(cells).first())
 
 
 def reasons(cells: DataFrame) -> list[tuple[str, str, int]]:
-    """`(outcome, reason, count)` where there is a reason, most frequent first."""
+    """`(outcome, reason, count)` of deliveries with a reason, most frequent first."""
     found = cells.where("reason is not null").groupBy("outcome", "reason").agg(f.sum("n").alias("n"))
     return [
         (row["outcome"], row["reason"], row["n"]) for row in found.orderBy(f.desc("n"), "reason").limit(100).collect()
     ]
 
 
-def by_target(cells: DataFrame) -> list[Row]:
+def by_target(cells: DataFrame) -> list[SummaryRow]:
     """The targets with most messages."""
-    found = _figures(cells.where("target is not null"), "target").orderBy(f.desc("total"), "target").limit(TARGETS_MAX)
-    return [_row(row) for row in found.collect()]
+    found = (
+        _summary_by(cells.where("target is not null"), "target").orderBy(f.desc("total"), "target").limit(TARGETS_MAX)
+    )
+    return [_summary_row(row) for row in found.collect()]
 
 
-def by_hour(cells: DataFrame) -> list[Row]:
-    """Each target and hour, in order; those with most messages if there are too many."""
+def by_hour(cells: DataFrame) -> list[SummaryRow]:
+    """Each target and hour, in order; the ones with most messages if there are too many."""
     hour = (f.col("at_ms") - f.col("at_ms") % HOUR_MS).alias("at_ms")
-    found = _figures(cells.where("target is not null"), "target", hour).orderBy(f.desc("total")).limit(HOURS_MAX)
-    return sorted((_row(row) for row in found.collect()), key=lambda row: (row.target or "", row.at_ms or 0))
+    found = _summary_by(cells.where("target is not null"), "target", hour).orderBy(f.desc("total")).limit(HOURS_MAX)
+    return sorted((_summary_row(row) for row in found.collect()), key=lambda row: (row.target or "", row.at_ms or 0))
 
 
-def over_time(cells: DataFrame, span: Span) -> list[Row]:
-    """The curve: a row for each point in time that has units, in order."""
+def over_time(cells: DataFrame, span: Span) -> list[SummaryRow]:
+    """The curve: a row for each point in time with deliveries due, in order."""
     width = width_ms(span)
-    return [_row(row) for row in _by_time(cells, width).orderBy("at_ms").limit(POINTS_MAX + 2).collect()]
+    return [_summary_row(row) for row in _by_time(cells, width).orderBy("at_ms").limit(POINTS_MAX + 2).collect()]
 
 
-def worst(cells: DataFrame, span: Span) -> list[Row]:
+def worst(cells: DataFrame, span: Span) -> list[SummaryRow]:
     """The points with most broken promises, then with the greatest lateness."""
     wrong = sum((f.col(outcome) for outcome in WRONG[1:]), f.col(WRONG[0]))
     found = _by_time(cells, min(width_ms(span), HOUR_MS)).orderBy(f.desc(wrong), f.desc("max_ms"), "at_ms")
-    return [_row(row) for row in found.where("timed > 0 or " + " + ".join(WRONG) + " > 0").limit(WORST).collect()]
+    return [
+        _summary_row(row) for row in found.where("timed > 0 or " + " + ".join(WRONG) + " > 0").limit(WORST).collect()
+    ]
 
 
 def _by_time(cells: DataFrame, width: int) -> DataFrame:
-    return _figures(cells, (f.col("at_ms") - f.col("at_ms") % width).alias("at_ms"))
+    return _summary_by(cells, (f.col("at_ms") - f.col("at_ms") % width).alias("at_ms"))
 
 
-def samples(cells: DataFrame) -> list[Sample]:
-    """Some units of each fate that breaks a law: one of a minute, the earliest first."""
-    found: list[Sample] = []
+def samples(cells: DataFrame) -> list[OutcomeSample]:
+    """Some deliveries of each outcome that breaks a law: one for each target, minute and reason, the earliest first."""
+    found: list[OutcomeSample] = []
     for outcome in WRONG:
         rows = cells.where(f.col("outcome") == outcome).orderBy("at_ms").limit(SAMPLES).collect()
         found += [
-            Sample(
+            OutcomeSample(
                 outcome=outcome, shard=row["sample"] >> _SHARD_SHIFT,
                 source_offset=row["sample"] & (1 << _SHARD_SHIFT) - 1, target=row["target"], at_ms=row["at_ms"],
             )
@@ -189,6 +192,6 @@ def samples(cells: DataFrame) -> list[Sample]:
 
 
 def first_pending_ms(cells: DataFrame) -> int | None:
-    """When the first unit is due that is not judged yet; None: all are."""
+    """Due time of the first delivery that is not judged yet; None if all are judged."""
     found = cells.where("outcome = 'pending'").agg(f.min("first_due_ms").alias("due_ms")).first()
     return None if found is None else found["due_ms"]

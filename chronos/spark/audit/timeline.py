@@ -1,11 +1,11 @@
-"""What happened to the messages of one id, in order: a small state machine over what the logs say.
+"""The deliveries promised by the messages of one id: a small state machine over the events of the two logs.
 
-Most messages need none of this: nobody touched them, and the progress log has nothing to say about them. For those
-that were cancelled, replaced, moved, retried or repeated, this follows `core.shard` in the order of the two logs, by
-the same placement rule; but it decides nothing, and it needs only the records of that id.
+Most messages do not need it: no record acted on them, and the progress log has no decision about them. For those that
+were cancelled, replaced, rescheduled, retried or repeated, it follows `core.shard` in the order of the two logs, by the
+same placement rule. It decides nothing, and it needs only the records of that id.
 
-It may begin in the middle: a message that is not among the events (it lies outside the window) is one that an action
-passes by, because what stood before the cursor when the action was staged was settled by then.
+The events may begin in the middle: an action on a message that is not among them (it lies outside the window) has no
+effect on the others, because everything before the cursor was settled when the action was staged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,34 +20,34 @@ RETRY, DEFERRED, AGAIN, SKIPPED, EXPIRED, DEAD_LETTER = (
 CANCELLED, REPLACED = "cancelled", "replaced"
 
 OFFSET_END = 2**63 - 1
-"""Instead of the cursor's greatest offset, which no signed column holds: behind everything due then."""
+"""Stands for the cursor's greatest offset, which no signed column holds: behind everything due then."""
 
 
 class Event(Struct, frozen=True, gc=False):
-    """A delay record that was not refused, or a decision; in the order in which the shard executed them."""
+    """A delay record that was not refused, or a decision of a progress record."""
 
     verb: str
-    """What the record asks for, or the outcome that was decided."""
+    """The verb of the record, or the outcome that was decided."""
     offset: int
-    """Of the delay record; for a decision, of the record that brought the message."""
+    """Offset of the delay record; for a decision, of the record that brought the message."""
     timestamp_ms: int
-    """When the broker took the delay record; for a decision, the progress record."""
+    """Broker's timestamp of the delay record; for a decision, of the progress record."""
     due_ms: int | None
-    """The time asked for; for a decision, the next one."""
+    """The requested due time; for a decision, the next one."""
     cursor_due_ms: int
     """The cursor before the step that staged the record; for a decision, after its step."""
     cursor_offset: int
     target: str | None = None
     requested_due_ms: int | None = None
     takes_over: bool = False
-    """A `replace`, or a `schedule` that replaces what is pending."""
+    """True for a `replace`, and for a `schedule` that replaces a pending message."""
     reason: str | None = None
     occurrence: int = 1
     attempt: int = 1
 
 
-class Unit(Struct, frozen=True, gc=False):
-    """One delivery that was promised: a message, or one occurrence of a series, and what is known of its end."""
+class PromisedDelivery(Struct, frozen=True, gc=False):
+    """One delivery that was promised, a message or one occurrence of a series, and how it ended."""
 
     source_offset: int
     occurrence: int
@@ -56,15 +56,15 @@ class Unit(Struct, frozen=True, gc=False):
     requested_due_ms: int
     due_ms: int
     place_ms: int
-    """Its place's due time: once the cursor is past it, it must have been delivered unless it ended otherwise."""
+    """Due time of its position: once the cursor is past it, it was delivered unless it ended otherwise."""
     attempt: int
     ended: str | None
-    """How it ended other than by delivery; None: a delivery must be found."""
+    """How it ended other than by delivery; None: the target must hold it."""
     reason: str | None
 
 
-class _Held(Struct):
-    """The message the id stands for now."""
+class _Current(Struct):
+    """The message that the id stands for now."""
 
     offset: int
     target: str | None
@@ -76,47 +76,50 @@ class _Held(Struct):
     attempt: int = 1
 
     def is_behind(self, cursor_due_ms: int, cursor_offset: int) -> bool:
-        """Whether it was settled when the cursor stood there."""
+        """Return whether a cursor at this position had settled the message."""
         return (self.place_ms, self.offset) <= (cursor_due_ms, cursor_offset)
 
-    def unit(self, ended: str | None = None, reason: str | None = None) -> Unit:
-        """As it is now."""
-        return Unit(self.offset, self.occurrence, self.target, self.accepted_ms, self.requested_due_ms, self.due_ms,
+    def promised(self, ended: str | None = None, reason: str | None = None) -> PromisedDelivery:
+        """The promised delivery, as the message is now."""
+        return PromisedDelivery(self.offset, self.occurrence, self.target, self.accepted_ms, self.requested_due_ms, self.due_ms,
                     self.place_ms, self.attempt, ended, reason)  # fmt: skip
 
 
-def follow(events: Iterable[Event]) -> Iterator[Unit]:
-    """The units of one id out of its events in order: by delay offset, and a decision behind what its step staged."""
-    held: _Held | None = None
+def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
+    """The promised deliveries of one id.
+
+    Events are in the order the shard executed them: by delay offset, a decision behind the records its step staged.
+    """
+    current: _Current | None = None
     for event in events:
         if event.verb in (SCHEDULE, REPLACE):
-            if held is not None:
-                took_over = event.takes_over and not held.is_behind(event.cursor_due_ms, event.cursor_offset)
-                yield held.unit(REPLACED if took_over else None)
+            if current is not None:
+                took_over = event.takes_over and not current.is_behind(event.cursor_due_ms, event.cursor_offset)
+                yield current.promised(REPLACED if took_over else None)
             assert event.due_ms is not None
-            held = _Held(
+            current = _Current(
                 event.offset, event.target, event.timestamp_ms,
                 event.due_ms if event.requested_due_ms is None else event.requested_due_ms,
                 event.due_ms, _placed(event, event.due_ms),
             )  # fmt: skip
-        elif held is None:
+        elif current is None:
             continue
         elif event.verb in (CANCEL, RESCHEDULE, FIRE_NOW):
-            if held.is_behind(event.cursor_due_ms, event.cursor_offset):
+            if current.is_behind(event.cursor_due_ms, event.cursor_offset):
                 continue
             if event.verb == CANCEL:
-                yield held.unit(CANCELLED)
-                held = None
+                yield current.promised(CANCELLED)
+                current = None
             else:
-                _move(held, event)
-        elif event.offset == held.offset:
-            unit, goes_on = _decide(held, event)
-            if unit is not None:
-                yield unit
-            if not goes_on:
-                held = None
-    if held is not None:
-        yield held.unit()
+                _move(current, event)
+        elif event.offset == current.offset:
+            promised, continues = _apply(current, event)
+            if promised is not None:
+                yield promised
+            if not continues:
+                current = None
+    if current is not None:
+        yield current.promised()
 
 
 def _placed(event: Event, due_ms: int) -> int:
@@ -124,27 +127,27 @@ def _placed(event: Event, due_ms: int) -> int:
     return max(due_ms, event.timestamp_ms, event.cursor_due_ms + 1)
 
 
-def _move(held: _Held, event: Event) -> None:
-    if event.verb == FIRE_NOW and held.place_ms <= max(event.timestamp_ms, event.cursor_due_ms + 1):
+def _move(current: _Current, event: Event) -> None:
+    if event.verb == FIRE_NOW and current.place_ms <= max(event.timestamp_ms, event.cursor_due_ms + 1):
         return
     due_ms = event.timestamp_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
-    held.due_ms = held.requested_due_ms = due_ms
-    held.place_ms = _placed(event, due_ms)
+    current.due_ms = current.requested_due_ms = due_ms
+    current.place_ms = _placed(event, due_ms)
 
 
-def _decide(held: _Held, event: Event) -> tuple[Unit | None, bool]:
-    """The unit that ended with the decision, if one did, and whether the message goes on."""
+def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bool]:
+    """Apply a decision: the delivery it ended, if any, and whether the message stays pending."""
     if event.verb in (EXPIRED, DEAD_LETTER):
-        return held.unit(event.verb, event.reason), False
-    unit: Unit | None = None
+        return current.promised(event.verb, event.reason), False
+    promised: PromisedDelivery | None = None
     if event.verb == AGAIN:
-        unit = held.unit()
-    elif event.verb == SKIPPED and event.occurrence != held.occurrence:
-        # A series without a first time is given one by `skipped`: then nothing was left out.
-        unit = held.unit(EXPIRED if event.reason == EXPIRED else SKIPPED, event.reason)
+        promised = current.promised()
+    elif event.verb == SKIPPED and event.occurrence != current.occurrence:
+        # `skipped` also gives a series its first time; then no occurrence was left out.
+        promised = current.promised(EXPIRED if event.reason == EXPIRED else SKIPPED, event.reason)
     assert event.due_ms is not None
     if event.verb in (AGAIN, SKIPPED):
-        held.due_ms = held.requested_due_ms = event.due_ms
-    held.place_ms = max(event.due_ms, event.cursor_due_ms + 1)
-    held.occurrence, held.attempt = event.occurrence, event.attempt
-    return unit, True
+        current.due_ms = current.requested_due_ms = event.due_ms
+    current.place_ms = max(event.due_ms, event.cursor_due_ms + 1)
+    current.occurrence, current.attempt = event.occurrence, event.attempt
+    return promised, True

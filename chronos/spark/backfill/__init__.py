@@ -1,0 +1,1 @@
+"""Backfill: archived messages selected, planned and sent again, each once for a purpose."""

@@ -1,9 +1,12 @@
-"""How much of a run was sent: what the log says, once nobody writes any more. See `ledger`."""
+"""Reconciliation of a run with the log: how much of each part was sent. `ledger` explains why that is exact.
+
+It plans and sends nothing. Law: the log is read only after every producer of an earlier attempt is fenced.
+"""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -11,51 +14,42 @@ from pyspark.sql import functions as f
 from chronos.errors import LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.audit.coverage import archived_through
-from chronos.spark.audit.job import Tables
 from chronos.spark.backfill.sending import Opener
+from chronos.spark.brokers import TopicBrokers
 from chronos.spark.codec import header_text
-from chronos.spark.ledger import REPLAY_PLACE, Attempt, Run
+from chronos.spark.ledger import REPLAY_POSITION
+from chronos.spark.progress import Step, Watch
+from chronos.spark.requests import Attempt, BackfillRun
 from chronos.spark.rows import raw
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
-from chronos.spark.storage import Place
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import Tables
 
 STABLE_S = 120.0
-"""How long open transactions in the delay topic are waited for before it is read."""
+"""Most seconds to wait for the end of open transactions before the delay topic is read."""
 
 POLL_S = 0.2
+"""Seconds between two questions for the last stable offset."""
 
 
-class Brokers(Protocol):
-    """What backfill asks of the brokers."""
-
-    def names(self) -> list[str]:
-        """All topics, those of Kafka itself left out."""
-
-    def look(self, topics: Sequence[str]) -> Mapping[str, Any]:
-        """`TopicInfo` by name; None for one that is not there."""
-
-    def watermarks(self, topic: str, partition: int) -> Any:
-        """`Watermarks` of a partition."""
-
-
-class Stock:
-    """Takes stock of one archive's runs."""
+class Reconciliation:
+    """Reconciles the runs of one archive with the log."""
 
     def __init__(
         self,
         spark: SparkSession,
-        place: Place,
-        brokers: Brokers,
+        storage: ArchiveStorage,
+        brokers: TopicBrokers,
         opener: Opener,
         tables: Tables,
         *,
         cluster: str,
         source: Mapping[str, str],
-        watch: Callable[[str], None],
+        watch: Watch,
     ) -> None:
         """`source`: options of Spark's Kafka source."""
         self._spark = spark
-        self._place = place
+        self._storage = storage
         self._brokers = brokers
         self._opener = opener
         self._tables = tables
@@ -63,31 +57,31 @@ class Stock:
         self._source = source
         self._watch = watch
 
-    def take(self, run: Run) -> list[int]:
-        """How much of each part was sent: 1. a new attempt, 2. nobody of the others writes any more, 3. what is in the log."""
+    def rows_sent(self, run: BackfillRun) -> list[int]:
+        """Rows of each part that were sent: 1. record a new attempt, 2. fence the earlier ones, 3. read the log."""
         before = list(run.attempts)
         number = before[-1].number + 1 if before else 1
         run.attempts.append(Attempt(number=number, began_ms=_now_ms()))
-        ledger.save_run(self._place, run)
+        ledger.save_run(self._storage, run)
         if not before:
             return [0] * len(run.rows)
-        self._watch("finding out how much was sent before")
+        self._watch(Step(name="reading how much was sent before"))
         if run.request.direct:
-            return ledger.noted(self._place, run)
+            return ledger.sent_directly(self._storage, run)
         for attempt in before:
             if not attempt.is_fenced:
-                for part in ledger.begun(self._place, run.run, attempt.number):
-                    named = ledger.transactional_id(self._cluster, run.run, attempt.number, part)
-                    self._opener.open(named).close()
+                for part in ledger.started_parts(self._storage, run.run, attempt.number):
+                    transactional_id = ledger.transactional_id(self._cluster, run.run, attempt.number, part)
+                    self._opener.open(transactional_id).close()
                 attempt.is_fenced = True
-        ledger.save_run(self._place, run)
+        ledger.save_run(self._storage, run)
         return self._in_log(run)
 
-    def _in_log(self, run: Run) -> list[int]:
-        """How far each part is in the delay topic, and in the archive where that was trimmed."""
-        info = self._brokers.look([run.topic])[run.topic]
+    def _in_log(self, run: BackfillRun) -> list[int]:
+        """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
+        info = self._brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
-        is_same = info is not None and info.id == run.topic_id  # another one may have fewer partitions
+        is_same = info is not None and info.id == run.topic_id  # a topic created again may have fewer partitions
         watermarks = {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
         starts = {shard: seen.start for shard, seen in watermarks.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
@@ -100,15 +94,15 @@ class Stock:
         ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
         begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
         stable = {shard: watermarks[shard].stable for shard in shards}
-        found = _places(self._read({run.topic: begin}, {run.topic: stable}))
+        found = _positions(self._read({run.topic: begin}, {run.topic: stable}))
         if any(begin[int(shard)] > first for shard, first in run.begin.items()):
             first = f.create_map(*(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1])))
             of_run = self._tables.messages.where(f.col("offset") >= first[f.col("shard")])
-            found = found.unionByName(_places(of_run))
-        return ledger.rows_below(found, run)
+            found = found.unionByName(_positions(of_run))
+        return ledger.rows_committed(found, run)
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
-        """Everything that is committed in some topics now, with the columns of `archive.raw`."""
+        """All committed records of some topics, with the columns of `rows.raw`."""
         watermarks = {
             topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
             for topic, count in partitions.items()
@@ -131,7 +125,7 @@ class Stock:
         return raw(self._spark.read.format("kafka").options(**options).load())
 
     def _stable_ends(self, topic: str, shard: int) -> Any:
-        """The ends of a partition once everything before its present end is decided."""
+        """The watermarks of a partition, once every transaction before its present end has ended."""
         high: int | None = None
         deadline = time.monotonic() + STABLE_S
         while True:
@@ -147,8 +141,8 @@ class Stock:
             time.sleep(POLL_S)
 
 
-def _places(records: DataFrame) -> DataFrame:
-    return records.select(header_text(REPLAY_PLACE).alias("place")).where(f.col("place").isNotNull())
+def _positions(records: DataFrame) -> DataFrame:
+    return records.select(header_text(REPLAY_POSITION).alias("position")).where(f.col("position").isNotNull())
 
 
 def _now_ms() -> int:

@@ -1,4 +1,7 @@
-"""Which messages are to be replayed: pure transformations, fates of the audit in, tokens and whole records out."""
+"""Selection of the messages to replay: pure transformations, outcomes of the audit in, rows of a plan out.
+
+It sends nothing and asks no broker. Law: a message and its replays count as one message.
+"""
 
 from collections.abc import Callable, Mapping
 from fnmatch import translate
@@ -9,30 +12,32 @@ from pyspark.sql import functions as f
 from chronos.core.message import OCCURRENCE, PREFIX, SOURCE
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header_text
-from chronos.spark.ledger import OWN, REPLAY_OF, TOKEN, Request
+from chronos.spark.ledger import OWN, REPLAY_OF, TOKEN
+from chronos.spark.requests import Request
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
-"""What was, or should have been, delivered in the window; what ended otherwise is not replayed."""
+"""Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is not replayed."""
 
-UNIT = (*TOKEN, "id", "target", "due_ms", "outcome")
+DELIVERY = (*TOKEN, "id", "target", "due_ms", "outcome")
+"""Columns that a plan has of a promised delivery."""
 
-PLAN = (*UNIT, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
-"""Columns of a plan: the unit, and the record that asked for it."""
+PLAN = (*DELIVERY, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
+"""Columns of a plan: the promised delivery, and the record that scheduled it."""
 
 ADDED_BYTES_MAX = 450
-"""What a replay has beside texts of any length: names of headers, numbers, lengths, and the batch around it."""
+"""Most bytes of a replay besides its variable texts: header names, numbers, lengths, and the batch around it."""
 
 HEADER_BYTES = 8
-"""Most bytes that say how long a header's name and value are."""
+"""Most bytes for the lengths of a header's name and value."""
 
 
-def wanted(fates: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
-    """`fates` -> `UNIT` of what is asked for, by outcome, target and id.
+def selected(outcomes: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
+    """`outcomes` -> `DELIVERY` of the requested messages, by outcome, target and id.
 
-    `pending` are those not settled by what was archived whose records are in the delay topic no more: `lost_below` is
-    where each shard's log begins now. What is still in it, Chronos reads there itself.
+    Mode `pending` selects messages that the archive does not prove settled and whose records are no longer in the delay
+    topic: `lost_below` is the offset each shard's log begins at now. Records still in it Chronos reads itself.
     """
-    return fates.where(_outcome(request.mode, lost_below) & _target(request) & _id(request)).select(*UNIT)
+    return outcomes.where(_outcome(request.mode, lost_below) & _target(request) & _id(request)).select(*DELIVERY)
 
 
 def _outcome(mode: str, lost_below: Mapping[int, int]) -> Column:
@@ -59,8 +64,8 @@ def _id(request: Request) -> Column:
     return f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
 
 
-def held(records: DataFrame, delay_topic: str) -> DataFrame:
-    """Records of targets, with `headers` -> `target` and tokens of what they hold, be it as a replay."""
+def in_targets(records: DataFrame, delay_topic: str) -> DataFrame:
+    """Records of targets, with `headers` -> `target` and token of each message they hold, originals and replays."""
     numbers = r"^(.*)/([0-9]+)/([0-9]+)/([0-9]+)$"
     own = f.concat_ws("/", header_text(SOURCE), f.coalesce(header_text(OCCURRENCE), f.lit("1")))
     found = records.select(
@@ -69,11 +74,11 @@ def held(records: DataFrame, delay_topic: str) -> DataFrame:
     ).where(f.regexp_extract("of", numbers, 1) == delay_topic)
     part = [f.regexp_extract("of", numbers, at).try_cast(kind) for at, kind in ((2, "int"), (3, "long"), (4, "int"))]
     tokens = found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)))
-    return tokens.dropna().distinct()  # a number no column holds is nobody's
+    return tokens.dropna().distinct()  # a number out of range is the token of no message
 
 
 def replays(messages: DataFrame, span: Span) -> DataFrame:
-    """Table `messages` -> `shard`, `source_offset`, and `of`: those that are replays, of what."""
+    """Table `messages` -> `shard`, `source_offset` of the replays, and `of`: the message each one repeats."""
     own = f.filter("headers", lambda pair: pair["name"] == REPLAY_OF)
     seen = messages.where(span.hours()).select("shard", f.col("offset").alias("source_offset"), own.alias("own"))
     return seen.where(f.size("own") > 0).select(
@@ -81,45 +86,49 @@ def replays(messages: DataFrame, span: Span) -> DataFrame:
     )
 
 
-def without_copies(units: DataFrame, copies: DataFrame, delay_topic: str) -> DataFrame:
-    """Units and `replays` -> the units without the replays of what is among them itself, or is replayed before."""
-    of = units.select(f.concat_ws("/", f.lit(delay_topic), *TOKEN).alias("of")).distinct()
-    found = units.select(*TOKEN).join(copies, ["shard", "source_offset"])
+def without_copies(deliveries: DataFrame, copies: DataFrame, delay_topic: str) -> DataFrame:
+    """`DELIVERY` and `replays` -> the deliveries without replays whose original, or an earlier replay of it, is among them."""
+    of = deliveries.select(f.concat_ws("/", f.lit(delay_topic), *TOKEN).alias("of")).distinct()
+    found = deliveries.select(*TOKEN).join(copies, ["shard", "source_offset"])
     of_present = found.join(of, "of", "left_semi").select(*TOKEN)
     first = found.groupBy("of").agg(f.min(f.struct("shard", "source_offset")).alias("first"))
     later = found.join(first, "of").where(f.struct("shard", "source_offset") != f.col("first")).select(*TOKEN)
-    return units.join(of_present.unionByName(later), list(TOKEN), "left_anti")
+    return deliveries.join(of_present.unionByName(later), list(TOKEN), "left_anti")
 
 
-def marked(units: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
-    """Units -> the same with `is_sent`: whether the ledger holds them for the purpose."""
+def marked(deliveries: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
+    """`DELIVERY` -> the same with `is_sent`: true if the ledger holds it for the purpose."""
     sent = ledger.where(f.col("purpose") == purpose).select(*TOKEN).distinct().withColumn("_sent", f.lit(True))
-    return units.join(sent, list(TOKEN), "left").withColumn("is_sent", f.coalesce("_sent", f.lit(False))).drop("_sent")
+    return (
+        deliveries.join(sent, list(TOKEN), "left")
+        .withColumn("is_sent", f.coalesce("_sent", f.lit(False)))
+        .drop("_sent")
+    )
 
 
-def with_records(units: DataFrame, messages: DataFrame, span: Span | None) -> DataFrame:
-    """Units and table `messages` -> `PLAN`. With a span: of those that were due in it from the beginning."""
+def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) -> DataFrame:
+    """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due within it."""
     here = messages if span is None else messages.where(span.hours())
     records = here.select(
         "shard", f.col("offset").alias("source_offset"), "key", "value", "headers", "target_key", "expire_at_ms"
     )
     size = f.coalesce(f.length("value"), f.lit(0)).cast("long")
-    return units.join(records, ["shard", "source_offset"]).withColumn("bytes", size).select(*PLAN)
+    return deliveries.join(records, ["shard", "source_offset"]).withColumn("bytes", size).select(*PLAN)
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null: it is. `bytes_max` and `compacted` are of the topic it goes to.
+    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `keyed_only` are of the topic it goes to.
 
-    One record that its topic does not take would keep all behind it from ever being sent.
+    A record that its topic refuses would block all records behind it for ever.
     """
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
-    is_untaken = f.col("bytes_max").isNull() | (f.col("keyed_only") & f.col("target_key").isNull())
+    has_no_target = f.col("bytes_max").isNull() | (f.col("keyed_only") & f.col("target_key").isNull())
     is_large = replay_bytes(request, topic) > f.col("bytes_max")
-    return f.when(is_expired, "expired").when(is_untaken, "no-target").when(is_large, "too-large")
+    return f.when(is_expired, "expired").when(has_no_target, "no-target").when(is_large, "too-large")
 
 
 def replay_bytes(request: Request, topic: str) -> Column:
-    """At most so many bytes a batch takes that holds nothing but the replay of a row: see `core.size`."""
+    """Most bytes of a batch that holds only the replay of a row: see `core.size`."""
 
     def size(column: str | Column) -> Column:
         return f.coalesce(f.octet_length(column), f.lit(0))
@@ -133,7 +142,7 @@ def replay_bytes(request: Request, topic: str) -> Column:
 
 
 def has_headers(request: Request) -> Column:
-    """Whether a record has all headers that are asked for."""
+    """True for a record that has all requested headers."""
     found = f.lit(True)
     for name, value in request.headers:
         found &= f.coalesce(f.exists("headers", _is_header(name, f.lit(value).cast("binary"))), f.lit(False))

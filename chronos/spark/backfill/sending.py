@@ -1,7 +1,7 @@
-"""One part of a plan on its way: what a Spark task does, and the record it makes of each row.
+"""The sending of one part of a plan: the work of a Spark task, and the record it makes of each row.
 
-The delivered record equals the one it stands for: key, payload and the producer's own headers byte for byte. Added are
-the headers of `ledger.OWN`, and Chronos's receipt, which names the replay by its id.
+Planning and attempts are `job`. Law: the delivered record equals the original, key, payload and the producer's own
+headers byte for byte; added are the headers of `ledger.OWN` and Chronos's receipt, which carries the id of the replay.
 """
 
 import time
@@ -27,71 +27,72 @@ from chronos.core.message import (
 )
 from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
-from chronos.spark.ledger import ID_PREFIX, OWN, REPLAY_ID, REPLAY_OF, REPLAY_PLACE
-from chronos.spark.storage import Place
+from chronos.spark.ledger import ID_PREFIX, OWN, REPLAY_ID, REPLAY_OF, REPLAY_POSITION
+from chronos.spark.storage import ArchiveStorage
 
 PORTION_ROWS = 5_000
-"""Messages of one transaction: short enough not to hold readers of the delay topic back."""
+"""Most messages of one transaction: it ends soon enough not to delay the readers of the delay topic."""
 
 PORTION_BYTES = 8_000_000
-"""Of payload, in one transaction and in what is read of the plan at once; one message may be larger."""
+"""Most payload bytes of one transaction, and of the rows read from the plan at once; one message may be larger."""
 
 SENT_COLUMNS = "part int, rows long"
+"""Columns that a task returns: a part and the rows it sent of it."""
 
 Headers = list[tuple[str, bytes | None]]
 BulkRecord = tuple[str, bytes | None, bytes | None, Headers]
 
 
 class Writer(Protocol):
-    """One producer."""
+    """One producer of bulk records."""
 
     def send(self, records: Sequence[BulkRecord]) -> None:
-        """All of them, or an error: in one transaction, or until each is acknowledged."""
+        """Send all records or raise: in one transaction, or each acknowledged."""
 
     def close(self) -> None:
-        """Drop what is queued."""
+        """Close the producer; queued records are dropped."""
 
 
 class Opener(Protocol):
-    """Makes producers; a value that travels to the executors."""
+    """Opens producers; a value that is pickled to the executors."""
 
     def open(self, transactional_id: str | None, batch_bytes: int = ...) -> Any:
-        """A `Writer`; with an id every earlier producer of that id is fenced and its transaction resolved first.
+        """A `Writer`; with an id, earlier producers of that id are fenced and their transactions resolved first.
 
-        No batch of several records is larger than `batch_bytes`.
+        A batch of several records has at most `batch_bytes`.
         """
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """What the tasks of one attempt need to know."""
+class SendingJob(Struct, frozen=True, kw_only=True):
+    """The parameters of the tasks of one attempt."""
 
     location: str
     cluster: str
     topic: str
-    """The delay topic that was archived: replays are named by it."""
+    """The archived delay topic, which the ids of replays contain."""
     to: str
-    """The delay topic they are sent to; another one after the loss of the first."""
+    """The delay topic that replays are sent to; another one after the loss of the first."""
     run: str
     purpose: str
     mode: str
     direct: bool
     expired: bool
-    """Without regard to `chronos-expire-at`."""
+    """True to ignore `chronos-expire-at`."""
     attempt: int
     files: list[str]
-    """Of the plan, by part."""
+    """Files of the plan, by part."""
     done: list[int]
-    """Rows of each part that were sent before."""
+    """Rows of each part that earlier attempts sent."""
     base_ms: int
-    """Due time of the first message that is left."""
+    """Due time of the first message to send, epoch ms."""
     pace_ms: float
-    """From one due time to the next; sent directly: between two messages of one task."""
+    """Ms from one due time to the next; for direct sending, between two messages of one task."""
     opener: Opener
     batch_bytes: int
-    """What every topic that is sent to takes."""
+    """Most bytes of a batch that every topic sent to accepts."""
 
     def rank(self, rows: Sequence[int]) -> list[int]:
-        """For parts with so many rows, what the first row of each counts as, were it not sent before."""
+        """For parts with these numbers of rows, the rank of each part's row 0, counting only rows not sent before."""
         ranks, passed = [], 0
         for count, done in zip(rows, self.done, strict=True):
             ranks.append(passed - done)
@@ -99,8 +100,8 @@ class Job(Struct, frozen=True, kw_only=True):
         return ranks
 
 
-def send_parts(job: Job, ranks: Sequence[int]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Batches with a column `id`, the number of a part -> `SENT_COLUMNS`, once it is sent."""
+def send_parts(job: SendingJob, ranks: Sequence[int]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Batches with a column `id`, the number of a part -> `SENT_COLUMNS`, once the part is sent."""
 
     def sent(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -114,26 +115,26 @@ def send_parts(job: Job, ranks: Sequence[int]) -> Callable[[Iterator[pa.RecordBa
 
 
 class _Part:
-    """The steps of a task, in the order that keeps law 3: see `ledger`."""
+    """The steps of a task, in the order that step 3 of `ledger` needs."""
 
-    def __init__(self, job: Job, part: int, rank: int) -> None:
+    def __init__(self, job: SendingJob, part: int, rank: int) -> None:
         self._job = job
         self._part = part
         self._rank = rank
-        self._place = Place(job.location)
+        self._storage = ArchiveStorage(job.location)
 
     def send(self) -> int:
-        """1. name the part, 2. take its id, 3. look whether the attempt is still the last, 4. send."""
+        """1. record the part, 2. take its transactional id, 3. check that the attempt is still the last, 4. send."""
         context = TaskContext.get()
         job, part = self._job, self._part
-        is_first = ledger.note_begun(self._place, job.run, job.attempt, part)
-        # In a stage that Spark runs again a task counts as a first attempt.
+        is_first = ledger.record_started(self._storage, job.run, job.attempt, part)
+        # In a stage that Spark runs again, a task counts as a first attempt.
         if not is_first or (context is not None and context.attemptNumber() > 0):
-            raise ArchiveFailed("a task ended before its time; what it had sent is found out before it is tried again")
-        named = None if job.direct else ledger.transactional_id(job.cluster, job.run, job.attempt, part)
-        writer = job.opener.open(named, job.batch_bytes)
+            raise ArchiveFailed("a task ended before its time; the log is read before it is tried again")
+        transactional_id = None if job.direct else ledger.transactional_id(job.cluster, job.run, job.attempt, part)
+        writer = job.opener.open(transactional_id, job.batch_bytes)
         try:
-            run = ledger.load_run(self._place, job.run)
+            run = ledger.load_run(self._storage, job.run)
             if run is None or run.state != "sending" or run.attempts[-1].number != job.attempt:
                 raise ArchiveFailed(f"another attempt at run {job.run} has begun; this one ends")
             return self._send_all(writer)
@@ -147,12 +148,12 @@ class _Part:
             writer.send(records)
             sent += len(records)
             if job.direct:
-                ledger.note_sent(self._place, job.run, self._part, row + len(records))
+                ledger.record_sent(self._storage, job.run, self._part, row + len(records))
                 time.sleep(max(0.0, started_s + sent * job.pace_ms / 1_000 - time.monotonic()))
         return sent
 
     def _portions(self) -> Iterator[tuple[int, list[BulkRecord]]]:
-        """The number of the first row, and so many records as go together."""
+        """The number of the first row, and the records of one transaction."""
         job = self._job
         records: list[BulkRecord] = []
         first = row = job.done[self._part]
@@ -171,14 +172,14 @@ class _Part:
             yield first, records
 
     def _rows_max(self) -> int:
-        """With a pace of its own a portion is what may be sent in a second, so that it is kept."""
+        """Most rows of a portion; a direct run with a pace sends at most one second's messages at once."""
         if not self._job.direct or not self._job.pace_ms:
             return PORTION_ROWS
         return max(1, min(PORTION_ROWS, int(1_000 / self._job.pace_ms)))
 
     def _batches(self, skip: int) -> Iterator[pa.RecordBatch]:
-        path = f"{ledger.folder(self._job.run)}/_plan/{self._job.files[self._part]}"
-        with self._place.open(path) as stream:
+        path = f"{ledger.run_folder(self._job.run)}/_plan/{self._job.files[self._part]}"
+        with self._storage.open(path) as stream:
             file = pq.ParquetFile(stream)
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(rows_together(file.metadata.row_group(group)), row_groups=[group]):
@@ -190,7 +191,7 @@ class _Part:
 
 
 def rows_together(group: Any) -> int:
-    """How many rows of a row group of a plan may be in memory at once, by what its metadata say of their size."""
+    """Most rows of a row group that are read into memory at once, by the sizes in its metadata."""
     columns = [group.column(number) for number in range(group.num_columns)]
     payload: int = next(column.statistics.max for column in columns if column.path_in_schema == "bytes")
     largest = max(1, payload, group.total_byte_size // group.num_rows)
@@ -198,11 +199,11 @@ def rows_together(group: Any) -> int:
     return max(1, min(PORTION_ROWS, rows))
 
 
-# --- rows to records
+# --- records of rows
 
 
-class Row(NamedTuple):
-    """A row of a plan, as much of it as is sent."""
+class PlannedMessage(NamedTuple):
+    """The columns of a plan's row that sending needs."""
 
     shard: int
     source_offset: int
@@ -216,18 +217,20 @@ class Row(NamedTuple):
     expire_at_ms: int | None
 
 
-def replay_id(job: Job, row: Row) -> bytes:
-    """The id of a replay: the same whenever the same is replayed for the same purpose."""
+def replay_id(job: SendingJob, row: PlannedMessage) -> bytes:
+    """The id of a replay: equal for equal messages and purposes, so that a second replay is a conflict."""
     return f"{ID_PREFIX}:{job.purpose}:{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
     """The rows of a batch of a plan."""
-    return map(Row._make, zip(*(batch.column(name).to_pylist() for name in Row._fields), strict=True))
+    return map(
+        PlannedMessage._make, zip(*(batch.column(name).to_pylist() for name in PlannedMessage._fields), strict=True)
+    )
 
 
-def records_of(batch: pa.RecordBatch, job: Job, part: int, first: int, rank: int) -> Iterator[BulkRecord]:
-    """Rows of a plan -> what is produced for them, in order; `first` is the first one's place in its part."""
+def records_of(batch: pa.RecordBatch, job: SendingJob, part: int, first: int, rank: int) -> Iterator[BulkRecord]:
+    """Rows of a plan -> the records to produce, in order; `first` is the number of the first row in its part."""
     found = batch.column("headers")
     ends = found.offsets.to_pylist()
     pairs = list(zip(found.values.field(0).to_pylist(), found.values.field(1).to_pylist(), strict=True))
@@ -237,15 +240,15 @@ def records_of(batch: pa.RecordBatch, job: Job, part: int, first: int, rank: int
         headers = [pair for pair in pairs[ends[at] : ends[at + 1]] if pair[0][:8] != PREFIX and pair[0] not in OWN]
         headers += (
             (REPLAY_OF, f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()),
-            (REPLAY_PLACE, b"%b/%d/%d" % (run, part, first + at)),
+            (REPLAY_POSITION, b"%b/%d/%d" % (run, part, first + at)),
         )
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))
         yield make(job, row, headers, first + at + rank)
 
 
-def _delayed(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:
-    """For the delay topic. What is brought back as pending keeps its id and its times."""
+def _delayed(job: SendingJob, row: PlannedMessage, headers: Headers, rank: int) -> BulkRecord:
+    """A record for the delay topic. A message replayed as pending keeps its id and its times."""
     expire_at_ms = None if job.expired else row.expire_at_ms
     if job.mode == "pending":
         due_ms, id_ = row.due_ms, row.id if row.key is not None else replay_id(job, row)
@@ -260,8 +263,8 @@ def _delayed(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:
     return job.to, id_, row.value, headers
 
 
-def _direct(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:
-    """For the target itself, with the receipt that the original had."""
+def _direct(job: SendingJob, row: PlannedMessage, headers: Headers, rank: int) -> BulkRecord:
+    """A record for the target, with the receipt of the original."""
     headers += (
         (ID, row.id),
         (DUE_AT, b"%d" % row.due_ms),
@@ -275,14 +278,14 @@ def _direct(job: Job, row: Row, headers: Headers, rank: int) -> BulkRecord:
 def rows_before(
     location: str, run: str, files: Sequence[str], ends: Sequence[int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Batches with a column `id`, the number of a part -> `ledger.UNIT_COLUMNS` of its rows before its end."""
-    columns = [column.split()[0] for column in ledger.UNIT_COLUMNS.split(", ")]
+    """Batches with a column `id`, the number of a part -> `ledger.PLANNED_COLUMNS` of its rows before `ends[part]`."""
+    columns = [column.split()[0] for column in ledger.PLANNED_COLUMNS.split(", ")]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        place = Place(location)
+        storage = ArchiveStorage(location)
         for part in (part for batch in batches for part in batch.column("id").to_pylist()):
             left = ends[part]
-            with place.open(f"{ledger.folder(run)}/_plan/{files[part]}") as stream:
+            with storage.open(f"{ledger.run_folder(run)}/_plan/{files[part]}") as stream:
                 for rows in pq.ParquetFile(stream).iter_batches(10_000, columns=columns):
                     taken = rows.slice(0, left).select(columns)
                     left -= taken.num_rows

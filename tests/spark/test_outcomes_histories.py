@@ -1,4 +1,4 @@
-"""Random histories of the real shard, audited: what the audit says is what happened, and what is planted is found."""
+"""Audits of random histories of the real shard: outcomes agree with the shard, and planted faults are found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
-from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_script, tables
+from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_history, tables
 from tests.unit.histories import START_MS, Step
 from tests.unit.model import MINUTE_MS
 
@@ -21,61 +21,61 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
-FIRST_WORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
+EPOCH_RECORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
 """Every log begins with a step that settles nothing: the epoch record of its first master."""
 
 EVERYTHING = Span(from_ms=START_MS - 12 * HOUR_MS, to_ms=READ_MS)
 
 
 def played(seed: int, *, drained: bool) -> list[History]:
-    """That many shards, each with a random history."""
+    """`HISTORIES` shards, each with a random history."""
     dice = random.Random(seed)
     histories = [History(shard) for shard in range(HISTORIES)]
     for history in histories:
-        history.master.step(FIRST_WORD)
-        history.master.play(random_script(dice))
+        history.master.step(EPOCH_RECORD)
+        history.master.play(random_history(dice))
         if drained:
             history.master.drain(START_MS + HOUR_MS)
     return histories
 
 
 def found(spark: SparkSession, histories: Sequence[History], deliveries: list[Row] | None = None) -> list[Any]:
-    """The fates of everything."""
-    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).fates.collect()
+    """The outcomes of all promised deliveries."""
+    return judge(tables(spark, histories, deliveries), DELAY, EVERYTHING).outcomes.collect()
 
 
 def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]:
-    """`(shard, source offset, occurrence)` of the units with these outcomes."""
+    """`(shard, source offset, occurrence)` of the deliveries with these outcomes."""
     return Counter(
         (row["shard"], row["source_offset"], row["occurrence"]) for row in rows if row["outcome"] in outcomes
     )
 
 
 def token(row: Row) -> tuple[int, int, int]:
-    """The same of a delivery."""
+    """The token of a delivery."""
     return row["shard"], row["source_offset"], row["occurrence"]
 
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    """Of the environment, to repeat a run, or fresh."""
+    """The seed in CHRONOS_SEED, to repeat a run, or a random one."""
     seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
     print(f"CHRONOS_SEED={seed}")
     return seed
 
 
 @pytest.mark.parametrize("drained", [True, False], ids=["to its end", "in the middle"])
-def test_what_happened_is_what_the_audit_says(spark: SparkSession, seed: int, drained: bool) -> None:
-    """Every message of every history has the fate the shard gave it, and no other; nothing is a false alarm."""
+def test_the_audit_agrees_with_the_shard(spark: SparkSession, seed: int, drained: bool) -> None:
+    """Every message of every history has the outcome that the shard gave it; nothing is a false alarm."""
     histories = played(seed, drained=drained)
     rows = found(spark, histories)
     assert tokens(rows, "missing", "duplicated", "early", "unknown") == Counter()
     delivered = Counter(token(row) for history in histories for row in history.delivered())
     assert tokens(rows, "delivered") == delivered
-    said = Counter((row["shard"], row["outcome"]) for row in rows)
+    counts = Counter((row["shard"], row["outcome"]) for row in rows)
     for history in histories:
         totals, shard = history.master.model.totals, history.shard
         for outcome, total in (
@@ -84,7 +84,7 @@ def test_what_happened_is_what_the_audit_says(spark: SparkSession, seed: int, dr
             ("expired", "expired"),
             ("dead-lettered", "dead"),
         ):
-            assert said[shard, outcome] == totals[total], (shard, outcome)
+            assert counts[shard, outcome] == totals[total], (shard, outcome)
         assert {at for on, at, _ in tokens(rows, "pending") if on == shard} == {
             *history.master.model.pending,
             *unread(history),
@@ -92,18 +92,18 @@ def test_what_happened_is_what_the_audit_says(spark: SparkSession, seed: int, dr
 
 
 def unread(history: History) -> set[int]:
-    """Offsets of what was to be scheduled and was not pulled yet, unless nobody can read it."""
+    """Offsets of valid records that schedule a message and were not pulled yet."""
     return {
-        ask.offset
-        for ask in history.master.producers.asks
-        if ask.offset >= history.master.model.pull_offset
-        and ask.verb in ("schedule", "replace")
-        and not (ask.refusal and ask.refusal.label == "unknown-header")
+        intent.offset
+        for intent in history.master.producers.intents
+        if intent.offset >= history.master.model.pull_offset
+        and intent.verb in ("schedule", "replace")
+        and not (intent.rejection and intent.rejection.label == "unknown-header")
     }
 
 
 def test_every_loss_is_found(spark: SparkSession, seed: int) -> None:
-    """Deliveries taken out of the archive are missing, each of them, and nothing else is."""
+    """Each delivery removed from the archive is missing, and no other is."""
     histories, dice = played(seed, drained=True), random.Random(seed)
     kept, lost = [], Counter()
     for row in (row for history in histories for row in history.delivered()):
@@ -117,8 +117,8 @@ def test_every_loss_is_found(spark: SparkSession, seed: int) -> None:
     assert tokens(rows, "duplicated", "early", "unknown", "pending") == Counter()
 
 
-def test_a_loss_is_never_called_more_than_pending_before_it_is_proved(spark: SparkSession, seed: int) -> None:
-    """In the middle of a history a lost delivery is missing, or not judged yet; what is there is never missing."""
+def test_a_loss_is_pending_until_it_is_proved(spark: SparkSession, seed: int) -> None:
+    """In the middle of a history a lost delivery is missing or not judged yet; a present one is never missing."""
     histories, dice = played(seed, drained=False), random.Random(seed)
     all_rows = [row for history in histories for row in history.delivered()]
     lost = {token(row) for row in all_rows if dice.random() < 0.3}
@@ -130,16 +130,16 @@ def test_a_loss_is_never_called_more_than_pending_before_it_is_proved(spark: Spa
 
 
 def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, seed: int) -> None:
-    """Records added to the targets, or moved before their due time, are found, and nothing else is."""
+    """Records added to the targets, or dated before their due time, are found, and no others."""
     histories, dice = played(seed, drained=True), random.Random(seed)
     rows, doubled, early = [], set(), set()
     for row in (row for history in histories for row in history.delivered()):
-        fate = dice.random()
-        if fate < 0.1:
+        number = dice.random()
+        if number < 0.1:
             doubled.add(token(row))
             copies = dice.randint(1, 3)
             rows += [row | {"offset": 1_000_000 + len(rows) + copy} for copy in range(copies)]
-        elif fate < 0.2:
+        elif number < 0.2:
             early.add(token(row))
             row = row | {"timestamp_ms": row["due_at_ms"] - dice.randint(501, MINUTE_MS)}
         rows.append(row)
@@ -151,24 +151,24 @@ def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, 
     assert tokens(judged, "missing", "unknown") == Counter()
 
 
-def test_a_window_in_the_middle_shows_what_the_whole_shows_of_it(
+def test_a_window_has_the_outcomes_that_an_audit_of_everything_has_in_it(
     spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is read for it alone: its folders, the progress records from its beginning on, and what was moved there."""
+    """Although it reads only its folders, the progress records from its beginning on, and messages moved into it."""
     histories = played(seed, drained=True)
     archive = tables(spark, histories)
-    whole = judge(archive, DELAY, EVERYTHING).fates.collect()
+    whole = judge(archive, DELAY, EVERYTHING).outcomes.collect()
     monkeypatch.setattr(coverage, "STEPS_BEFORE_MS", 0)
     for span in (
         Span(from_ms=START_MS + 8, to_ms=START_MS + MINUTE_MS + 9),
         Span(from_ms=START_MS + MINUTE_MS + 3, to_ms=START_MS + 9 * MINUTE_MS),
     ):
         within = [row for row in whole if span.from_ms <= row["due_ms"] < span.to_ms]
-        found = judge(archive, DELAY, span).fates.collect()
+        found = judge(archive, DELAY, span).outcomes.collect()
         assert within
         assert Counter(map(of_interest, found)) == Counter(map(of_interest, within))
 
 
 def of_interest(row: Any) -> tuple[Any, ...]:
-    """A row as a key."""
+    """A row as a hashable key."""
     return tuple(bytes(value) if isinstance(value, bytearray) else value for value in row)

@@ -1,4 +1,4 @@
-"""Each fate, each precedence and each boundary, one small shard for each."""
+"""Each outcome, each precedence and each boundary, with one small shard for each case."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-"""Spark's first job of a kind takes a while, and a crowded machine makes it minutes."""
+"""The first Spark job of a process takes long, on a loaded machine minutes."""
 
 DUE = T + 60_000
 LATER = T + 120_000
 A, B = (0, 1), (1, 1)
-"""The units of the first two records."""
+"""Tokens of the first two records: offset and occurrence."""
 
 
 def delivered_or_not() -> list[Case]:
-    """By what is in the target."""
+    """Cases decided by the deliveries in the target."""
     return [
         Case("delivered", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE + 5),
         Case("missing", {A: ("missing", None)}).send(0, DUE),
@@ -49,7 +49,7 @@ def delivered_or_not() -> list[Case]:
 
 
 def ended_otherwise() -> list[Case]:
-    """By the delay topic and the progress log."""
+    """Cases decided by the delay topic and the progress log."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
         Case("cancelled", {A: ("cancelled", None)}).send(0, DUE, **mine).act("cancel", 1, b"mine", at_ms=T),
@@ -94,7 +94,7 @@ def ended_otherwise() -> list[Case]:
 
 
 def carried_on() -> list[Case]:
-    """Moved, retried, repeated."""
+    """Cases of messages that were moved, retried or repeated."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     again = {"outcome": "again", "source_offset": 0}
     return [
@@ -159,7 +159,7 @@ def carried_on() -> list[Case]:
 
 
 def judged_or_not() -> list[Case]:
-    """The frontier: to the millisecond and to the offset."""
+    """Cases at the frontier, to the millisecond and to the offset."""
     pending = ("pending", "not-settled")
     return [
         Case("at the cursor", {A: ("missing", None), B: pending})
@@ -190,7 +190,7 @@ def judged_or_not() -> list[Case]:
 
 
 def known_or_not() -> list[Case]:
-    """What the archive cannot know is unknown, and no more than that."""
+    """Cases of gaps and open transactions: exactly the messages they may concern are unknown."""
     logs = ("messages", "progress")
     gap = {"gap": True, "gap_reason": "trimmed"}
     ended = {"stable_end": PULLED, "high_watermark": PULLED}
@@ -240,17 +240,17 @@ Found = dict[tuple[int, int], tuple[str, str | None]]
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> list[Found]:
-    """The fates of each case."""
-    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).fates.collect()
-    fates: list[Found] = [{} for _ in CASES]
+    """The outcomes of each case."""
+    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).outcomes.collect()
+    outcomes: list[Found] = [{} for _ in CASES]
     for row in rows:
-        unit = row["source_offset"], row["occurrence"]
-        assert unit not in fates[row["shard"]], "one row a unit"
-        fates[row["shard"]][unit] = row["outcome"], row["reason"]
-    return fates
+        token = row["source_offset"], row["occurrence"]
+        assert token not in outcomes[row["shard"]], "one row for each promised delivery"
+        outcomes[row["shard"]][token] = row["outcome"], row["reason"]
+    return outcomes
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
-def test_each_case_has_the_fates_it_should(found: list[Found], number: int) -> None:
-    """No unit too many, none too few, each with its outcome and why."""
+def test_each_case_has_the_expected_outcomes(found: list[Found], number: int) -> None:
+    """Exactly the expected deliveries, each with its outcome and reason."""
     assert found[number] == CASES[number].expects

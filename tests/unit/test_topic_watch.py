@@ -1,4 +1,4 @@
-"""The watch worker: what one look finds amiss is looked at again before the node ends for it."""
+"""The topic watch: a topic that one check finds changed is checked again before the node ends for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.errors import ConfigurationError
 from chronos.ports import TopicSpec
-from chronos.workers.watch import LOOK_EVERY_MS, TopicWatch
+from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 
-def test_one_look_that_finds_a_topic_otherwise_ends_nobody(tmp_path: Path) -> None:
-    """A broker that knows less than the others is soon asked no more, or knows as much."""
+def test_a_single_check_that_finds_a_topic_changed_is_no_error(tmp_path: Path) -> None:
+    """A broker that knows less than the others soon knows as much, or another one answers."""
     log = EmbeddedLog(tmp_path / "log", clock=SystemClock(), disk_reserve_bytes=0)
     right, wrong, missing = (
         TopicSpec(name=name, partitions=partitions, settings={}, per_shard=True)
@@ -26,7 +26,7 @@ def test_one_look_that_finds_a_topic_otherwise_ends_nobody(tmp_path: Path) -> No
     now_ms = 0
     for topics[0] in (wrong, right, missing, right, wrong):
         now_ms = watch.step(now_ms)
-    assert now_ms == 5 * LOOK_EVERY_MS
+    assert now_ms == 5 * CHECK_EVERY_MS
     with pytest.raises(ConfigurationError, match="2 partitions where 3"):
         watch.step(now_ms)
     log.close()

@@ -1,0 +1,88 @@
+"""Writing records outside transactions: one idempotent producer, made at the first use, and a thread that polls it."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.settings import PRODUCER
+from chronos.errors import LogUnavailable
+from chronos.ports import Appended, Outgoing
+
+MESSAGE_TIMEOUT_MS = 30_000
+"""How long the client tries to send a record."""
+
+CLOSE_S = 2.0
+"""How long `close` waits for the thread, and for records under way."""
+
+
+class KafkaAppender:
+    """Appends records and waits until they are durable. Any thread may call."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._producer: Producer | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        """Produce the records and wait for every delivery report. Raises LogUnavailable."""
+        producer = self._started()
+        done = threading.Event()
+        results: list[Appended | KafkaError | None] = [None] * len(records)
+        missing = len(records)
+
+        def reporting(at: int) -> Callable[[KafkaError | None, Message], None]:
+            def report(error: KafkaError | None, message: Message) -> None:
+                nonlocal missing
+                results[at] = error or Appended(
+                    partition=message.partition(),  # type: ignore[arg-type]
+                    offset=message.offset(),  # type: ignore[arg-type]
+                    timestamp_ms=message.timestamp()[1],
+                )
+                missing -= 1
+                if missing == 0:
+                    done.set()
+
+            return report
+
+        try:
+            for at, (topic, key, value, headers, partition) in enumerate(records):
+                producer.produce(topic, value, key, partition, on_delivery=reporting(at), headers=headers)  # type: ignore[arg-type]
+        except (KafkaException, BufferError) as error:
+            raise LogUnavailable(f"a record could not be sent: {error}") from error
+        if records and not done.wait(timeout_s):
+            raise LogUnavailable(
+                f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within {timeout_s:g} s; it may"
+                " still be written"
+            )
+        appended = []
+        for result in results:
+            if not isinstance(result, Appended):
+                raise LogUnavailable(f"the brokers did not take a record: {result.str() if result else 'no report'}")
+            appended.append(result)
+        return appended
+
+    def _started(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(
+                    self._connection.settings({**PRODUCER, "message.timeout.ms": MESSAGE_TIMEOUT_MS})
+                )
+                self._poller.start()
+            return self._producer
+
+    def _poll(self) -> None:
+        assert self._producer is not None
+        while not self._closing.is_set():
+            self._producer.poll(0.1)
+
+    def close(self) -> None:
+        """Stop the thread and give the records under way a moment."""
+        self._closing.set()
+        if self._poller.is_alive():
+            self._poller.join(CLOSE_S)
+        if self._producer is not None:
+            self._producer.flush(CLOSE_S)

@@ -1,0 +1,94 @@
+"""Reading a partition of Kafka as a `read_committed` consumer."""
+
+from operator import methodcaller
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from chronos.adapters.kafka.errors import FORBIDDEN_CODES, MISSING_CODES
+from chronos.core.message import Record
+from chronos.errors import ChronosError, LogMismatch, LogUnavailable
+
+_headers = methodcaller("headers")
+"""`message.headers()`, and SystemError when a name is not UTF-8. Written out, the interpreter specialises the call after
+some rounds and no longer checks it: the error then surfaces anywhere, or crashes the process."""
+
+
+class KafkaReader:
+    """One partition through one consumer. See `ports.Reader`."""
+
+    def __init__(self, consumer: Consumer, topic: str, partition: int, offset: int) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._partition = partition
+        self._polled: list[Message] = []
+        self.seek(offset)
+
+    def seek(self, offset: int) -> None:
+        """Continue from another offset."""
+        self.position = offset
+        self._polled.clear()
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Poll one message and keep it for `read`; `consume(n, t)` would wait the whole time to fill n."""
+        if self._polled:
+            return True
+        message = self._consumer.poll(timeout_s)
+        if message is None:
+            return False
+        self._polled.append(message)
+        return True
+
+    def read(self, records_max: int, bytes_max: int) -> list[Record]:
+        """Return what the client has fetched. Its queue is bounded in bytes, and so is one call."""
+        start = self.position
+        messages = self._polled
+        self._polled = []
+        messages += self._consumer.consume(max(0, records_max - len(messages)), 0)
+        records: list[Record] = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                try:
+                    self._check(error, message)
+                except ChronosError:
+                    self.seek(start)  # the records before it, and an end of the partition, are read again
+                    raise
+                continue
+            try:
+                headers = _headers(message) or ()
+            except SystemError:
+                headers = None  # a name is not UTF-8; a second call on this message would crash the process
+            records.append(
+                Record(message.offset(), message.timestamp()[1], message.key(), message.value(), headers)  # type: ignore[arg-type]
+            )
+        if records:
+            self.position = max(self.position, records[-1].offset + 1)
+        return records
+
+    def _check(self, error: KafkaError, message: Message) -> None:
+        """Move the position at an end of the partition; raise what the client cannot repair by itself."""
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            self.position = max(self.position, message.offset() or 0)
+        elif code in FORBIDDEN_CODES:
+            # The client reports it once and then not again; after a seek it reports it again at once (measured).
+            raise LogUnavailable(
+                f"reading {self._topic}/{self._partition}: {error.str()}; Chronos needs the permission READ"
+            )
+        elif code == KafkaError._AUTO_OFFSET_RESET:
+            raise LogMismatch(
+                f"offset {self.position} of {self._topic}/{self._partition} is not in the log ({error.str()}):"
+                " the topic was trimmed, or deleted and created again. If its records are gone for good, remove the"
+                " shard's store to start from what the topic still holds."
+            )
+        elif code in MISSING_CODES:
+            raise LogUnavailable(f"{self._topic}/{self._partition} is not there: {error.str()}")
+        elif error.fatal():
+            raise LogUnavailable(f"reading {self._topic}/{self._partition}: {error.str()}")
+        # librdkafka repairs every other error by itself, and reports it again if it cannot.
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._polled.clear()
+        self._consumer.close()

@@ -1,0 +1,226 @@
+"""Creating, checking and describing topics through the admin client."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+)
+
+from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.errors import FORBIDDEN_CODES, NOT_CREATED_CODES, NOT_DESCRIBED_CODES
+from chronos.adapters.kafka.settings import (
+    ADMIN,
+    ANSWER_S,
+    BATCH_BYTES,
+    CREATE_TIMEOUT_S,
+    LEADER_POLL_S,
+    RECORD_BYTES_MAX,
+    REQUEST_TIMEOUT_S,
+    TOPIC_APPEARS_S,
+)
+from chronos.errors import ConfigurationError, LogUnavailable
+from chronos.ports import TopicInfo, TopicSpec
+
+log = structlog.get_logger("chronos.kafka")
+
+REQUIRED_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
+"""Settings of Chronos's own topics that its laws rest on; about the others the operator decides."""
+
+
+class KafkaTopics:
+    """The topics of a cluster. Any thread may call."""
+
+    def __init__(self, connection: Connection, progress_topic: str) -> None:
+        self._connection = connection
+        self._progress_topic = progress_topic
+        self._admin = AdminClient(connection.settings(ADMIN))
+        self.small_batch_topics: dict[str, int] = {}
+        """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
+        self._hidden: set[str] = set()
+        """Topics that the last description was not allowed to show, if they exist."""
+        self._advised: set[str] = set()
+        """Changes of settings that were advised before."""
+
+    def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
+        """Create missing topics and check all."""
+        names = [spec.name for spec in topics]
+        infos = self.describe(names)
+        missing = [spec for spec in topics if infos[spec.name] is None]
+        if missing and not create:
+            listed = ", ".join(spec.name for spec in missing)
+            raise ConfigurationError([f"topics.create is off and these topics are missing: {listed}"])
+        self._create(missing)
+        deadline = time.monotonic() + CREATE_TIMEOUT_S
+        while any(info is None for info in infos.values()):
+            if time.monotonic() > deadline:
+                raise LogUnavailable("the topics just created do not appear")
+            infos = self.describe(names)
+        problems = [problem for spec in topics for problem in self._problems(spec, infos[spec.name])]
+        if problems:
+            raise ConfigurationError(problems)
+        # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
+        # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
+        self.ping(REQUEST_TIMEOUT_S)
+        return {name: info for name, info in infos.items() if info is not None}
+
+    def _create(self, specs: Sequence[TopicSpec]) -> None:
+        if not specs:
+            return
+        wanted = [
+            NewTopic(
+                spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=int(spec.settings.get("replication.factor", "-1")),
+                config={name: value for name, value in spec.settings.items() if name != "replication.factor"},
+            )
+            for spec in specs
+        ]
+        for name, future in self._admin.create_topics(wanted, operation_timeout=CREATE_TIMEOUT_S).items():
+            try:
+                future.result(CREATE_TIMEOUT_S + REQUEST_TIMEOUT_S)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in NOT_CREATED_CODES:
+                    raise ConfigurationError([f"the topic {name} cannot be created: {error.args[0].str()}"]) from error
+                if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise self._connection.unavailable(f"creating the topic {name}", error) from error
+                if name in self._hidden:
+                    raise ConfigurationError(
+                        [f"the topic {name} exists, but Kafka does not let Chronos describe it"]
+                    ) from error
+
+    def _problems(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
+        """What makes the topic unusable; a setting that is only unwise is logged once."""
+        assert info is not None
+        problems = []
+        if spec.per_shard and info.partitions != spec.partitions:
+            problems.append(
+                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards`"
+                " to what the topic has; if partitions were added, give the delay and the progress topic the same"
+                " number and remove `shards` in the data directory: the stores are rebuilt from the logs"
+            )
+        actual = self._settings([spec.name])[spec.name]
+        for name, value in spec.settings.items():
+            if actual.get(name, value) == value:
+                continue
+            change = f"kafka-configs --alter --topic {spec.name} --add-config {name}={value}"
+            if name in REQUIRED_SETTINGS:
+                problems.append(f"{spec.name} has {name}={actual[name]}, Chronos needs {value}: {change}")
+            elif change not in self._advised:
+                self._advised.add(change)
+                log.warning("topic setting", topic=spec.name, has=f"{name}={actual[name]}", advised=change)
+        return problems
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """Describe the topics in two requests, one for partitions and one for settings; neither creates a topic."""
+        if not topics:
+            return {}
+        infos: dict[str, TopicInfo | None] = dict.fromkeys(topics)
+        found = self._descriptions(topics)
+        settings = self._settings(list(found))
+        self._hidden.difference_update(found)
+        for name, description in found.items():
+            info = infos[name] = _info(description, settings[name])
+            if info.bytes_max < BATCH_BYTES:
+                self.small_batch_topics[name] = info.bytes_max
+            else:
+                self.small_batch_topics.pop(name, None)
+        return infos
+
+    def _descriptions(self, topics: Sequence[str]) -> dict[str, Any]:
+        """The client's `TopicDescription` of every topic that exists and may be seen."""
+        try:
+            futures = self._admin.describe_topics(
+                TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S
+            )
+        except (KafkaException, ValueError) as error:
+            raise LogUnavailable(f"describing {', '.join(topics)}: {error}") from error
+        found = {}
+        for name, future in futures.items():
+            try:
+                found[name] = future.result(ANSWER_S)
+            except TimeoutError:
+                raise self._connection.unanswered(f"describing {name}") from None
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code not in NOT_DESCRIBED_CODES:
+                    raise self._connection.unavailable(f"describing the topic {name}", error) from error
+                if code in FORBIDDEN_CODES:
+                    self._hidden.add(name)
+        return found
+
+    def _settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Settings by topic; empty for a topic whose settings Chronos may not read."""
+        settings: dict[str, dict[str, str]] = {name: {} for name in topics}
+        deadline = time.monotonic() + TOPIC_APPEARS_S
+        left = list(topics)
+        while left:
+            left = self._read_settings(left, settings, retries=time.monotonic() < deadline)
+            if left:
+                time.sleep(LEADER_POLL_S)
+        return settings
+
+    def _read_settings(self, topics: Sequence[str], settings: dict[str, dict[str, str]], *, retries: bool) -> list[str]:
+        """One request; returns the topics that this broker does not know yet, if they are to be asked for again."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+        unknown = []
+        for resource, future in self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():
+            try:
+                settings[resource.name] = {name: entry.value for name, entry in future.result(ANSWER_S).items()}
+            except TimeoutError:
+                raise self._connection.unanswered(f"describing {resource.name}") from None
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART and retries:
+                    # Another broker has just described it: a topic created a moment ago is not known to all at once.
+                    unknown.append(resource.name)
+                elif code not in FORBIDDEN_CODES:
+                    raise self._connection.unavailable(f"reading the settings of {resource.name}", error) from error
+        return unknown
+
+    def names(self) -> list[str]:
+        """All topics but those of Kafka itself (`__consumer_offsets`, ...)."""
+        try:
+            listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise self._connection.unavailable("listing the topics", error) from error
+        return sorted(name for name in listed if not name.startswith("__"))
+
+    def ping(self, timeout_s: float) -> bool:
+        """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""
+        try:
+            self._admin.list_topics(self._progress_topic, timeout=timeout_s)
+        except KafkaException:
+            return False
+        return True
+
+    def delete_records(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records before the offset; the broker answers once its replicas know."""
+        part = TopicPartition(topic, partition, offset)
+        try:
+            for future in self._admin.delete_records([part], request_timeout=REQUEST_TIMEOUT_S).values():
+                future.result(ANSWER_S)
+        except TimeoutError:
+            raise self._connection.unanswered(f"trimming {topic}/{partition}") from None
+        except KafkaException as error:
+            raise self._connection.unavailable(f"trimming {topic}/{partition}", error) from error
+
+
+def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
+    partitions, allowed = description.partitions, description.authorized_operations
+    return TopicInfo(
+        id=str(description.topic_id),
+        partitions=len(partitions),
+        leaderless=frozenset(part.id for part in partitions if part.leader is None or part.leader.id < 0),
+        bytes_max=int(settings.get("max.message.bytes", RECORD_BYTES_MAX)),
+        compacted="compact" in settings.get("cleanup.policy", ""),
+        writable=not allowed or AclOperation.WRITE in allowed,
+        replicas=min((len(part.replicas) for part in partitions), default=None),
+    )

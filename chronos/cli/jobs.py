@@ -1,0 +1,206 @@
+"""Spark jobs on the command line: their session, their progress on stderr, and the file that takes Spark's own output.
+
+On a terminal the step a job is in is a bar with elapsed time and rate; elsewhere it is a line when the step begins and
+one every few seconds. Law: Spark and its JVM write nothing to the terminal. Their output goes to a file, which is named
+if the job fails and removed if it does not.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+import typer
+
+from chronos.cli.output import note, number, span
+from chronos.spark.progress import Step, running_tasks
+
+if TYPE_CHECKING:
+    from chronos.spark.session import SparkSession
+
+LINE_EVERY_S = 5.0
+"""Seconds between two lines of progress where stderr is no terminal."""
+
+BAR_EVERY_S = 0.5
+"""Seconds between two looks at Spark's tasks where it is one."""
+
+JOIN_S = 5.0
+"""Seconds the end of a job waits for the thread that reads Spark's task counts."""
+
+
+def describe(step: Step, first: int, seconds: float, tasks: tuple[int, int] = (0, 0)) -> str:
+    """One line: the step's name, its count, elapsed time, rate, and the tasks that Spark runs now.
+
+    `first` is the count the step began with: a resumed run has a rate of its own.
+    """
+    parts = [span(seconds)] if seconds >= 1 else []
+    if step.total is not None:
+        total = max(step.done, step.total)
+        share = f" ({step.done / total:.0%})" if total else ""
+        parts.insert(0, f"{number(step.done)} of {number(total)} {step.unit}{share}")
+        if step.done > first and seconds >= 1:
+            parts.append(f"{number(round((step.done - first) / seconds))} {step.unit}/s")
+    ended, there = tasks
+    if there:
+        parts.append(f"{number(ended)} of {number(there)} tasks")
+    return f"{step.name}: {', '.join(parts)}" if parts else step.name
+
+
+class ProgressDisplay:
+    """Shows the steps of one job; a `Watch` of `chronos.spark.progress`."""
+
+    def __init__(self, stream: TextIO | None = None, line_every_s: float = LINE_EVERY_S) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._lock = threading.Lock()
+        self._spark: SparkSession | None = None
+        self._step: Step | None = None
+        self._first = 0
+        self._began_s = 0.0
+        self._bar = _Bar(self._stream) if self._stream.isatty() else None
+        self._ended = threading.Event()
+        every_s = line_every_s if self._bar is None else BAR_EVERY_S
+        self._thread = threading.Thread(target=self._repeat, args=(every_s,), name="job-progress", daemon=True)
+        self._thread.start()
+
+    def __call__(self, step: Step) -> None:
+        """Show a step that begins, or the new count of the one that runs."""
+        with self._lock:
+            if self._step is None or self._step.name != step.name:
+                self._end_step()
+                self._step, self._first, self._began_s = step, step.done, time.monotonic()
+                self._show((0, 0))
+            else:
+                self._step = step
+                if self._bar is not None:
+                    self._show((0, 0))
+
+    def count_tasks(self, spark: "SparkSession") -> None:
+        """Show the running tasks of a session too."""
+        self._spark = spark
+
+    def pause(self) -> None:
+        """End the step that is shown: the job waits for something else, or for somebody."""
+        with self._lock:
+            self._end_step()
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self.pause()
+        self._ended.set()
+        self._thread.join(JOIN_S)
+
+    def _end_step(self) -> None:
+        """A counted step leaves a line with its final count; the bar goes."""
+        step, self._step = self._step, None
+        if self._bar is not None:
+            self._bar.clear()
+        if step is not None and step.total is not None:
+            self._print(describe(step, self._first, time.monotonic() - self._began_s))
+
+    def _repeat(self, every_s: float) -> None:
+        while not self._ended.wait(every_s):
+            spark = self._spark
+            tasks = (0, 0)
+            if spark is not None:
+                with suppress(Exception):  # the session may end while it is asked
+                    tasks = running_tasks(spark)
+            with self._lock:
+                if self._step is not None and not self._ended.is_set():
+                    self._show(tasks)
+
+    def _show(self, tasks: tuple[int, int]) -> None:
+        assert self._step is not None
+        text = describe(self._step, self._first, time.monotonic() - self._began_s, tasks)
+        if self._bar is None:
+            self._print(text)
+        else:
+            self._bar.show(self._step, text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class _Bar:
+    """One line of a terminal with a spinner, a bar and a text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._progress: Any = None
+        self._task: Any = None
+
+    def show(self, step: Step, text: str) -> None:
+        """Draw the bar of a step; without a total it only moves."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        if self._progress is None:
+            columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}", markup=False))
+            self._progress = Progress(*columns, console=Console(file=self._stream, highlight=False), transient=True)
+            self._task = self._progress.add_task("", total=None)
+            self._progress.start()
+        self._progress.update(self._task, description=text, completed=step.done, total=step.total)
+
+    def clear(self) -> None:
+        """Remove the bar from the terminal."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class SparkLog:
+    """The file that takes the output of Spark's JVM while a job runs."""
+
+    def __init__(self, name: str) -> None:
+        descriptor, path = tempfile.mkstemp(prefix=f"chronos-{name.replace(' ', '-')}-", suffix=".log")
+        os.close(descriptor)
+        self.file: IO[bytes] = open(path, "ab")  # noqa: SIM115 - appending, so that `empty` moves every writer's end
+        self.is_kept = False
+
+    def keep(self) -> None:
+        """Name the file on stderr, if there is anything in it, and keep it."""
+        if os.path.getsize(self.file.name) > 0:
+            self.is_kept = True
+            note(f"Spark's own log is in {self.file.name}")
+
+    def empty(self) -> None:
+        """Forget what was written so far: a job that runs for days keeps the log of its last run."""
+        self.file.truncate(0)
+
+    def close(self) -> None:
+        """Remove the file unless it was named."""
+        self.file.close()
+        if not self.is_kept:
+            with suppress(FileNotFoundError):
+                os.unlink(self.file.name)
+
+
+@contextmanager
+def spark_job(
+    name: str, master: str, conf: Mapping[str, str]
+) -> Iterator[tuple["SparkSession", ProgressDisplay, SparkLog]]:
+    """A session for one job, the display of its progress, and Spark's log, which is named if the job fails."""
+    from chronos.spark.session import open_session
+
+    log, display = SparkLog(name), ProgressDisplay()
+    try:
+        display(Step(name="starting Spark"))
+        spark = open_session(name, master, conf, log.file)
+        try:
+            display.count_tasks(spark)
+            yield spark, display, log
+        finally:
+            display.close()
+            spark.stop()
+    except (typer.BadParameter, typer.Exit):
+        raise
+    except Exception:
+        display.close()
+        log.keep()
+        raise
+    finally:
+        display.close()
+        log.close()

@@ -1,0 +1,38 @@
+"""Options that several verbs share, and how their values are written."""
+
+from typing import Annotated
+
+import typer
+
+from chronos.cli.output import Format
+
+Output = Annotated[
+    Format,
+    typer.Option(
+        "-o", "--output", metavar="text|json", help="text for people, or json for programs.", show_default=True
+    ),
+]
+Server = Annotated[
+    str,
+    typer.Option("--server", envvar="CHRONOS_SERVER", help="Address of the service.", metavar="URL", show_default=True),
+]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The id; bytes that are not UTF-8 as base64:....")]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", "-c", envvar="CHRONOS_CONFIG", metavar="FILE", help="YAML file with settings."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="One setting; it overrides file and variables. May be repeated."
+    ),
+]
+In = Annotated[
+    str | None, typer.Option("--in", metavar="DURATION", help="How long from now: 250ms, 90s, 15m, 2h, 1h30m, 7d, 2w.")
+]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="When: RFC 3339 with an offset, such as 2030-01-31T09:00:00+01:00."),
+]
+
+HERE = "http://127.0.0.1:7700"

@@ -1,0 +1,152 @@
+"""`chronos send`: one message, or one for each line of stdin."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import typer
+
+from chronos.cli.connect import connect, given, worded
+from chronos.cli.output import Format, counted, local, note, printable, put_json, relative
+from chronos.cli.times import check_time, check_when
+from chronos.client import Bytes, Client, OnConflict, Refused, Scheduled, message, requests
+
+LINES_TOGETHER = 1_000
+"""Messages of `send --lines` in one request."""
+
+LINES_BYTES = 4_000_000
+"""Bytes of lines in one request, at least one line."""
+
+WAIT_S = 5
+"""How long `--wait` waits until the message is taken in, as long as `cancel` waits."""
+
+
+def send(
+    server: str,
+    output: Format,
+    *,
+    value: str | None,
+    topic: str,
+    delay: str | None,
+    at: str | None,
+    id: str | None,
+    key: str | None,
+    headers: list[str],
+    on_conflict: OnConflict | None,
+    expire_at: str | None,
+    lines: bool,
+    null: bool,
+    wait: bool,
+) -> None:
+    """Send, and print the id; with `wait` only once the shard has accepted the message."""
+    check_when(at, delay)
+    check_time(expire_at, "--expire-at")
+    _check_payload(value, lines=lines, null=null)
+    if lines and (id is not None or wait):
+        raise typer.BadParameter(f"--lines sends several messages, and {'--wait' if wait else '--id'} is for one")
+    if id is not None and not id.isprintable() and isinstance(given(id), str):
+        raise typer.BadParameter(f"--id: {printable(id)} holds a control character; write such an id as base64:...")
+    pairs = _headers(headers)
+
+    def made(content: Bytes) -> dict[str, Any]:
+        try:
+            return message(
+                topic,
+                content,
+                deliver_at=at,
+                delay=delay,
+                id=None if id is None else given(id),
+                key=None if key is None else given(key),
+                headers=pairs,
+                on_conflict=on_conflict,
+                expire_at=expire_at,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    with connect(server) as client:
+        try:
+            if lines:
+                _send_lines(client, made, output)
+                return
+            content: Bytes = None if value is None else sys.stdin.buffer.read() if value == "-" else given(value)
+            found = client.call(requests.schedule(made(content)).as_json())
+        except Refused as refused:
+            raise worded(refused, by_delay=delay is not None) from None
+        scheduled = msgspec.convert(found, Scheduled)
+        if wait and not client.confirm(scheduled, f"{WAIT_S}s", on_conflict).applied:
+            note(f"accepted: it is in the log, but was not applied within {WAIT_S} s; `chronos get` will show")
+    if output is Format.json:
+        put_json(found)
+    else:
+        print(printable(scheduled.id))
+        if sys.stderr.isatty():
+            note(f"due {local(scheduled.due_at)}, {relative(scheduled.due_at)}")
+
+
+def _check_payload(value: str | None, *, lines: bool, null: bool) -> None:
+    if lines and value not in (None, "-"):
+        raise typer.BadParameter("--lines reads the messages from stdin; leave out VALUE")
+    if (value is not None or lines) and null:
+        raise typer.BadParameter("--null sends a null payload; leave out VALUE and --lines")
+    if value is None and not null and not lines:
+        raise typer.BadParameter("give a VALUE, - to read it from stdin, or --null")
+
+
+def _headers(given_headers: list[str]) -> dict[str, list[Bytes]]:
+    """Values by name; a name that is given more than once has all its values, in order."""
+    pairs: dict[str, list[Bytes]] = {}
+    for each in given_headers:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--header {printable(each)}: write NAME=VALUE")
+        pairs.setdefault(name, []).append(given(text))
+    return pairs
+
+
+def _send_lines(client: Client, made: Callable[[Bytes], dict[str, Any]], output: Format) -> None:
+    """All of stdin in batches; a failure comes with the number of messages sent before it."""
+    sent = 0
+    with ExitStack() as stack:
+        advance = _progress(stack) if sys.stderr.isatty() else lambda _: None
+        try:
+            for batch in _batches():
+                found = client.call(requests.schedule([made(line) for line in batch]).as_json())
+                sent += len(found)
+                advance(len(found))
+                if output is Format.json:
+                    for one in found:
+                        put_json(one)
+        except BaseException:
+            note(f"{counted(sent, 'message')} {'was' if sent == 1 else 'were'} sent before this:")
+            raise
+    if output is Format.text:
+        print(f"sent {counted(sent, 'message')}")
+
+
+def _batches() -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    batch_bytes = 0
+    for line in sys.stdin.buffer:
+        stripped = line.removesuffix(b"\n").removesuffix(b"\r")
+        if batch and (len(batch) >= LINES_TOGETHER or batch_bytes + len(stripped) > LINES_BYTES):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(stripped)
+        batch_bytes += len(stripped)
+    if batch:
+        yield batch
+
+
+def _progress(stack: ExitStack) -> Callable[[int], None]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} messages"), TextColumn("{task.speed:,.0f}/s"))
+    progress = stack.enter_context(
+        Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    )
+    task = progress.add_task("", total=None)
+    return lambda count: progress.advance(task, count)

@@ -1,0 +1,40 @@
+"""The address of a service, and what to say when it does not answer."""
+
+import os
+from urllib.parse import urlsplit
+
+from chronos.client.errors import Refused, Unreachable
+
+SERVER = "http://127.0.0.1:7700"
+"""Where a service listens by default."""
+
+TIMEOUT_S = 30.0
+"""Longest a call may take, all its retries together."""
+
+RETRIES = 4
+"""Most repetitions of a call, however much time is left."""
+
+
+def address(server: str | None) -> str:
+    """The given address, else `$CHRONOS_SERVER`, else the default; Refused if it is not an HTTP address."""
+    found = server or os.environ.get("CHRONOS_SERVER") or SERVER
+    if "://" not in found:
+        found = f"http://{found}"
+    parts = urlsplit(found)
+    try:
+        valid = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise Refused(f"{found!r} is not the address of a service; write http://host:port")
+    return found
+
+
+def unreachable(server: str, error: Exception) -> Unreachable:
+    """The error for a socket that failed."""
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{server} did not answer in time")
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return Unreachable(
+        f"no answer from {server}: {reason}. Is the service running (chronos serve), and the address right?"
+    )

@@ -1,0 +1,164 @@
+"""The client for asyncio."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from chronos.client import requests
+from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.errors import ClientError
+from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
+from chronos.client.times import Delay, Time
+
+if TYPE_CHECKING:
+    import aiohttp
+
+
+class AsyncClient:
+    """`Client` for asyncio: `async with AsyncClient() as client: await client.schedule(...)`."""
+
+    def __init__(self, server: str | None = None, *, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
+        self.server = address(server)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._session: aiohttp.ClientSession | None = None
+
+    async def schedule(
+        self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
+    ) -> Scheduled:
+        """See `Client.schedule`."""
+        scheduled: Scheduled = await self.call(requests.schedule(message(topic, value, **options)))
+        if wait is None:
+            return scheduled
+        return await self.confirm(scheduled, wait, options.get("on_conflict"))
+
+    async def confirm(
+        self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None
+    ) -> Scheduled:
+        """See `Client.confirm`."""
+        import asyncio
+
+        steps = requests.confirm(scheduled, wait, on_conflict)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = await self.call(step)
+                except ClientError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as done:
+            applied: Scheduled = done.value
+            return applied
+
+    async def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
+        """See `Client.schedule_many`."""
+        scheduled: list[Scheduled] = await self.call(requests.schedule(messages))
+        return scheduled
+
+    async def get(self, id: str | bytes) -> MessageInfo:
+        """See `Client.get`."""
+        found: MessageInfo = await self.call(requests.get(id))
+        return found
+
+    async def cancel(self, id: str | bytes) -> Result:
+        """See `Client.cancel`."""
+        result: Result = await self.call(requests.cancel(id))
+        return result
+
+    async def reschedule(
+        self, id: str | bytes, *, deliver_at: Time | None = None, delay: Delay | None = None
+    ) -> Result:
+        """See `Client.reschedule`."""
+        result: Result = await self.call(requests.reschedule(id, deliver_at, delay))
+        return result
+
+    async def fire(self, id: str | bytes) -> Result:
+        """See `Client.fire`."""
+        result: Result = await self.call(requests.fire(id))
+        return result
+
+    async def pending(
+        self, *, target: str | None = None, due_from: Time | None = None, due_to: Time | None = None
+    ) -> AsyncIterator[MessageInfo]:
+        """See `Client.pending`."""
+        after: str | None = None
+        while True:
+            found: Page = await self.call(requests.page(target=target, due_from=due_from, due_to=due_to, after=after))
+            for one in found.messages:
+                yield one
+            after = found.after
+            if after is None:
+                return
+
+    async def records(
+        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
+    ) -> dict[str, Any]:
+        """See `Client.records`."""
+        found: dict[str, Any] = await self.call(requests.records(topic, partition, offset, limit, wait))
+        return found
+
+    async def ask(self, path: str, **query: Any) -> Any:
+        """See `Client.ask`."""
+        return await self.call(requests.ask(path, query))
+
+    async def post(self, path: str) -> Any:
+        """See `Client.post`."""
+        return await self.call(requests.post(path))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def call(self, request: Request) -> Any:
+        """See `Client.call`."""
+        import asyncio
+
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        attempts = Attempts(request, self._timeout_s, self._retries)
+        while True:
+            answered = False
+            try:
+                status, body = await self._exchange(request, attempts.left_s)
+                answered = True
+                return read_answer(request, status, body)
+            except ClientError as error:
+                if status not in requests.COME_BACK:
+                    raise
+                failure = error
+            except (aiohttp.ClientError, OSError) as error:
+                failure = unreachable(self.server, error)
+            await asyncio.sleep(attempts.next_in_s(failure, answered=answered))
+
+    async def _exchange(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        import aiohttp
+
+        assert self._session is not None
+        content = {"Content-Type": "application/json"} if request.body is not None else {}
+        async with self._session.request(
+            request.method,
+            self.server.rstrip("/") + request.path,
+            data=request.body,
+            headers=content,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        ) as answer:
+            return answer.status, await answer.read()

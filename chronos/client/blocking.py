@@ -1,0 +1,204 @@
+"""The blocking client: one connection, one thread."""
+
+import http.client
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+from urllib.parse import urlsplit
+
+from chronos.client import requests
+from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.errors import ClientError
+from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
+from chronos.client.times import Delay, Time
+
+KEEP_S = 30.0
+"""How long an idle connection is used again: less than the service keeps it."""
+
+
+class Client:
+    """Talks to a service over one connection. Not for several threads; use one client in each.
+
+    `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. Every call has one deadline,
+    `timeout_s`, which covers its retries. Repeated are only calls that do the same when they are sent twice: reading,
+    cancelling, rescheduling to a time, and scheduling with an id.
+    """
+
+    def __init__(self, server: str | None = None, *, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
+        self.server = address(server)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._connection: http.client.HTTPConnection | None = None
+        self._used_s = 0.0
+
+    def schedule(
+        self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
+    ) -> Scheduled:
+        """Have `value` delivered to `topic` at a time or after a delay; returns once it is on disk.
+
+        The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
+        `expire_at`.
+
+        Whether the id is taken is decided after that, by the shard. With `wait` the call returns once the shard has
+        taken the message in, or after this time with `applied` false, and raises Rejected if the shard rejected it. If
+        the message was sent twice because the first answer was lost, the first one keeps the id, and the second one
+        is the one that is rejected.
+        """
+        scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
+        if wait is None:
+            return scheduled
+        return self.confirm(scheduled, wait, options.get("on_conflict"))
+
+    def confirm(self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None) -> Scheduled:
+        """Wait until the shard has taken in what `schedule` or `schedule_many` returned, at most as long as `wait`.
+
+        Raises Rejected if the shard rejected it. `on_conflict` is what the message was scheduled with.
+        """
+        steps = requests.confirm(scheduled, wait, on_conflict)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    time.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = self.call(step)
+                except ClientError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as done:
+            applied: Scheduled = done.value
+            return applied
+
+    def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
+        """Schedule up to 10,000 messages made by `message`, all or none."""
+        scheduled: list[Scheduled] = self.call(requests.schedule(messages))
+        return scheduled
+
+    def get(self, id: str | bytes) -> MessageInfo:
+        """Everything known about a message; raises NotFound."""
+        found: MessageInfo = self.call(requests.get(id))
+        return found
+
+    def cancel(self, id: str | bytes) -> Result:
+        """Cancel a message. The result is true if it will not be delivered."""
+        result: Result = self.call(requests.cancel(id))
+        return result
+
+    def reschedule(self, id: str | bytes, *, deliver_at: Time | None = None, delay: Delay | None = None) -> Result:
+        """Give a pending message a new time."""
+        result: Result = self.call(requests.reschedule(id, deliver_at, delay))
+        return result
+
+    def fire(self, id: str | bytes) -> Result:
+        """Deliver a pending message now."""
+        result: Result = self.call(requests.fire(id))
+        return result
+
+    def pending(
+        self, *, target: str | None = None, due_from: Time | None = None, due_to: Time | None = None
+    ) -> Iterator[MessageInfo]:
+        """Pending messages in the order in which they are due, fetched page by page."""
+        after: str | None = None
+        while True:
+            found: Page = self.call(requests.page(target=target, due_from=due_from, due_to=due_to, after=after))
+            yield from found.messages
+            after = found.after
+            if after is None:
+                return
+
+    def records(
+        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"
+    ) -> dict[str, Any]:
+        """Records of a topic of the embedded log: `{"records": [...], "next_offset": n}`.
+
+        With `wait` the call returns once there is a record, or after this time.
+        """
+        found: dict[str, Any] = self.call(requests.records(topic, partition, offset, limit, wait))
+        return found
+
+    def ask(self, path: str, **query: Any) -> Any:
+        """Any GET of the HTTP interface, as JSON: `client.ask("/v1/shards")`."""
+        return self.call(requests.ask(path, query))
+
+    def post(self, path: str) -> Any:
+        """A POST without a body, as JSON."""
+        return self.call(requests.post(path))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(self, request: Request) -> Any:
+        """Send a request of `chronos.client.requests`, repeat it where that is allowed, and read its answer."""
+        attempts = Attempts(request, self._timeout_s, self._retries)
+        while True:
+            answered = False
+            try:
+                status, body = self._exchange(request, attempts.left_s)
+                answered = True
+                return read_answer(request, status, body)
+            except ClientError as error:
+                if status not in requests.COME_BACK:
+                    raise
+                failure = error
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                failure = unreachable(self.server, error)
+            time.sleep(attempts.next_in_s(failure, answered=answered))
+
+    def _exchange(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        if time.monotonic() - self._used_s > KEEP_S:
+            self.close()
+        reused = self._connection is not None
+        try:
+            return self._exchange_once(request, timeout_s)
+        except (ConnectionError, http.client.BadStatusLine):
+            self.close()
+            # A kept connection may have been closed by the other side in the meantime; nothing was done then.
+            if not reused or not request.repeatable:
+                raise
+            return self._exchange_once(request, timeout_s)
+
+    def _exchange_once(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        connection = self._connected(timeout_s)
+        content = {"Content-Type": "application/json"} if request.body is not None else {}
+        connection.request(request.method, self._prefix + request.path, request.body, content)
+        answer = connection.getresponse()
+        body = answer.read()
+        self._used_s = time.monotonic()
+        return answer.status, body
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            parts = urlsplit(self.server)
+            assert parts.hostname is not None
+            if parts.scheme == "https":
+                self._connection = http.client.HTTPSConnection(
+                    parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
+                )
+            else:
+                self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        self._connection.timeout = timeout_s
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout_s)
+        return self._connection
+
+    @property
+    def _prefix(self) -> str:
+        return urlsplit(self.server).path.rstrip("/")

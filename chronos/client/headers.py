@@ -1,0 +1,66 @@
+"""Control headers for programs that write to the delay topic with a Kafka producer."""
+
+from collections.abc import Mapping
+
+from chronos.client.models import Action, OnConflict
+from chronos.client.requests import Bytes
+from chronos.client.times import Delay, Time, delay_ms, time_ms
+from chronos.core.message import (
+    ACTION,
+    CONFLICT_POLICIES,
+    DELAY,
+    DELIVER_AT,
+    EXPIRE_AT,
+    ON_CONFLICT,
+    TARGET_KEY,
+    TARGET_TOPIC,
+    VERBS,
+)
+
+
+def headers(
+    *,
+    target: str | None = None,
+    deliver_at: Time | None = None,
+    delay: Delay | None = None,
+    key: Bytes = None,
+    action: Action | None = None,
+    on_conflict: OnConflict | None = None,
+    expire_at: Time | None = None,
+) -> list[tuple[str, bytes]]:
+    """Control headers for a record of the delay topic; the record's key is the message's id.
+
+    `target` is the topic to deliver to, `deliver_at` or `delay` says when, `key` is the Kafka key of the delivered
+    message. Raises ValueError for what Chronos would refuse: a `datetime` without zone, an unknown action, both times.
+    """
+    if deliver_at is not None and delay is not None:
+        raise ValueError("give deliver_at or delay, not both")
+    if action is not None and action.encode() not in VERBS:
+        raise ValueError(f"action {action!r} is none of {_words(VERBS)}")
+    if on_conflict is not None and on_conflict.encode() not in CONFLICT_POLICIES:
+        raise ValueError(f"on_conflict {on_conflict!r} is none of {_words(CONFLICT_POLICIES)}")
+    found: list[tuple[str, bytes]] = []
+    if action is not None:
+        found.append((ACTION, action.encode()))
+    if action in (None, "schedule", "replace"):
+        if target is None:
+            raise ValueError("target is missing: the topic to deliver to")
+        if deliver_at is None and delay is None:
+            raise ValueError("give deliver_at or delay: when to deliver")
+    if deliver_at is not None:
+        found.append((DELIVER_AT, b"%d" % time_ms(deliver_at)))
+    if delay is not None:
+        found.append((DELAY, b"%d" % delay_ms(delay)))
+    if target is not None:
+        found.append((TARGET_TOPIC, target.encode()))
+    if key is not None:
+        found.append((TARGET_KEY, key.encode() if isinstance(key, str) else key))
+    if on_conflict is not None:
+        found.append((ON_CONFLICT, on_conflict.encode()))
+    if expire_at is not None:
+        found.append((EXPIRE_AT, b"%d" % time_ms(expire_at)))
+    return found
+
+
+def _words(table: Mapping[bytes, object]) -> str:
+    return ", ".join(word.decode() for word in table)

@@ -1,0 +1,367 @@
+"""Requests to the HTTP interface and the meaning of its answers, without a socket.
+
+Both clients send `Request` values and read the answers by `read_answer`. What takes more than one request is a
+generator (`confirm`): it yields requests and pauses, and the client sends back the answers.
+"""
+
+import base64
+import json
+import random
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, cast
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed
+from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.times import Delay, Time, delay_ms, time_ms
+
+BACK_OFF_S = 0.1
+"""Wait before the first repetition; it doubles, and a random half of it is left out."""
+
+COME_BACK = frozenset({429, 502, 503, 504})
+"""Statuses that ask the client to try again."""
+
+ACTION_WAIT_S = 5.0
+"""How long the service waits for an action to be applied before it answers."""
+
+PAGE_MESSAGES = 1_000
+"""Messages of one page, the most that the service gives."""
+
+CONFIRM_EVERY_S = 0.05
+"""Pause between two looks at a shard that has not taken a message in."""
+
+Bytes = bytes | str | None
+"""Text is sent as UTF-8."""
+
+HeaderValue = Bytes | Sequence[Bytes]
+"""The value of a header; a sequence repeats the header, in order."""
+
+
+class MessageOptions(TypedDict, total=False):
+    """Everything about a message but its target topic and its value. See `message`."""
+
+    deliver_at: Time | None
+    delay: Delay | None
+    id: str | bytes | None
+    key: Bytes
+    headers: Mapping[str, HeaderValue] | None
+    on_conflict: OnConflict | None
+    expire_at: Time | None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP request."""
+
+    method: str
+    path: str
+    decode: Callable[[bytes], Any]
+    """From the body of a good answer to what the caller gets."""
+    body: bytes | None = None
+    repeatable: bool = True
+    """True if sending it twice does what sending it once does."""
+    wait_s: float = 0.0
+    """How long the service may wait before it answers."""
+
+    def as_json(self) -> "Request":
+        """The same request, answered with the JSON of the service."""
+        return msgspec.structs.replace(self, decode=json.loads)
+
+
+def message(
+    topic: str,
+    value: Bytes = None,
+    *,
+    deliver_at: Time | None = None,
+    delay: Delay | None = None,
+    id: str | bytes | None = None,
+    key: Bytes = None,
+    headers: Mapping[str, HeaderValue] | None = None,
+    on_conflict: OnConflict | None = None,
+    expire_at: Time | None = None,
+) -> dict[str, Any]:
+    """A message as the HTTP interface takes it, for `schedule_many`.
+
+    `topic`         where it is delivered
+    `value`         the payload; None is a null payload
+    `deliver_at`    when it is due; either this or `delay`
+    `delay`         how long after the log accepted it
+    `id`            a name of your choice, to find, cancel or replace it by
+    `key`           the Kafka key it is delivered with
+    `headers`       passed through to the target
+    `on_conflict`   what becomes of it if the id is taken: `reject` (default), `replace` or `ignore`
+    `expire_at`     it is not delivered after this time
+
+    Raises ValueError or TypeError for what cannot be sent.
+    """
+    target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
+    if headers:
+        target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
+    found: dict[str, Any] = {"target": target} | _bytes_field("value", value) | _when(deliver_at, delay)
+    if id is not None:
+        found["id"] = id_text(id)
+    if on_conflict is not None:
+        found["on_conflict"] = on_conflict
+    if expire_at is not None:
+        found["expire_at"] = time_ms(expire_at)
+    return found
+
+
+# --- Requests
+
+
+def schedule(messages: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Request:
+    """Schedule one message, or several together, made by `message`."""
+    one = isinstance(messages, Mapping)
+    each: Iterable[Mapping[str, Any]] = [messages] if isinstance(messages, Mapping) else messages
+    return Request(
+        method="POST",
+        path="/v1/messages",
+        body=_encode(messages),
+        decode=_scheduled if one else _scheduled_many,
+        repeatable=all("id" in found for found in each),
+    )
+
+
+def get(id: str | bytes) -> Request:
+    """Everything known about a message."""
+    return Request(method="GET", path=_message_path(id), decode=_message_info)
+
+
+def cancel(id: str | bytes) -> Request:
+    """Cancel a message."""
+    return Request(method="DELETE", path=_message_path(id), decode=_result, wait_s=ACTION_WAIT_S)
+
+
+def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) -> Request:
+    """Give a pending message a new time."""
+    return Request(
+        method="PATCH",
+        path=_message_path(id),
+        body=_encode(_when(deliver_at, delay)),
+        decode=_result,
+        repeatable=deliver_at is not None,
+        wait_s=ACTION_WAIT_S,
+    )
+
+
+def fire(id: str | bytes) -> Request:
+    """Deliver a pending message now."""
+    path = _message_path(id) + "/fire"
+    return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S)
+
+
+def page(
+    *,
+    target: str | None = None,
+    due_from: Time | None = None,
+    due_to: Time | None = None,
+    limit: int = PAGE_MESSAGES,
+    after: str | None = None,
+) -> Request:
+    """Some of the pending messages, from the place `after` on."""
+    query: dict[str, Any] = {"limit": limit}
+    if target is not None:
+        query["target"] = _checked("target", target)
+    if due_from is not None:
+        query["due_from"] = time_ms(due_from)
+    if due_to is not None:
+        query["due_to"] = time_ms(due_to)
+    if after is not None:
+        query["after"] = after
+    return Request(method="GET", path=f"/v1/messages?{urlencode(query)}", decode=_page)
+
+
+def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> Request:
+    """Records of a topic of the embedded log."""
+    wait_ms = delay_ms(wait)
+    query: dict[str, Any] = {"partition": partition, "limit": limit, "wait": wait_ms}
+    if offset is not None:
+        query["offset"] = offset
+    path = f"/v1/topics/{quote(topic, safe='')}/records?{urlencode(query)}"
+    return Request(method="GET", path=path, decode=json.loads, wait_s=wait_ms / 1_000)
+
+
+def ask(path: str, query: Mapping[str, Any]) -> Request:
+    """Any GET, answered with JSON."""
+    return Request(method="GET", path=f"{path}?{urlencode(query)}" if query else path, decode=json.loads)
+
+
+def post(path: str) -> Request:
+    """A POST without a body, answered with JSON."""
+    return Request(method="POST", path=path, decode=json.loads, repeatable=False)
+
+
+# --- Answers
+
+
+def read_answer(request: Request, status: int, body: bytes) -> Any:
+    """The decoded answer; a problem is raised as the error it means."""
+    if status < 300:
+        try:
+            return request.decode(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ServiceFailed(
+                f"the answer to {request.method} {request.path} is not one of Chronos: {error}"
+            ) from None
+    try:
+        problem = json.loads(body)
+        text = str(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        raise ServiceFailed(
+            f"the answer to {request.method} {request.path} was a {status} without a reason: is this Chronos?"
+        ) from None
+    if "hint" in problem:
+        text += f" ({problem['hint']})"
+    if status == 404:
+        raise NotFound(text)
+    if status in (409, 410) or status >= 500 or status == 429:
+        raise ServiceFailed(text)
+    raise Refused(text, problem.get("errors", ()))
+
+
+Steps = Generator[Request | float, Any, Scheduled]
+"""Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
+
+
+def confirm(scheduled: Scheduled, wait: Delay, on_conflict: OnConflict | None) -> Steps:
+    """Wait until the shard has taken the message in; Rejected if it did not accept it.
+
+    1. wait until the master of the shard has applied the record,
+    2. look the id up: it names this message, or the one that keeps the id.
+    """
+    deadline_s = time.monotonic() + delay_ms(wait) / 1_000
+    while True:
+        answer = yield ask("/v1/shards", {"copies": "masters"})
+        if any(
+            each["shard"] == scheduled.shard and each["pull_offset"] > scheduled.offset for each in answer["shards"]
+        ):
+            break
+        if time.monotonic() >= deadline_s:
+            return scheduled
+        yield CONFIRM_EVERY_S
+    applied = msgspec.structs.replace(scheduled, applied=True)
+    try:
+        found: MessageInfo = yield get(scheduled.id)
+    except NotFound:
+        raise Rejected(f"{scheduled.id} was rejected; the reason is in the rejected topic") from None
+    # A greater offset is that of a later message, which replaced this one.
+    if (found.shard, found.offset) >= (scheduled.shard, scheduled.offset) or on_conflict == "ignore":
+        return applied
+    raise Rejected(f"{scheduled.id} was rejected: another message has this id and is {found.state}")
+
+
+class Attempts:
+    """The one deadline of a call, and when it may be tried again."""
+
+    def __init__(self, request: Request, timeout_s: float, retries: int) -> None:
+        self._ends_s = time.monotonic() + timeout_s + request.wait_s
+        self._left = retries if request.repeatable else 0
+        self._wait_s = BACK_OFF_S
+        self._problem: ClientError | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Time until the deadline; never zero, so that it can be given to a socket."""
+        return max(0.05, self._ends_s - time.monotonic())
+
+    def next_in_s(self, failure: ClientError, *, answered: bool) -> float:
+        """How long to wait before the next attempt; raises when there is none.
+
+        What the service answered is raised rather than a later attempt's silence: it has the reason.
+        """
+        if answered:
+            self._problem = failure
+        if self._left <= 0 or self._wait_s >= self._ends_s - time.monotonic():
+            raise self._problem or failure
+        self._left -= 1
+        wait_s, self._wait_s = self._wait_s, 2 * self._wait_s
+        return wait_s * random.uniform(0.5, 1.0)
+
+
+# --- Fields
+
+
+def id_text(id: str | bytes) -> str:
+    """An id as the HTTP interface writes it: bytes that are not UTF-8 in base64."""
+    if isinstance(id, str):
+        return _checked("id", id)
+    if not isinstance(id, bytes):
+        raise TypeError(f"id must be str or bytes, not {type(id).__name__}")
+    text = _utf8(id)
+    return text if text is not None and not text.startswith("base64:") else f"base64:{_base64(id)}"
+
+
+def _message_path(id: str | bytes) -> str:
+    text = id_text(id)
+    if not text.strip("."):
+        # Clients and proxies take dots for steps in the path.
+        text = f"base64:{_base64(text.encode())}"
+    return f"/v1/messages/{quote(text, safe='')}"
+
+
+def _when(deliver_at: Time | None, delay: Delay | None) -> dict[str, Any]:
+    if deliver_at is not None and delay is not None:
+        raise ValueError("give deliver_at or delay, not both")
+    if deliver_at is not None:
+        return {"deliver_at": time_ms(deliver_at)}
+    if delay is not None:
+        return {"delay": delay_ms(delay)}
+    raise ValueError("give deliver_at or delay: when to deliver")
+
+
+def _bytes_field(name: str, content: Bytes) -> dict[str, Any]:
+    if content is None:
+        return {}
+    if isinstance(content, str):
+        return {name: _checked(name, content)}
+    if not isinstance(content, bytes):
+        raise TypeError(f"{name} must be str, bytes or None, not {type(content).__name__}{_how_to_encode(content)}")
+    text = _utf8(content)
+    return {name: text} if text is not None else {f"{name}_base64": _base64(content)}
+
+
+def _how_to_encode(content: object) -> str:
+    return "; encode it, for example with json.dumps" if isinstance(content, dict | list | tuple | int | float) else ""
+
+
+def _header(content: HeaderValue) -> Any:
+    if content is None:
+        return None
+    if isinstance(content, str | bytes):
+        ((name, encoded),) = _bytes_field("header", content).items()
+        return encoded if name == "header" else {"base64": encoded}
+    if not isinstance(content, Sequence):
+        raise TypeError(f"a header must be str, bytes, None or a list of these, not {type(content).__name__}")
+    return [_header(one) for one in cast(Sequence[Bytes], content)]
+
+
+def _checked(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} {text[:80]!r} is not valid text; give its bytes") from None
+    return text
+
+
+def _utf8(content: bytes) -> str | None:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+_encode = msgspec.json.Encoder().encode
+_scheduled = msgspec.json.Decoder(Scheduled).decode
+_scheduled_many = msgspec.json.Decoder(list[Scheduled]).decode
+_result = msgspec.json.Decoder(Result).decode
+_message_info = msgspec.json.Decoder(MessageInfo).decode
+_page = msgspec.json.Decoder(Page).decode

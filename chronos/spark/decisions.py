@@ -1,0 +1,9 @@
+"""The names of decided outcomes in the table `decisions`: for ever, because archives hold them."""
+
+from chronos.core.progress import Outcome
+
+OUTCOMES = {
+    Outcome.AGAIN: "again", Outcome.RETRY: "retry", Outcome.DEFERRED: "deferred", Outcome.SKIPPED: "skipped",
+    Outcome.EXPIRED: "expired", Outcome.DEAD: "dead-letter",
+}  # fmt: skip
+"""Name of each outcome that a progress record lists; plain deliveries are not listed."""

@@ -1,0 +1,57 @@
+"""The tables of an archive as DataFrames, for the jobs that read them: audit and backfill.
+
+Not their columns: those are in `schema`. Law: a table reads the same whichever version of Chronos wrote it.
+"""
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from chronos.errors import ArchiveFailed
+from chronos.spark import schema
+from chronos.spark.runs import check_format
+from chronos.spark.storage import ArchiveStorage
+
+
+class Tables(Struct, frozen=True, kw_only=True):
+    """The tables that an audit or a backfill reads."""
+
+    messages: DataFrame
+    deliveries: DataFrame
+    decisions: DataFrame
+    progress: DataFrame
+    offsets: DataFrame
+
+
+def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table) -> DataFrame:
+    """A table of the archive, written by this or an older version; empty if nothing was archived to it yet."""
+    kinds = schema.table_schema(table)
+    if not storage.folders(table.name):
+        return spark.createDataFrame([], kinds)
+    return spark.read.schema(kinds).parquet(storage.path(table.name))
+
+
+def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, str, str]:
+    """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive.
+
+    Spark lists the files of a table here. `offsets` comes first: everything it covers is in the other tables by then,
+    and rows that a concurrent run of the archive adds to them are not covered.
+    """
+    found = check_format(storage)
+    if found is None:
+        raise ArchiveFailed(f"{storage.uri} is no archive: there is no archive.json; `chronos archive` creates one")
+    offsets = read_table(spark, storage, schema.OFFSETS)
+    tables = Tables(
+        messages=read_table(spark, storage, schema.MESSAGES),
+        deliveries=read_table(spark, storage, schema.DELIVERIES),
+        decisions=read_table(spark, storage, schema.DECISIONS),
+        progress=read_table(spark, storage, schema.PROGRESS),
+        offsets=offsets,
+    )
+    return tables, found["cluster"], found["topics"]["delay"]
+
+
+def last_read_ms(offsets: DataFrame) -> int | None:
+    """When the archive last read the delay topic, epoch ms; None: never."""
+    found = offsets.where("table = 'messages'").agg(f.max("read_ms").alias("read_ms")).first()
+    return None if found is None else found["read_ms"]

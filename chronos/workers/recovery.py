@@ -1,0 +1,52 @@
+"""Recovery: whether the two logs still hold what a store has to replay, and what that replay costs.
+
+Keeps law 1: a store that is ahead of its logs, or that they do not reach back to, is an error with a name.
+"""
+
+from msgspec import Struct
+
+from chronos.core.codec import State
+from chronos.errors import LogMismatch
+from chronos.ports import Watermarks
+
+
+class RecoveryCost(Struct, frozen=True, kw_only=True):
+    """What it takes to bring a store to the end of its logs by replaying them."""
+
+    store_empty: bool
+    """The store holds nothing yet."""
+    logs_complete: bool
+    """Both logs reach back to the store's positions."""
+    records: int
+    """Records of both logs to be read."""
+    applied_min: int
+    """Start of the progress partition: a checkpoint behind it is of no use."""
+    pull_offset_min: int
+    """Start of the delay partition: a checkpoint behind it is of no use."""
+
+    @classmethod
+    def of(cls, state: State, progress: Watermarks, delay: Watermarks) -> "RecoveryCost":
+        """For a store with this state and logs with these watermarks."""
+        return cls(
+            store_empty=state.applied == 0,
+            logs_complete=progress.start <= state.applied and delay.start <= state.pull_offset,
+            records=progress.high - state.applied + delay.high - state.pull_offset,
+            applied_min=progress.start,
+            pull_offset_min=delay.start,
+        )
+
+
+def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:
+    """The partition must hold everything from the store's position on. Raises LogMismatch."""
+    if watermarks.start > position:
+        raise LogMismatch(
+            f"{topic}/{shard} begins at {watermarks.start}, but the store needs it from {position} on: the topic"
+            " was trimmed ahead of the store. Restore a checkpoint that is newer, or, if what is missing may be"
+            f" lost, remove the store of shard {shard} and both topics' contents."
+        )
+    if watermarks.high < position:
+        raise LogMismatch(
+            f"{topic}/{shard} ends at {watermarks.high}, but the store has applied it up to {position}: the topic"
+            " was deleted and created again, or this is another cluster. Point Chronos to the right one, or remove"
+            f" the store of shard {shard}."
+        )

@@ -1,0 +1,53 @@
+"""The options of `chronos backfill`: which requests they make, and which combinations are refused. Needs no Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+
+from chronos.cli.backfill import request_of
+from chronos.spark.requests import Request
+
+
+def asked(**changed: Any) -> Request:
+    """As the command line gives it."""
+    usual: dict[str, Any] = {
+        "modes": {"missing": False, "all": False, "gone": False, "pending": False}, "start": "-2h", "end": None, "targets": [],
+        "headers": [], "ids": [], "purpose": "backfill", "over": None, "rate": None, "direct": False, "expired": False,
+    }  # fmt: skip
+    return request_of(**{**usual, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"modes": {"missing": True, "all": True}}, "choose one of"),
+        ({"modes": {"all": True}, "start": None}, "--from"),
+        ({"modes": {"gone": True}}, "--target"),
+        ({"modes": {"pending": True}, "rate": 5.0}, "--pending keeps"),
+        ({"purpose": "a/b"}, "--purpose"),
+        ({"over": "30m", "rate": 1.0}, "choose one of"),
+        ({"over": "soon"}, "--over"),
+        ({"rate": 0.0}, "--rate"),
+        ({"headers": ["x"]}, "--header"),
+        ({"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"}, "before --to"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changed: dict[str, Any], says: str) -> None:
+    """Before Spark is started."""
+    with pytest.raises(typer.BadParameter, match=says):
+        asked(**changed)
+
+
+def test_every_header_that_was_given_is_asked_for() -> None:
+    """Also two of the same name."""
+    assert asked(headers=["a=1", "b=", "a=2"]).headers == [("a", "1"), ("b", ""), ("a", "2")]
+
+
+def test_the_same_words_are_the_same_request() -> None:
+    """Also when `-2h` means another time: who repeats the command ends what was begun."""
+    first, second = asked(over="30m", ids=["base64:/w=="]), asked(over="30m", ids=["base64:/w=="])
+    assert first.options == second.options != asked().options
+    assert (first.over_ms, first.ids) == (1_800_000, ["ff"])

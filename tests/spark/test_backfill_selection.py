@@ -1,0 +1,152 @@
+"""Selection of the messages of a backfill, and the reasons to leave one out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chronos.spark import ledger, schema
+from chronos.spark.audit.outcomes import Span
+from chronos.spark.backfill.job import selection
+from chronos.spark.requests import Request
+from tests.spark.lost import START_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+T = START_MS
+OUTCOME_COLUMNS = "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string, reason string"
+
+
+def every_outcome(spark: SparkSession) -> DataFrame:
+    """A delivery of each outcome, at an offset of its own."""
+    outcomes = [
+        ("delivered", None), ("missing", None), ("duplicated", None), ("early", None), ("unknown", "gap"),
+        ("cancelled", None), ("replaced", None), ("expired", None), ("dead-lettered", None), ("rejected", None),
+        ("pending", "not-settled"), ("pending", "target-not-read-so-far"), ("skipped", None),
+    ]  # fmt: skip
+    rows = [
+        (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, outcome, reason)
+        for at, (outcome, reason) in enumerate(outcomes)
+    ]
+    return spark.createDataFrame(rows, OUTCOME_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "offsets"),
+    [
+        (Request(mode="missing"), [1]),
+        (Request(mode="all"), [0, 1, 2, 3, 4, 11]),
+        (Request(mode="gone"), [0, 1, 2, 3, 4, 11]),
+        (Request(mode="pending"), [10]),
+        (Request(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
+        (Request(mode="all", targets=["t"]), []),
+        (Request(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
+    ],
+)
+def test_the_requested_messages_are_selected(spark: SparkSession, request_: Request, offsets: list[int]) -> None:
+    """By outcome, target and id; never a message that ended otherwise than by delivery."""
+    found = selection.selected(every_outcome(spark), request_, {0: 11, 1: 0})
+    assert sorted(row["source_offset"] for row in found.collect()) == offsets
+
+
+def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: SparkSession) -> None:
+    """Chronos reads their records itself: they must not come twice."""
+    found = selection.selected(every_outcome(spark), Request(mode="pending"), {0: 10, 1: 2**62})
+    assert found.collect() == []
+
+
+def test_a_message_and_its_replays_count_once(spark: SparkSession) -> None:
+    """The original is selected; if only replays were found, the first of them."""
+    tokens = [(0, at, 1, b"i", "t", T, "missing") for at in range(7)]
+    units = spark.createDataFrame(tokens, "shard int, source_offset long, occurrence int, id binary, target string,"
+                                          " due_ms long, outcome string")  # fmt: skip
+    of = {1: "d/0/0/1", 2: "d/0/99/1", 3: "d/0/99/1", 4: "d/0/0/2", 5: "d/0/1/1"}
+    copies = spark.createDataFrame(
+        [(0, at, source) for at, source in of.items()], "shard int, source_offset long, of string"
+    )
+    kept = selection.without_copies(units, copies, "d").collect()
+    # 4 repeats another occurrence than the one that is there; 5 is a replay of a replay.
+    assert sorted(row["source_offset"] for row in kept) == [0, 2, 4, 6]
+
+
+def test_receipts_and_replay_headers_name_the_messages_in_a_target(spark: SparkSession) -> None:
+    """Messages of other delay topics do not count; a series names its occurrence."""
+    rows = [
+        ("t", [("chronos-source", b"d/1/7")]),
+        ("t", [("chronos-source", b"d/1/8"), ("chronos-occurrence", b"3")]),
+        ("u", [("chronos-source", b"d/0/99"), (ledger.REPLAY_OF, b"d/2/5/2")]),
+        ("t", [("chronos-source", b"other/1/7")]),
+        ("t", [("chronos-source", b"nonsense")]),
+        ("t", [("chronos-source", b"d/99999999999/1")]),
+        ("t", [("chronos-source", b"d/1/99999999999999999999")]),
+        ("t", None),
+    ]
+    records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
+    found = selection.in_targets(records, "d").collect()
+    assert sorted(tuple(row) for row in found) == [("t", 1, 7, 1), ("t", 1, 8, 3), ("u", 0, 99, 1), ("u", 2, 5, 2)]
+
+
+def test_a_message_must_have_all_requested_headers(spark: SparkSession) -> None:
+    """With name and value; of several headers with the same name one is enough."""
+    rows = [
+        (0, [("tenant", b"a"), ("kind", b"x")]), (1, [("tenant", b"a")]), (2, [("kind", b"y"), ("kind", b"x"), ("tenant", b"a")]),
+        (3, [("tenant", None), ("kind", b"x")]), (4, None), (5, []),
+    ]  # fmt: skip
+    records = spark.createDataFrame(rows, "n int, headers array<struct<name string, value binary>>")
+    asked = Request(mode="all", headers=[("tenant", "a"), ("kind", "x")])
+    assert [row["n"] for row in records.where(selection.has_headers(asked)).orderBy("n").collect()] == [0, 2]
+
+
+def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) -> None:
+    """Its record is in the folder of its first due time."""
+    units = spark.createDataFrame([(0, 5, 1, b"i", "t", T, "missing")],
+                                  "shard int, source_offset long, occurrence int, id binary, target string, due_ms long,"
+                                  " outcome string")  # fmt: skip
+    row = {name: None for name, *_ in schema.MESSAGES.columns} | {
+        "shard": 0, "offset": 5, "timestamp_ms": 1, "verb": "schedule", "value": b"four", "due_date": "1999-01-01",
+        "due_hour": 3, "batch": "b",
+    }  # fmt: skip
+    messages = spark.createDataFrame([tuple(row.values())], schema.table_schema(schema.MESSAGES))
+    span = Span(from_ms=T, to_ms=T + 1)
+    assert selection.with_records(units, messages, span).collect() == []
+    (found,) = selection.with_records(units, messages, None).collect()
+    assert (found["value"], found["bytes"], found["due_ms"]) == (b"four", 4, T)
+
+
+PLANNED = (
+    "name string, target string, bytes_max long, keyed_only boolean, target_key binary, expire_at_ms long,"
+    " value binary, id binary, headers array<struct<name string, value binary>>"
+)
+"""The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
+
+
+def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
+    """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
+    plain: dict[str, Any] = {
+        "target": "t", "bytes_max": 2_000, "keyed_only": False, "target_key": None, "expire_at_ms": None,
+        "value": b"v" * 1_000, "id": b"i", "headers": [],
+    }  # fmt: skip
+    rows = [
+        {"name": "plain"}, {"name": "expired", "expire_at_ms": T - 1}, {"name": "expires now", "expire_at_ms": T},
+        {"name": "no topic", "bytes_max": None, "keyed_only": None}, {"name": "no key", "keyed_only": True},
+        {"name": "key", "keyed_only": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
+        {"name": "large header", "headers": [("trace", b"h" * 1_000)]}, {"name": "large key", "target_key": b"k" * 1_000},
+        {"name": "no headers, no value", "headers": None, "value": None},
+        {"name": "headers that are dropped", "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)]},
+    ]  # fmt: skip
+    names = [column.split()[0] for column in PLANNED.split(", ", 8)]
+    planned = spark.createDataFrame([tuple((plain | row)[name] for name in names) for row in rows], PLANNED)
+
+    def why(request: Request) -> dict[str, str]:
+        found = planned.select("name", selection.left_out(request, T, "d").alias("why")).collect()
+        return {row["name"]: row["why"] for row in found if row["why"] is not None}
+
+    unsendable = {
+        "no topic": "no-target", "no key": "no-target", "large": "too-large", "large header": "too-large",
+        "large key": "too-large",
+    }  # fmt: skip
+    assert why(Request(mode="missing")) == unsendable | {"expired": "expired"}
+    assert why(Request(mode="missing", expired=True)) == unsendable

@@ -1,0 +1,452 @@
+"""The replica: every transition between its states, what makes it happen, and how long it waits in each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.memory import MemoryStore
+from chronos.config import load
+from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
+from chronos.node.driver import ShardDriver
+from chronos.node.opening import own_topics
+from chronos.node.shards import make_shard
+from chronos.workers import replica_state
+from chronos.workers.master import HEARTBEAT_MS
+from chronos.workers.recovery import RecoveryCost
+from chronos.workers.replica import FOREIGN_SILENCE_MS, POLL_MS, PREDECESSOR_POLL_MS, STANDALONE, Assignment, Replica
+from chronos.workers.replica_state import TRANSITIONS, ReplicaState
+from tests.harness.clock import HandClock
+
+STEPS_MAX = 20
+"""Steps in which a replica must reach the next state, without any time passing."""
+
+FOLLOW, LEAVE = Assignment(kind="follower"), Assignment(kind="none")
+
+S = ReplicaState
+
+
+def lead(epoch: int) -> Assignment:
+    """The assignment of the master of a cluster."""
+    return Assignment(kind="master", epoch=epoch)
+
+
+class Node:
+    """A node with one shard, whose replica is stepped by hand."""
+
+    def __init__(self, case: Case, name: str, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.guard: str | None = None
+        self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
+        """What `restore` does."""
+        self.clock = case.clock
+        self.store = MemoryStore()
+        self.failures: list[ChronosError] = []
+        self.driver: ShardDriver = make_shard(
+            load(None, {}, ["shards=1", f"node.id={name}"]),
+            0,
+            log_port=case.log,
+            store=self.store,
+            clock=case.clock,
+            instance=name,
+            guard=lambda: self.guard,
+            assigned=lambda: self.assignment,
+            restore=lambda cost: self.fetch(cost),
+            failed=self.failures.append,
+        )
+        self.replica: Replica = self.driver.replica
+
+    def step(self) -> int:
+        """One step; how many ms later the replica wants the next one."""
+        return self.replica.step(self.clock.now) - self.clock.now
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def until(self, role: ReplicaState) -> None:
+        """Step until the replica is in the state."""
+        for _ in range(STEPS_MAX):
+            if self.replica.role == role:
+                return
+            self.step()
+        assert self.replica.role == role
+
+
+class Case:
+    """A log with one shard, and the nodes that share it; `node` is the one under test."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = HandClock()
+        config = load(None, {}, ["shards=1"])
+        self.delay, self.progress = config.topics.delay, config.topics.progress
+        self.log = EmbeddedLog(path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0)
+        self.log.prepare(own_topics(config), create=True)
+        self.node = Node(self, "a", FOLLOW)
+        self.other = Node(self, "b", STANDALONE)
+
+    def commit(self) -> None:
+        """Have the other node lead, or commit another heartbeat."""
+        if self.other.replica.role == S.MASTER:
+            self.clock.now += HEARTBEAT_MS
+            self.other.step()
+        self.other.until(S.MASTER)
+
+    def trim(self) -> None:
+        """Drop everything from the progress log."""
+        self.log.trim(self.progress, 0, self.log.stable_end(self.progress, 0))
+
+    def break_off(self) -> None:
+        """A failure that the replica can only mend by starting again from its store."""
+        self.node.guard = "the disk is full"
+        self.node.step()
+        self.node.guard = None
+
+    def no_checkpoint(self) -> None:
+        """From now on a store that needs a checkpoint cannot be restored yet."""
+
+        def fetch(cost: RecoveryCost) -> bool:
+            if cost.store_empty or not cost.logs_complete:
+                raise Retry("no node answers")
+            return False
+
+        self.node.fetch = fetch
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    yield made
+    made.log.close()
+
+
+# ------------------------------------------------------------------------------------------ The transitions
+
+
+def starting(case: Case) -> None:
+    pass
+
+
+def none(case: Case) -> None:
+    case.node.assignment = LEAVE
+    case.node.until(S.NONE)
+
+
+def restoring(case: Case) -> None:
+    case.commit()
+    case.no_checkpoint()
+    case.node.until(S.RESTORING)
+
+
+def recovering(case: Case) -> None:
+    case.node.until(S.RECOVERING)
+
+
+def follower(case: Case) -> None:
+    case.node.until(S.FOLLOWER)
+
+
+def waiting(case: Case) -> None:
+    case.commit()
+    case.node.assignment = STANDALONE
+    case.node.until(S.WAITING)
+
+
+def taking_over(case: Case) -> None:
+    case.node.assignment = lead(1)
+    case.node.until(S.TAKING_OVER)
+
+
+def master(case: Case) -> None:
+    case.node.assignment = lead(1)
+    case.node.until(S.MASTER)
+
+
+def stepped_down(case: Case) -> None:
+    master(case)
+    case.node.assignment = FOLLOW
+    case.node.until(S.STEPPED_DOWN)
+
+
+REACH: dict[ReplicaState, Callable[[Case], None]] = {
+    S.STARTING: starting,
+    S.NONE: none,
+    S.RESTORING: restoring,
+    S.RECOVERING: recovering,
+    S.FOLLOWER: follower,
+    S.WAITING: waiting,
+    S.TAKING_OVER: taking_over,
+    S.MASTER: master,
+    S.STEPPED_DOWN: stepped_down,
+}
+
+
+def assign(assignment: Assignment) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.node.assignment = assignment
+
+    return change
+
+
+def commits_without_checkpoint(case: Case) -> None:
+    """The store is empty, and the log no longer is."""
+    case.commit()
+    case.no_checkpoint()
+
+
+def follows_without_checkpoint(case: Case) -> None:
+    commits_without_checkpoint(case)
+    case.node.assignment = FOLLOW
+
+
+def breaks_off_without_checkpoint(case: Case) -> None:
+    commits_without_checkpoint(case)
+    case.break_off()
+
+
+def breaks_off_behind_the_log(case: Case) -> None:
+    """The store holds something, and the log was trimmed beyond it."""
+    case.commit()
+    case.no_checkpoint()
+    case.node.guard = "the disk is full"
+    case.node.step()
+    case.commit()
+    case.trim()
+    case.node.guard = None
+
+
+def the_checkpoint_is_not_needed(case: Case) -> None:
+    case.node.fetch = lambda cost: False
+
+
+def is_standalone_beside_another_master(case: Case) -> None:
+    case.commit()
+    case.node.assignment = STANDALONE
+
+
+def the_other_master_is_silent(case: Case) -> None:
+    case.clock.now += FOREIGN_SILENCE_MS
+
+
+def the_epoch_record_is_not_written_before_another_assignment(case: Case) -> None:
+    case.node.step()  # resolves
+    case.node.assignment = FOLLOW
+
+
+def loses_its_assignment_and_the_log(case: Case) -> None:
+    case.node.assignment = FOLLOW
+    case.log.append([(case.progress, None, b"", (), 0)], 9.0)
+    case.trim()
+    case.no_checkpoint()
+
+
+def is_standalone_and_another_node_takes_over_meanwhile(case: Case) -> None:
+    case.node.assignment = STANDALONE
+    case.node.replica.close()
+    case.node = Node(case, "a", STANDALONE)
+    case.node.until(S.TAKING_OVER)
+    case.commit()
+
+
+def goes_on(case: Case) -> None:
+    pass
+
+
+def stops(case: Case) -> None:
+    case.node.replica.close()
+
+
+def fails(case: Case) -> None:
+    case.node.replica.fail("the reason")
+
+
+CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
+    (S.STARTING, S.NONE): assign(LEAVE),
+    (S.STARTING, S.RESTORING): commits_without_checkpoint,
+    (S.STARTING, S.RECOVERING): goes_on,
+    (S.NONE, S.RESTORING): follows_without_checkpoint,
+    (S.NONE, S.RECOVERING): assign(FOLLOW),
+    (S.RESTORING, S.NONE): assign(LEAVE),
+    (S.RESTORING, S.RECOVERING): the_checkpoint_is_not_needed,
+    (S.RECOVERING, S.NONE): assign(LEAVE),
+    (S.RECOVERING, S.RESTORING): breaks_off_without_checkpoint,
+    (S.RECOVERING, S.FOLLOWER): goes_on,
+    (S.RECOVERING, S.WAITING): is_standalone_beside_another_master,
+    (S.RECOVERING, S.TAKING_OVER): assign(lead(1)),
+    (S.FOLLOWER, S.NONE): assign(LEAVE),
+    (S.FOLLOWER, S.RESTORING): breaks_off_behind_the_log,
+    (S.FOLLOWER, S.RECOVERING): Case.break_off,
+    (S.FOLLOWER, S.TAKING_OVER): assign(lead(1)),
+    (S.WAITING, S.RESTORING): breaks_off_behind_the_log,
+    (S.WAITING, S.RECOVERING): Case.break_off,
+    (S.WAITING, S.TAKING_OVER): the_other_master_is_silent,
+    (S.TAKING_OVER, S.NONE): assign(LEAVE),
+    (S.TAKING_OVER, S.RESTORING): breaks_off_without_checkpoint,
+    (S.TAKING_OVER, S.RECOVERING): assign(FOLLOW),
+    (S.TAKING_OVER, S.WAITING): is_standalone_and_another_node_takes_over_meanwhile,
+    (S.TAKING_OVER, S.MASTER): goes_on,
+    (S.TAKING_OVER, S.STEPPED_DOWN): the_epoch_record_is_not_written_before_another_assignment,
+    (S.MASTER, S.STEPPED_DOWN): assign(FOLLOW),
+    (S.STEPPED_DOWN, S.NONE): assign(LEAVE),
+    (S.STEPPED_DOWN, S.RESTORING): loses_its_assignment_and_the_log,
+    (S.STEPPED_DOWN, S.RECOVERING): goes_on,
+    **{(state, S.STOPPED): stops for state in REACH if state != S.MASTER},
+    **{(state, S.FAILED): fails for state in REACH},
+}
+"""For each transition, what makes it happen."""
+
+
+@pytest.mark.parametrize(("before", "after"), CAUSES, ids=lambda state: str(state).replace(" ", "_"))
+def test_every_transition_happens(case: Case, before: ReplicaState, after: ReplicaState) -> None:
+    """The next state that the replica reports is the one in the table, not another one on the way to it."""
+    REACH[before](case)
+    assert case.node.replica.role == before
+    CAUSES[before, after](case)
+    for _ in range(STEPS_MAX):
+        if case.node.replica.role != before:
+            break
+        case.node.step()
+    assert case.node.replica.role == after
+
+
+def test_no_other_transition_is_allowed() -> None:
+    """Each transition of the table is one that the tests cause."""
+    assert {(before, after) for before, states in TRANSITIONS.items() for after in states} == CAUSES.keys()
+    assert TRANSITIONS.keys() == set(ReplicaState)
+
+
+def test_the_documented_table_is_the_one_that_is_checked() -> None:
+    assert replica_state.__doc__ is not None
+    lines = replica_state.__doc__.split("may become\n")[1].split("\n\n")[0].splitlines()
+    documented = {}
+    for line in lines:
+        state, *following = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        documented[state] = set(following[0].split(", ")) if following else set()
+    assert documented == {state: set(states) for state, states in TRANSITIONS.items()}
+
+
+def test_a_transition_that_is_not_in_the_table_is_a_bug(case: Case) -> None:
+    case.node.replica.close()
+    with pytest.raises(AssertionError, match="stopped cannot become failed"):
+        case.node.replica.fail("too late")
+
+
+# ------------------------------------------------------------------------------------------- In the states
+
+
+def test_a_master_that_is_closed_steps_down_first(case: Case) -> None:
+    """Its writer is closed, and the next master continues without a fence in between."""
+    master(case)
+    case.node.replica.close()
+    assert case.node.replica.role == S.STOPPED
+    case.other.assignment = lead(2)
+    case.other.until(S.MASTER)
+    assert case.other.replica.state.role_epoch == 2
+
+
+def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
+    """Both hold the same state; the follower delivers nothing itself."""
+    follower(case)
+    headers = {"chronos-target-topic": b"t", "chronos-delay": b"0"}
+    case.commit()
+    case.log.append([(case.delay, b"id", b"v", headers, 0)], 9.0)
+    for _ in range(STEPS_MAX):
+        case.clock.now += 100
+        case.other.step()
+        case.node.step()
+    assert case.node.replica.role == S.FOLLOWER
+    assert case.node.replica.state == case.other.replica.state
+    assert case.node.replica.state.totals.delivered == 1
+    assert case.other.replica.commits > 0
+    assert case.node.replica.commits == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "wait_ms"),
+    [({"confirmed": False}, POLL_MS), ({"predecessor_active": True}, PREDECESSOR_POLL_MS)],
+    ids=["unconfirmed", "predecessor active"],
+)
+def test_a_new_master_that_must_wait_fences_nobody(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
+    """It stays a follower, and records that arrive do not end its wait."""
+    case.commit()
+    follower(case)
+    case.node.assignment = Assignment(kind="master", epoch=5, **changes)  # type: ignore[arg-type]
+    assert case.node.step() == wait_ms
+    assert not case.node.replica.wait(9.0)
+    assert case.node.replica.role == S.FOLLOWER
+    case.commit()  # The other master is not fenced.
+    assert case.other.replica.aborts == 0
+    case.node.assignment = lead(5)
+    case.node.until(S.MASTER)
+    assert case.node.replica.state.role_epoch == 5
+
+
+def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
+    """The log knows a later role epoch: the replica pauses, fences nobody, and leads with a later one."""
+    case.other.assignment = lead(7)
+    case.commit()
+    case.node.assignment = lead(7)
+    case.node.steps(STEPS_MAX)
+    assert "it waits for a later role" in str(case.node.replica.paused)
+    assert case.node.replica.role == S.RECOVERING
+    case.commit()
+    assert case.other.replica.aborts == 0
+    case.node.assignment = lead(8)
+    case.node.until(S.MASTER)
+    assert case.node.replica.paused is None
+
+
+def test_a_standalone_master_that_was_deposed_ends_its_process(case: Case) -> None:
+    """It was silent for too long, another node took over, and two nodes would take turns for ever."""
+    case.node.assignment = STANDALONE
+    case.node.until(S.MASTER)
+    case.clock.now += FOREIGN_SILENCE_MS
+    case.other.until(S.MASTER)
+    with pytest.raises(Deposed, match="node b"):
+        case.node.steps(STEPS_MAX)
+
+
+def test_a_store_that_is_being_restored_is_not_reported(case: Case) -> None:
+    """Its state is known again once it was restored, or the restore was given up."""
+    case.commit()
+    known = []
+
+    def fetch(cost: RecoveryCost) -> bool:
+        known.append((case.node.replica.role, case.node.replica.known))
+        return False
+
+    assert case.node.replica.known
+    case.node.fetch = fetch
+    follower(case)
+    assert known == [(S.RESTORING, False)]
+    assert case.node.replica.known
+
+
+def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
+    """A follower whose disk is full is a paused follower; after that it recovers and says no reason."""
+    follower(case)
+    case.node.guard = "1 MiB free"
+    waits_ms = [case.node.step() for _ in range(9)]
+    assert waits_ms[:5:2] == [50, 100, 200]
+    assert max(waits_ms) == 500
+    assert case.node.replica.paused == "1 MiB free"
+    case.node.guard = None
+    case.node.until(S.RECOVERING)
+    case.node.until(S.FOLLOWER)
+    assert case.node.replica.paused is None
+
+
+def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> None:
+    """The driver's thread ends; the state says so, and the node gets the error."""
+    case.commit()
+    case.trim()
+    case.node.driver.start()
+    case.node.driver.join(9.0)
+    (failure,) = case.node.failures
+    assert isinstance(failure, LogMismatch)
+    assert case.node.driver.role == S.FAILED
+    assert case.node.driver.paused == str(failure)
