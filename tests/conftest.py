@@ -28,8 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 
-INTEGRATION_FOLDERS = {"integration", "spark"}
-"""All tests in these need Java, or take as long as those that do."""
+INTEGRATION_FOLDERS = {"integration"}
+"""All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks those of Spark."""
 
 SLOW_MODULES = {"test_openapi.py"}
 """All tests of these are slow, and so is the import of what they use."""

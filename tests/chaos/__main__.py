@@ -79,6 +79,8 @@ def kill_single_node(kills: int, seed: int) -> int:
             "the embedded log": lambda: kill_on_embedded_log(Path(folder, "embedded"), kills=kills, seed=seed),
             "the first start": lambda: kill_at_first_start(Path(folder, "first"), kills=kills, seed=seed),
         }
+        for subfolder in ("kafka", "embedded", "first"):
+            Path(folder, subfolder).mkdir()
         for name, run_kills in runs.items():
             try:
                 run_kills()

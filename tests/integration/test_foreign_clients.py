@@ -148,7 +148,7 @@ def test_every_format_of_a_time_is_understood(chronos: Chronos, settings: dict[s
         (now + timedelta(seconds=1)).isoformat(timespec="milliseconds"): 1_000,
         (now + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"): 1_000,
         (now - timedelta(days=1)).isoformat(): 0,
-        "0": 0,
+        "1000000000000": 0,
     }
     records = [Sent(text.encode(), schedule(target, delay=text)) for text in delays]
     aim = ("chronos-target-topic", target.encode())
@@ -243,6 +243,7 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
         ("no-target", Sent(b"x", [("chronos-delay", b"1s")])),
         ("no-time", Sent(b"x", [("chronos-target-topic", target.encode())])),
         ("bad-value", Sent(b"x", schedule(target, delay="soon"))),
+        ("bad-value", Sent(b"x", [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"1700000000")])),
         ("bad-value", Sent(b"x", schedule("no such name"))),
         ("bad-value", Sent(b"x", schedule("."))),
         ("bad-value", Sent(b"x", schedule(target, action=b"explode"))),
