@@ -1,52 +1,114 @@
-"""What every test can ask for: a real broker, names nobody else uses, and Hypothesis without a stopwatch."""
+"""Fixtures for every test: a real broker, a real ZooKeeper, unique names; and how tests are spread over workers.
+
+Each pytest-xdist worker has a broker and a ZooKeeper server of its own, shared by all its tests: a session is a
+worker's. Two workers therefore never meet in a topic, a port or a file, and while one waits for a session to expire
+the other uses the processor.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness.broker import Broker
+from tests.harness.zookeeper import Ensemble
 
-# Deadlines are off: a machine with two cores and a broker on it is slow at times, and that proves nothing.
-_unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("dev", **_unhurried)
-# The same examples every time: a change is judged by what it changed. New ones are found where people work.
-settings.register_profile("ci", derandomize=True, **_unhurried)
+# No deadlines: on two cores with a broker beside them, a slow example proves nothing.
+_no_deadline = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("dev", _no_deadline)
+# The same examples in every run: continuous integration judges the change, developers' machines find new examples.
+settings.register_profile("ci", _no_deadline, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
-BROKER_FIXTURES = {"broker", "own_broker"}
+SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
+
+INTEGRATION_FOLDERS = {"integration"}
+"""All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks those of Spark."""
+
+SLOW_MODULES = {"test_openapi.py"}
+"""All tests of these are slow, and so is the import of what they use."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules of which `./scripts/test fast` runs no test: that would take it seconds."""
+    deselected = config.getoption("markexpr")
+    if "not integration" in deselected and collection_path.parent.name in INTEGRATION_FOLDERS:
+        return True
+    return True if "not slow" in deselected and collection_path.name in SLOW_MODULES else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who asks for a broker is an integration test, so that `scripts/test fast` can never need Java."""
+    """Mark tests that need Java as integration tests; put the tests that take longest first.
+
+    A worker takes the next test, or the next `xdist_group`, when it has finished one. With the long ones first, the
+    short ones fill up what is left at the end, and no worker idles while another one runs the longest test.
+    """
     for item in items:
-        if BROKER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+        if item.path.parent.name == "spark":
+            # One worker starts Spark, once.
+            item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> tuple[bool, bool, bool]:
+    """Spark, then slow tests, then the others that need a server, then the rest; each in the order of its file."""
+    return (
+        item.path.parent.name != "spark",
+        item.get_closest_marker("slow") is None,
+        item.get_closest_marker("integration") is None,
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """An integration test that is skipped has failed: without it the real broker would silently go untested."""
+    report = yield
+    if report.skipped and item.get_closest_marker("integration") is not None and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"integration tests must not be skipped: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """The broker that all tests share: use names of your own in it, and leave it running."""
+    """The broker that all tests of a worker share: use unique names in it, and leave it running."""
     with Broker() as shared:
         yield shared
 
 
 @pytest.fixture
 def own_broker() -> Iterator[Broker]:
-    """A broker for this test alone, to kill and to freeze; it takes about 3 s."""
+    """A broker for one test, to kill and to freeze; it takes about 3 s."""
     with Broker() as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[Ensemble]:
+    """The ZooKeeper server that all tests of a worker share: use a unique cluster name, and leave it running."""
+    with Ensemble() as shared:
+        yield shared
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[Ensemble]:
+    """A ZooKeeper server for one test, to kill and to freeze; it takes about 1 s."""
+    with Ensemble() as own:
         yield own
 
 
 @pytest.fixture
 def topic_names(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Makes names for topics, groups and transactions that no other test uses: `topic_names("orders")`."""
+    """Make unique names for topics, groups and transactions: `topic_names("orders")`."""
     test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:60].strip("-")
 
     def name(stem: str = "topic") -> str:

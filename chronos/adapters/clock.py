@@ -1,20 +1,20 @@
-"""The time of this machine: what its clocks say, and whether somebody set them."""
+"""The time of this machine, and by how much its wall clock was stepped."""
 
 import time
 
 
 class SystemClock:
-    """The wall clock, and beside it the boot clock, which nobody can set and which never stands still."""
+    """The wall clock, compared with the boot clock, which cannot be set and never stops."""
 
     def __init__(self) -> None:
         self._difference_ns = self._wall_minus_boot_ns()
 
     def now_ms(self) -> int:
-        """Epoch milliseconds, rounded down."""
+        """Return epoch milliseconds, rounded down."""
         return self._wall_ns() // 1_000_000
 
     def stepped_ms(self) -> int:
-        """By how much the wall clock was stepped against the boot clock since the start."""
+        """Return by how much the wall clock was stepped against the boot clock since the start."""
         return int((self._wall_minus_boot_ns() - self._difference_ns) / 1_000_000)
 
     def _wall_ns(self) -> int:
@@ -25,14 +25,14 @@ class SystemClock:
 
 
 class ShiftedClock(SystemClock):
-    """A clock that can be set at run time, as an operator or NTP would: for tests and drills."""
+    """A clock that can be stepped at run time, as an operator or NTP would: for tests and drills."""
 
     def __init__(self, shift_ms: int = 0) -> None:
         self._shift_ns = shift_ms * 1_000_000
         super().__init__()
 
     def shift(self, by_ms: int) -> None:
-        """Step the wall clock, forwards or back; the boot clock stays as it is."""
+        """Step the wall clock, forwards or back; the boot clock is not changed."""
         self._shift_ns += by_ms * 1_000_000
 
     def _wall_ns(self) -> int:
@@ -40,5 +40,5 @@ class ShiftedClock(SystemClock):
 
 
 def _boot_ns() -> int:
-    # Linux has a boot clock; elsewhere the monotonic one, which stands still in sleep, is the next best.
+    # Only Linux has a boot clock. The monotonic one, which stops while the machine sleeps, is the next best.
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,7 +1,7 @@
-"""The store of a shard in memory: the same answers as on disk, and the same losses.
+"""The store of a shard in memory: the same results as on disk, and the same losses in a crash.
 
-For tests and simulation, where a crash costs no process: `crash()` gives the store as a disk would have kept
-it, with all that was flushed and nothing else. It has no size limit and is never damaged.
+For tests and simulation: `crash()` returns the store as a disk would have kept it, with everything that was flushed and
+nothing else. It has no size limit and is never damaged.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ ROWS = "rows"
 
 
 class MemoryStore:
-    """Sorted rows in a dict and a list of its keys. See `ports.Store`. For one thread."""
+    """Rows in a dict, with a sorted list of its keys. See `ports.Store`. For one thread."""
 
     def __init__(self) -> None:
         self._rows: dict[bytes, bytes] = {}
@@ -26,12 +26,12 @@ class MemoryStore:
         self._closed = False
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of the keys, in their order."""
+        """Return the values of the keys, in their order; None for a missing key."""
         self._check_open()
         return [self._rows.get(key) for key in keys]
 
     def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """Rows with `start <= key < stop` in order, at most so many and so large, one if there is one."""
+        """Return rows with `start <= key < stop` in order, within both limits but at least one if there is one."""
         self._check_open()
         rows: list[tuple[bytes, bytes]] = []
         size = 0
@@ -45,7 +45,7 @@ class MemoryStore:
         return rows
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """First the deletes, then the puts."""
+        """Apply the deletes, then the puts."""
         self._check_open()
         for key in deletes:
             if self._rows.pop(key, None) is not None:
@@ -56,7 +56,7 @@ class MemoryStore:
             self._rows[key] = value
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
-        """Drop `start <= key < stop`."""
+        """Delete `start <= key < stop`."""
         self._check_open()
         first, end = bisect_left(self._keys, start), bisect_left(self._keys, stop)
         for key in self._keys[first:end]:
@@ -64,12 +64,12 @@ class MemoryStore:
         del self._keys[first:end]
 
     def flush(self) -> None:
-        """From here on a crash keeps what was written so far."""
+        """Make what was written so far survive a crash."""
         self._check_open()
         self._flushed = dict(self._rows)
 
     def crash(self) -> "MemoryStore":
-        """What a disk would hold if the process had been killed now; this store is of no use any more."""
+        """Close this store without flushing, and return what a disk would hold if the process had been killed now."""
         survivor = MemoryStore()
         survivor.write(list(self._flushed.items()), [])
         survivor.flush()
@@ -77,7 +77,7 @@ class MemoryStore:
         return survivor
 
     def checkpoint(self, path: Path) -> None:
-        """All rows in one file of a new folder; `restored` makes a store of it."""
+        """Flush, and write all rows to one file in a new folder; `restored` opens it."""
         self.flush()
         if path.exists():
             raise ConfigurationError([f"{path} is there already: a checkpoint goes into a folder of its own"])
@@ -86,7 +86,7 @@ class MemoryStore:
 
     @classmethod
     def restored(cls, path: Path) -> "MemoryStore":
-        """The store that a checkpoint was made of; an empty one where there is none."""
+        """Open a checkpoint; an empty store where there is none."""
         store = cls()
         if (path / ROWS).exists():
             store.write(msgspec.msgpack.decode((path / ROWS).read_bytes(), type=list[tuple[bytes, bytes]]), [])
@@ -94,23 +94,23 @@ class MemoryStore:
         return store
 
     def verify(self) -> int:
-        """How many rows; memory is not checked."""
+        """Return the number of rows; memory has no checksums."""
         self._check_open()
         return len(self._rows)
 
     def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Return the bytes of all keys and values."""
         return sum(len(key) + len(value) for key, value in self._rows.items())
 
     def background_error(self) -> str | None:
-        """Never one: memory does not fill up here."""
+        """Return None: a store in memory takes every write."""
         return None
 
     def reopen(self) -> None:
-        """Nothing to mend."""
+        """Nothing to do: writes never fail."""
 
     def unflushed_bytes(self) -> int:
-        """0 when a crash would lose nothing."""
+        """Return the bytes that a crash would lose."""
         changed = self._rows.items() ^ self._flushed.items()
         return sum(len(key) + len(value) for key, value in changed)
 

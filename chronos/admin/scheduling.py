@@ -89,8 +89,8 @@ class Planner:
         """
         try:
             decoded = _decode(body)
-        except msgspec.ValidationError:
-            decoded = decode_json(body)
+        except msgspec.ValidationError as error:
+            decoded = decode_json(body, error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise malformed(error) from None
         is_batch = isinstance(decoded, list)
@@ -107,7 +107,7 @@ class Planner:
         faults: list[Fault] = []
         total = 0
         for index, message in enumerate(messages):
-            found = self._plan_or_faults(message, now_ms)
+            found = self._plan_or_faults(message, now_ms, suggests=len(faults) < FAULTS_MAX)
             if isinstance(found, Planned):
                 planned.append(found)
                 continue
@@ -121,10 +121,10 @@ class Planner:
             raise invalid_faults(faults, total=total, hint=hint, is_batch=several)
         return planned
 
-    def _plan_or_faults(self, message: object, now_ms: int) -> Planned | list[Fault]:
+    def _plan_or_faults(self, message: object, now_ms: int, *, suggests: bool) -> Planned | list[Fault]:
         if not isinstance(message, Message):
             data = with_integers(message)
-            faults = list(check(data, Message))
+            faults = list(check(data, Message, suggests=suggests))
             if faults:
                 return faults
             message = msgspec.convert(data, Message)

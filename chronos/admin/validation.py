@@ -17,6 +17,10 @@ from msgspec.structs import fields
 from chronos.admin.problems import ProblemError, invalid
 from chronos.admin.schemas import FAULTS_MAX, PATTERN_TEXTS, Fault
 
+VALUES_MAX = 1_000_000
+"""JSON values of a body, estimated from above, up to which all errors are searched for: some hundred MB as Python objects.
+The answer to a body with more values has its first error only."""
+
 NAME_SHOWN = 100
 """Characters of a name from a request that an error repeats."""
 
@@ -31,6 +35,8 @@ T = TypeVar("T")
 
 _TEXTS = {repr(pattern): text for pattern, text in PATTERN_TEXTS.items()}
 _PATH = re.compile(r" - at .*$", re.DOTALL)
+_INDEX = re.compile(r"(?:\[([0-9]+)\])?\.?(.*)", re.DOTALL)
+_NAME = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPE = re.compile(r"Expected `([a-z| ]+)`, got `([a-z]+)`")
 _PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `[a-z]+` (>=|<=) (-?[0-9]+)")
@@ -42,8 +48,8 @@ def decode_body(decode: Callable[[bytes], T], kind: Any, body: bytes) -> T:
     """The body, decoded; ProblemError with status 400 when it is not JSON, 422 with all errors when it does not fit `kind`."""
     try:
         return decode(body)
-    except msgspec.ValidationError:
-        data = with_integers(decode_json(body))
+    except msgspec.ValidationError as error:
+        data = with_integers(decode_json(body, error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None
     faults = list(check(data, kind))
@@ -52,12 +58,29 @@ def decode_body(decode: Callable[[bytes], T], kind: Any, body: bytes) -> T:
     return cast(T, msgspec.convert(data, kind))
 
 
-def decode_json(body: bytes) -> Any:
-    """The body as plain Python values; ProblemError with status 400 when it is not JSON."""
+def decode_json(body: bytes, refused: msgspec.ValidationError) -> Any:
+    """A refused body as plain Python values, to search it for all errors.
+
+    ProblemError with status 400 when the body is not JSON, 422 with the first error when it has too many values.
+    """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > VALUES_MAX:
+        fault = _first_fault(str(refused))
+        raise invalid_faults([fault], is_batch=fault.index is not UNSET)
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None
+
+
+def _first_fault(error: str) -> Fault:
+    """The error that msgspec found first, with the index and the field of its path."""
+    text, _, path = error.partition(" - at `$")
+    index, field = _INDEX.fullmatch(path.rstrip("`")).groups("")  # type: ignore[union-attr]
+    name = _NAME.search(text)
+    if name is not None:
+        field = f"{field}.{name[1]}".lstrip(".")
+        text = "required field is missing" if "missing" in text else "unknown field"
+    return Fault(detail=plain_text(text, None), field=field or UNSET, index=int(index) if index else UNSET)
 
 
 def with_integers(data: Any) -> Any:
@@ -93,10 +116,13 @@ def invalid_faults(
     return problem
 
 
-def check(data: Any, kind: Any, *, strict: bool = True, noun: str = "field", path: str = "") -> Iterator[Fault]:
+def check(
+    data: Any, kind: Any, *, strict: bool = True, noun: str = "field", path: str = "", suggests: bool = True
+) -> Iterator[Fault]:
     """The errors of decoded JSON against a type, in the order of the type's fields.
 
     `strict` is that of `msgspec.convert`. `noun` is the word for a field in the texts, `path` the field that `data` is from.
+    `suggests`: errors for unknown names suggest a known one, which takes some time.
     """
     struct = _struct_of(kind)
     if struct is None or not isinstance(data, dict):
@@ -108,12 +134,12 @@ def check(data: Any, kind: Any, *, strict: bool = True, noun: str = "field", pat
     for name, each in known.items():
         where = f"{path}.{name}" if path else name
         if name in data:
-            yield from check(data[name], each.type, strict=strict, noun=noun, path=where)
+            yield from check(data[name], each.type, strict=strict, noun=noun, path=where, suggests=suggests)
         elif each.required:
             yield Fault(detail=f"required {noun} is missing", field=where)
-    for name in [each for each in data if each not in known]:
+    for count, name in enumerate(each for each in data if each not in known):
         shown = str(name)[:NAME_SHOWN]
-        close = difflib.get_close_matches(shown, known, n=1)
+        close = difflib.get_close_matches(shown, known, n=1) if suggests and count < FAULTS_MAX else []
         meant = f"; did you mean {close[0]}?" if close else ""
         yield Fault(detail=f"unknown {noun}{meant}", field=f"{path}.{shown}" if path else shown)
 
@@ -154,7 +180,8 @@ def plain_text(error: str, kind: Any) -> str:
     if match := _MULTIPLE.fullmatch(text):
         return f"must be a multiple of {match[1]}"
     if text.startswith("Invalid enum value"):
-        return f"must be one of {', '.join(map(str, _choices(kind)))}"
+        choices = ", ".join(map(str, _choices(kind)))
+        return f"must be one of {choices}" if choices else "is not one of the possible values"
     return text.replace("`", "")
 
 

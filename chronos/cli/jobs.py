@@ -12,15 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, Any, TextIO
 
 import typer
 
 from chronos.cli.output import note, number, span
 from chronos.spark.progress import Step, running_tasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress where stderr is no terminal."""
@@ -56,7 +53,7 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None, line_every_s: float = LINE_EVERY_S) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._lock = threading.Lock()
-        self._spark: SparkSession | None = None
+        self._spark: Any = None
         self._step: Step | None = None
         self._first = 0
         self._began_s = 0.0
@@ -78,8 +75,8 @@ class ProgressDisplay:
                 if self._bar is not None:
                     self._show((0, 0))
 
-    def count_tasks(self, spark: "SparkSession") -> None:
-        """Show the running tasks of a session too."""
+    def count_tasks(self, spark: Any) -> None:
+        """Show the running tasks of a Spark session too."""
         self._spark = spark
 
     def pause(self) -> None:
@@ -179,9 +176,7 @@ class SparkLog:
 
 
 @contextmanager
-def spark_job(
-    name: str, master: str, conf: Mapping[str, str]
-) -> Iterator[tuple["SparkSession", ProgressDisplay, SparkLog]]:
+def spark_job(name: str, master: str, conf: Mapping[str, str]) -> Iterator[tuple[Any, ProgressDisplay, SparkLog]]:
     """A session for one job, the display of its progress, and Spark's log, which is named if the job fails."""
     from chronos.spark.session import open_session
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from chronos.adapters.checkpoints.files import Copier
-from chronos.adapters.checkpoints.peers import checkpoint_of
+from chronos.adapters.checkpoints.peers import fetch_checkpoint
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import Identity
 from chronos.core.roles import Member, ShardRoles
@@ -152,7 +152,7 @@ class StoreBootstrap:
             raise Retry(f"node {member.node}: {error}") from error
 
     def _chunks(self, member: Member, shard: int) -> Iterator[bytes]:
-        for chunk in checkpoint_of(member.address, shard, node=self._node, token=self._token):
+        for chunk in fetch_checkpoint(member.address, shard, node=self._node, token=self._token):
             if self._stopping.is_set():
                 raise Retry("this node is stopping")
             yield chunk

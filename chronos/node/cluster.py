@@ -129,6 +129,6 @@ def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError],
 
 def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
     """The cluster as the coordinator shows it to a visitor. Raises ConfigurationError, CoordinatorUnavailable."""
-    from chronos.adapters.zookeeper.inspection import survey
+    from chronos.adapters.zookeeper.inspection import inspect
 
-    return survey(open_coordinator(config, instance))
+    return inspect(open_coordinator(config, instance))

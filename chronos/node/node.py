@@ -293,11 +293,11 @@ class Node:
         for shard, store in zip(self.shards, self._stores, strict=True):
             # The state is read before the flush, which covers at least as much of the logs; unless the store was replaced
             # or reopened meanwhile, and holds something older.
-            lives = store.lives
+            opened = store.times_opened
             (data,) = store.get([STATE_KEY])
             position = LogPosition.of(FRESH if data is None else unpack_state(data))
             store.flush()
-            if store.lives != lives:
+            if store.times_opened != opened:
                 continue
             self._flushed[shard.number] = position
             if isinstance(self.log, EmbeddedLog):

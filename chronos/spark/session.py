@@ -15,6 +15,7 @@ from chronos.errors import SparkMissing
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
+    from pyspark.sql import SparkSession as SparkSession
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """Maven coordinates of Spark's Kafka connector. Several newer versions lack a dependency in Maven."""

@@ -1,4 +1,4 @@
-"""Runs the figures, prints the table, writes JSON, and with --keep puts them into docs/benchmarks.md."""
+"""Measure the figures, print a table, write JSON, and with --keep update docs/benchmarks.md."""
 
 import argparse
 import datetime
@@ -20,18 +20,18 @@ BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
 def main() -> int:
-    """0 when every bar is reached."""
+    """Run the figures; the exit code is 1 if a bar was missed."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"some of {', '.join(FIGURES)}; default: all")
-    parser.add_argument("--messages", type=int, default=500_000, help="messages of a throughput run (default 500,000)")
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; default: all")
+    parser.add_argument("--messages", type=int, default=500_000, help="messages per throughput run (default 500,000)")
     parser.add_argument(
-        "--json", type=Path, default=Path("bench.json"), help="where the figures go (default bench.json)"
+        "--json", type=Path, default=Path("bench.json"), help="the JSON file to write (default bench.json)"
     )
     parser.add_argument("--keep", action="store_true", help="write the table into docs/benchmarks.md")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.figures if name not in FIGURES]
     if unknown:
-        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+        parser.error(f"unknown figures: {', '.join(unknown)}; known: {', '.join(FIGURES)}")
     console = Console(stderr=True, highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="chronos-bench-"))
     try:

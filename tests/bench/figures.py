@@ -1,4 +1,4 @@
-"""What is measured: each figure is a function that runs the real service against the real broker."""
+"""The figures: each is a function that runs the real service against a real broker."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from tests.bench import load, stages
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 
-SELDOM_S = 1.0
-"""How often the service is asked how far it is while its throughput is measured: each answer costs it some."""
+POLL_S = 1.0
+"""Between two queries of the service while its throughput is measured: each answer costs it time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Row:
 
 
 class Bench:
-    """A broker, a directory for data, and names nobody used before."""
+    """A broker, a directory for data, and unique names."""
 
     def __init__(self, broker: Broker, directory: Path, *, messages: int, say: Callable[[str], None]) -> None:
         self.broker = broker
@@ -41,7 +41,7 @@ class Bench:
         self.say = say
         self.rows: list[Row] = []
         self.stages: dict[str, float] = {}
-        """Microseconds a message by stage of the hot path."""
+        """Microseconds per message, by stage of the hot path."""
         self._made = 0
         self._bare: list[float] = []
         self._tuned: list[float] = []
@@ -49,12 +49,12 @@ class Bench:
     # --- parts
 
     def name(self, stem: str) -> str:
-        """A name for topics and directories."""
+        """A unique name for topics and directories."""
         self._made += 1
         return f"{stem}{self._made}"
 
     def service(self, prefix: str, *, shards: int = 1, **settings: object) -> Service:
-        """A node on the broker with topics of its own."""
+        """A node on the broker with separate topics."""
         topics = {f"topics.{kind}": f"{prefix}.{kind}" for kind in ("delay", "progress", "rejected", "dead_letter")}
         return Service(
             self.directory / prefix,
@@ -63,11 +63,11 @@ class Bench:
         )
 
     def create(self, topic: str) -> None:
-        """A topic of the benchmark, with one partition."""
+        """Create a topic with one partition."""
         self.broker.create_topic(topic)
 
     def process(self, function: str, **arguments: Any) -> subprocess.Popen[str]:
-        """One of the functions of `load` in a process of its own."""
+        """Start a function of `load` in a separate process."""
         return subprocess.Popen(
             [sys.executable, "-m", "tests.bench.load", function, json.dumps(arguments)],
             stdout=subprocess.PIPE,
@@ -75,21 +75,21 @@ class Bench:
         )
 
     def result(self, process: subprocess.Popen[str]) -> Any:
-        """What the process printed."""
+        """Wait for the process and return its result."""
         output, _ = process.communicate(timeout=600)
         if process.returncode:
-            raise RuntimeError(f"a load process ended with {process.returncode}")
+            raise RuntimeError(f"a load process exited with {process.returncode}")
         return json.loads(output)
 
     def add(self, figure: str, measured: str, bar: str, passed: bool, **detail: Any) -> None:
-        """A line of the table, told at once."""
+        """Add a row to the table, and print it."""
         self.rows.append(Row(figure=figure, measured=measured, bar=bar, passed=passed, detail=detail))
         self.say(f"{'ok  ' if passed else 'MISS'} {figure}: {measured} (bar {bar})")
 
     # --- the references
 
     def reference(self) -> None:
-        """Both references, measured once more."""
+        """Measure both references once more."""
         source = self.name("pass-in")
         self.create(source)
         load.fill(self.broker.bootstrap, source, source, self.messages, 0, keyed=False, partitions=1)
@@ -108,28 +108,28 @@ class Bench:
 
     @property
     def pt(self) -> float:
-        """PT: the bare pass-through, the median of those measured."""
+        """PT: the rate of the plain pass-through, median of all measurements."""
         return statistics.median(self._bare)
 
     @property
     def tuned(self) -> float:
-        """The pass-through whose consumer never waits, the median of those measured."""
+        """The rate of the pass-through with a tuned consumer, median of all measurements."""
         return statistics.median(self._tuned)
 
     def add_references(self) -> None:
-        """What the ratios are ratios of."""
+        """Add the rows of the references."""
         self.add("PT, a bare pass-through", f"{self.pt:,.0f}/s", "-", True, rates=self._bare)
         self.add("a pass-through with a tuned consumer", f"{self.tuned:,.0f}/s", "-", True, rates=self._tuned)
 
     def add_ratio(self, figure: str, rate: float, bar: float) -> None:
-        """A throughput as a multiple of PT; what it is of the tuned one is told beside it."""
+        """Add a throughput as a multiple of PT, and of the tuned pass-through."""
         measured = f"{rate / self.pt:.2f} PT ({rate:,.0f}/s; {rate / self.tuned:.2f} of a tuned one)"
         self.add(figure, measured, f">= {bar} PT", rate >= bar * self.pt, rate=rate)
 
 
 def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Progress]]:
-    """`(broker timestamp, progress record)` of a shard, from its first to its last."""
-    found = []
+    """`(broker timestamp, progress record)` of every progress record of a shard, in order."""
+    found: list[tuple[int, Progress]] = []
     for messages in load.read(bench.broker.bootstrap, topic, partition):
         if messages is None:
             return found
@@ -138,7 +138,7 @@ def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Pro
 
 
 def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[float, float]:
-    """`(ingested, drained)` messages a second, by the broker's timestamps of the progress records."""
+    """`(ingested, drained)` messages per second, by the broker's timestamps of the progress records."""
     prefix = bench.name("flow")
     target = f"{prefix}.out"
     count = bench.messages
@@ -150,20 +150,20 @@ def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[
     delay = f"{prefix}.delay"
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
     if drain:
-        # Due at a moment after the ingest is over; what that takes is known roughly from the reference.
+        # Due after the end of the ingest, whose duration is estimated from the reference.
         due_ms = time.time_ns() // 1_000_000 + 25_000 + int(count / bench.tuned * 4_000)
     load.fill(bench.broker.bootstrap, delay, target, count, due_ms, keyed=keyed, partitions=shards)
     service.settings["workers.push"] = "on"
     with service:
         service.start()
-        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=SELDOM_S)
-        assert time.time_ns() // 1_000_000 < due_ms or not drain, "the ingest took longer than foreseen"
+        service.wait_until(lambda: service.pending() >= count, "ingest everything", timeout_s=120, every_s=POLL_S)
+        assert time.time_ns() // 1_000_000 < due_ms or not drain, "the ingest took longer than estimated"
         if drain:
             service.wait_until(
                 lambda: service.pending() == 0,
                 "drain",
                 timeout_s=120 + (due_ms / 1_000 - time.time()),
-                every_s=SELDOM_S,
+                every_s=POLL_S,
             )
         service.stop()
     records = [record for shard in range(shards) for record in progress_of(bench, f"{prefix}.progress", shard)]
@@ -174,13 +174,13 @@ def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[
     if not drain:
         return ingested, 0.0
     settled = [at for at, record in records if record.selected > 0]
-    # The messages are due within one second; a drain that keeps up with that is not measured by it.
+    # The messages are due within one second: a drain that takes less than that would not be measured.
     drained = count / ((max(settled) - due_ms) / 1_000)
     return ingested, drained
 
 
 def figure_throughput(bench: Bench) -> None:
-    """Ingest and drain, one shard and four; a reference before, between and after."""
+    """Ingest and drain with one shard and with four; references before, between and after."""
     bench.reference()
     runs: dict[str, list[float]] = {name: [] for name in ("ingest", "drain", "keyed", "ingest4", "drain4")}
     for _ in range(3):
@@ -205,7 +205,7 @@ def figure_throughput(bench: Bench) -> None:
 
 
 def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
-    """Lateness under a steady load, as a read_committed reader sees it; the median of three runs."""
+    """Lateness under a steady load for a read_committed reader; the median of three runs."""
     for rate in (5_000, 20_000):
         runs = []
         for _ in range(3):
@@ -231,7 +231,7 @@ def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
 
 
 def figure_single(bench: Bench, count: int = 1_000) -> None:
-    """One message at a time, nothing else to do."""
+    """Lateness of single messages on an idle node."""
     prefix = bench.name("single")
     target = f"{prefix}.out"
     bench.create(target)
@@ -264,7 +264,7 @@ def _add_lateness(bench: Bench, figure: str, runs: list[dict[str, float]], bars:
 
 
 def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
-    """Memory and start with many pending."""
+    """Memory and start-up time with many pending messages."""
     prefix = bench.name("many")
     service = bench.service(prefix, shards=1)
     with service:
@@ -276,7 +276,7 @@ def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
             load.fill(bench.broker.bootstrap, f"{prefix}.delay", f"{prefix}.out", goal - written, due_ms, keyed=False,
                       partitions=1, spread_ms=86_400_000)  # fmt: skip
             written = goal
-            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300, every_s=SELDOM_S)  # type: ignore[misc]
+            service.wait_until(lambda goal=goal: service.pending() >= goal, "ingest", timeout_s=300, every_s=POLL_S)  # type: ignore[misc]
             resident[goal] = service.resident_bytes() / 2**20
             bench.say(f"     {goal:,} pending: {resident[goal]:.0f} MiB resident")
         first, last = resident.values()
@@ -302,7 +302,7 @@ def figure_memory(bench: Bench, count: int = 5_000_000) -> None:
 
 
 def figure_http(bench: Bench, batches: int = 400) -> None:
-    """Messages accepted over HTTP by the embedded log, 500 a request, acknowledged durable."""
+    """Messages per second accepted durably over HTTP by the embedded log, 500 per request."""
     with Service(bench.directory / bench.name("http"), settings={"shards": 4, "logging.level": "warning"}) as service:
         service.start()
         due_ms = time.time_ns() // 1_000_000 + 3_600_000
@@ -313,14 +313,14 @@ def figure_http(bench: Bench, batches: int = 400) -> None:
 
 
 def figure_stages(bench: Bench) -> None:
-    """What a message costs, stage by stage."""
+    """The cost of a message by stage."""
     bench.stages = stages.measure()
     for stage, cost_us in bench.stages.items():
         bench.say(f"     {stage}: {cost_us:.2f} us")
 
 
 def figure_spark(bench: Bench) -> None:
-    """The Spark jobs: records archived a second, an audit's time and memory, messages replayed a second."""
+    """The Spark jobs: records archived per second, time and memory of an audit, messages replayed per second."""
     from tests.bench.spark_archive import archive_figure
     from tests.bench.spark_audit import audit_figure
     from tests.bench.spark_backfill import backfill_figure
@@ -342,7 +342,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
 
 
 def machine() -> str:
-    """One line about where this was measured."""
+    """One line about the machine."""
     model = next(
         (
             line.split(":", 1)[1].strip()

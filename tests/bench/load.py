@@ -1,4 +1,4 @@
-"""Load and readers: what stands outside Chronos in a benchmark, each in a process of its own."""
+"""The load generators and readers of the benchmarks, each in a separate process."""
 
 import json
 import os
@@ -27,12 +27,12 @@ DEFAULTS = {
     name: CONSUMER[name]
     for name in ("group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof")
 }
-"""A consumer for which only what its meaning needs is set, and nothing for speed."""
+"""A consumer with the settings that correctness needs, and none for speed."""
 
 PRODUCER = {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random", "acks": "all"}
 
 
-def headers(due_ms: int, target: str) -> dict[str, bytes]:
+def headers(due_ms: int, target: str) -> dict[str, str | bytes | None]:
     """The three headers of every message."""
     return {
         "chronos-deliver-at": b"%d" % due_ms,
@@ -42,7 +42,7 @@ def headers(due_ms: int, target: str) -> dict[str, bytes]:
 
 
 def read(bootstrap: str, topic: str, partition: int = 0, offset: int = 0) -> Iterator[list[Message] | None]:
-    """Batches of committed records as they come; None whenever the end is reached or nothing came for a while."""
+    """Batches of committed records as they arrive; None whenever the end is reached or no record came for 0.1 s."""
     consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
@@ -70,7 +70,7 @@ _NOISE = os.urandom(1_000_000)
 
 
 def payload(at: int) -> bytes:
-    """Of the message with this number: no two near each other are alike, and none can be compressed."""
+    """The payload of the message with this number: neighbours differ, and none can be compressed."""
     start = at * 7_919 % (len(_NOISE) - VALUE_BYTES)
     return _NOISE[start : start + VALUE_BYTES]
 
@@ -99,7 +99,7 @@ def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, ke
 def generate(
     bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int
 ) -> None:
-    """Write at an even rate; each message is due `lowest_ms` to `highest_ms` later, its number is its value's head."""
+    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its value begins with its number."""
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 2})
     padding = os.urandom(VALUE_BYTES - 8)
     count = int(rate * seconds)
@@ -122,7 +122,7 @@ def generate(
 
 
 def one_at_a_time(bootstrap: str, topic: str, target: str, count: int, gap_s: float) -> None:
-    """Write one message every `gap_s`, due one second later: never two of them due together."""
+    """Write one message every `gap_s` seconds, due one second later: no two are due together."""
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 0})
     padding = os.urandom(VALUE_BYTES - 8)
     start = time.monotonic() + 0.2
@@ -136,7 +136,7 @@ def one_at_a_time(bootstrap: str, topic: str, target: str, count: int, gap_s: fl
 
 
 def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str, float]:
-    """Read `count` messages and tell how late each was, when it came to this reader; and what was wrong."""
+    """Read `count` messages; quantiles of their lateness at this reader, and the number of lost, doubled and early ones."""
     late_ms: list[float] = []
     seen = bytearray(count)
     doubled = early = 0
@@ -174,9 +174,9 @@ def watch(bootstrap: str, topic: str, count: int, timeout_s: float) -> dict[str,
 
 
 def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned: bool) -> float:
-    """The references: messages a second of a bare transactional pass-through, 5,000 to a transaction.
+    """The references: messages per second of a plain transactional pass-through, 5,000 per transaction.
 
-    As it is first written, or `tuned`: with the settings by which Chronos's own consumers never wait.
+    Either with default settings, or `tuned`: with the settings of Chronos's own consumers.
     """
     consumer = Consumer({**(CONSUMER if tuned else DEFAULTS), "bootstrap.servers": bootstrap})
     consumer.assign([TopicPartition(source, 0, 0)])
@@ -215,7 +215,7 @@ def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned:
 
 
 def post(url: str, batches: int, size: int, due_ms: int, clients: int = 4) -> float:
-    """Messages a second that several clients got acknowledged, `size` of them to a request."""
+    """Messages per second acknowledged to several clients, `size` messages per request."""
     messages = [
         {"target": {"topic": "orders", "headers": {"traceparent": TRACE.decode()}}, "value": "x" * VALUE_BYTES,
          "deliver_at": due_ms + at}
@@ -236,6 +236,6 @@ def post(url: str, batches: int, size: int, due_ms: int, clients: int = 4) -> fl
 
 
 if __name__ == "__main__":
-    # A process of the benchmark: the name of a function above and its arguments as JSON; prints its result as JSON.
+    # Arguments: the name of a function above, and its arguments as JSON; prints the result as JSON.
     result = globals()[sys.argv[1]](**json.loads(sys.argv[2]))
     print(json.dumps(result))

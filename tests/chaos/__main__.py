@@ -1,47 +1,61 @@
-"""Break a cluster of three nodes under load, and report; `scripts/chaos` starts it."""
+"""Break a cluster of three nodes under load and report the outcome; `scripts/chaos` runs this."""
 
 import argparse
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
+from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.chaos.report import Report
 from tests.chaos.world import Scene, World, bring_up
+from tests.harness.broker import Broker
 from tests.harness.service import ServiceError
 
 LEG_S = 600.0
-"""How long one fleet is kept: what it has delivered grows with time, and with it what a lost disk has to read again."""
+"""How long one cluster is used: its logs grow with time, and a node that lost its disk reads them from the start."""
 
 PATIENCE = 2.0
-"""A run that takes so many times longer than estimated is ended: the machine is too slow, or something hangs."""
+"""The run is ended after this multiple of the estimate: the machine is too slow, or something hangs."""
 
-TELL = Console(stderr=True, highlight=False)
+KILL_S = 1.5
+"""About how long one kill of a single node takes."""
+
+PROGRESS = Console(stderr=True, highlight=False)
 
 
 def main() -> int:
-    """Run the faults; 1 when a bar was missed."""
+    """Run the faults; the exit code is 1 if a bar was missed."""
     names = [fault.name for fault in FAULTS]
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}")
-    parser.add_argument("--count", type=int, help="how often each; default: as docs/reliability.md says")
-    parser.add_argument("--rate", type=int, default=5_000, help="messages a second at most (default 5000)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, help="how often each fault; default: as in docs/reliability.md")
+    parser.add_argument("--rate", type=int, default=5_000, help="messages per second at most (default 5000)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
     parser.add_argument("--keep", action="store_true", help="write the table into docs/reliability.md")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        metavar="N",
+        help="instead of the faults: kill -9 a single node N times at random moments on Kafka, on the embedded log, and"
+        " during its first start, and check every message (./scripts/test does it some tens of times)",
+    )
     arguments = parser.parse_args()
+    if arguments.kills is not None:
+        return kill_single_node(arguments.kills, arguments.seed)
     chosen = arguments.faults.split(",")
     if unknown := set(chosen) - set(names):
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
     legs = [leg for scene, faults in plan(chosen, arguments.count) for leg in cut(scene, faults)]
     estimate_s = sum(leg_s(scene, faults) for scene, faults in legs)
-    TELL.print(
-        f"{sum(len(faults) for _, faults in legs)} faults on {len(legs)} fleets, one after the other:"
+    PROGRESS.print(
+        f"{sum(len(faults) for _, faults in legs)} faults on {len(legs)} clusters, one after the other:"
         f" about {estimate_s / 60:.0f} minutes, at most {PATIENCE * estimate_s / 60:.0f}"
     )
     report = Report(rate=arguments.rate)
@@ -55,8 +69,31 @@ def main() -> int:
     return 1 if report.missed else 0
 
 
+def kill_single_node(kills: int, seed: int) -> int:
+    """Kill a node on each log; the exit code is 1 if a message was lost, doubled or early."""
+    PROGRESS.print(f"{kills} kills of each kind: about {3 * kills * KILL_S / 60:.0f} minutes")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder, Broker() as broker:
+        runs: dict[str, Callable[[], None]] = {
+            "Kafka": lambda: kill_on_kafka(broker, Path(folder, "kafka"), kills=kills, seed=seed),
+            "the embedded log": lambda: kill_on_embedded_log(Path(folder, "embedded"), kills=kills, seed=seed),
+            "the first start": lambda: kill_at_first_start(Path(folder, "first"), kills=kills, seed=seed),
+        }
+        for subfolder in ("kafka", "embedded", "first"):
+            Path(folder, subfolder).mkdir()
+        for name, run_kills in runs.items():
+            try:
+                run_kills()
+            except (AssertionError, ServiceError) as error:
+                failed = True
+                print(f"{kills} kills, {name}, seed {seed}: FAILED: {error}")
+            else:
+                print(f"{kills} kills, {name}, seed {seed}: ok")
+    return 1 if failed else 0
+
+
 def cut(scene: Scene, faults: list[Fault]) -> Iterator[tuple[Scene, list[Fault]]]:
-    """The faults of a scene in legs: each has a fleet, and a load, of its own."""
+    """Split the faults of a scene into legs; each leg has a new cluster and a new load."""
     leg: list[Fault] = []
     for fault in faults:
         if leg and leg_s(scene, [*leg, fault]) > LEG_S:
@@ -68,12 +105,12 @@ def cut(scene: Scene, faults: list[Fault]) -> Iterator[tuple[Scene, list[Fault]]
 
 
 def leg_s(scene: Scene, faults: list[Fault]) -> float:
-    """About how long a leg takes."""
+    """The estimated duration of a leg in seconds."""
     return scene.start_s + scene.warm_s + sum(fault.takes_s + GAP_S for fault in faults)
 
 
 def run(scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float) -> None:
-    """One leg. A fault that fails ends it: what comes after it would be judged on a cluster that is not whole."""
+    """Run one leg. A fault that fails ends it: later ones would be judged on a cluster that is already broken."""
     with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene) as world:
         rate = min(report.rate, scene.rate_max)
         left_s = max(1.0, deadline - time.monotonic())
@@ -82,21 +119,21 @@ def run(scene: Scene, faults: list[Fault], report: Report, dice: random.Random, 
         ) as drill:
             for at, fault in enumerate(faults):
                 if time.monotonic() > deadline:
-                    report.wrong.append(f"no time was left for {len(faults) - at} faults ({scene.name})")
+                    report.failures.append(f"no time was left for {len(faults) - at} faults ({scene.name})")
                     break
                 try:
                     drill.fault(fault.name, lambda fault=fault: fault.act(world, dice))  # type: ignore[misc]
                 except (AssertionError, ServiceError, OSError) as error:
-                    TELL.print(f"FAILED: {fault.says}: {error}", markup=False)
-                    report.wrong.append(f"{fault.says}: {first_line(error)}; {len(faults) - at - 1} faults left undone")
+                    PROGRESS.print(f"FAILED: {fault.title}: {error}", markup=False)
+                    report.failures.append(f"{fault.title}: {first_line(error)}; {len(faults) - at - 1} faults not run")
                     break
-                TELL.print(f"{scene.name} {at + 1}/{len(faults)}: {fault.says}")
+                PROGRESS.print(f"{scene.name} {at + 1}/{len(faults)}: {fault.title}")
             report.add(drill.result(), rate)
-        report.wrong += complaints(world, faults)
+        report.failures += complaints(world, faults)
 
 
 def complaints(world: World, faults: list[Fault]) -> list[str]:
-    """What the logs and the stores say of a leg, once nothing is on its way any more."""
+    """Violations found in the logs and the stores after a leg, once all messages are settled."""
     found = epochs_complaints(world.kafka, "chronos.progress", world.fleet.shards)
     if any(fault.name == "disk" for fault in faults):
         found += world.fleet.digest_complaints()
@@ -104,7 +141,7 @@ def complaints(world: World, faults: list[Fault]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """An error without the log that follows it."""
+    """The text of an error without the log that follows it."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

@@ -1,7 +1,7 @@
-"""A drill: even load, a reader that writes down how late everything comes, and faults in between.
+"""A drill: constant load, a reader that records the lateness of every message, and faults.
 
-Each fault is given a window, from the moment before it until the cluster is whole again; the worst lateness of what was
-due in that window belongs to it.
+Each fault has a window, from the moment before it until the cluster has recovered; the worst lateness of the messages
+due in that window is counted for the fault.
 """
 
 import json
@@ -16,24 +16,24 @@ from typing import Any, Self
 from tests.harness.broker import Clients
 
 LOWEST_MS, HIGHEST_MS = 3_000, 6_000
-"""How far ahead messages of the load are due."""
+"""Bounds of the delay of the load's messages."""
 
 GAP_S = 4.0
-"""Quiet after each fault."""
+"""Time without a fault after each fault."""
 
 READ_S = 120.0
-"""How long the reader waits for the rest once the load has ended."""
+"""How long the reader waits for the remaining messages after the end of the load."""
 
 WARM_S = 8.0
-"""Load before the first fault: the brokers' JVMs are slow at first, and nothing is due for the first seconds."""
+"""Load before the first fault: the brokers' JVMs are slow at first, and no message is due in the first seconds."""
 
 ANSWER_S = 300.0
-"""What a process of the drill may take to end once it is told."""
+"""How long a process of the drill may take to end after its input has ended."""
 
 
 @dataclass
 class Window:
-    """One fault."""
+    """The time of one fault, and the worst lateness in it."""
 
     name: str
     start_ms: int
@@ -43,7 +43,7 @@ class Window:
 
 @dataclass
 class Result:
-    """What a drill found."""
+    """The outcome of a drill."""
 
     messages: int
     early: int
@@ -54,13 +54,24 @@ class Result:
 
 
 class Drill:
-    """Load and reader, each a process of its own, around the faults of a `with` block."""
+    """Load and reader, each in a separate process, around the faults of a `with` block."""
 
     def __init__(
-        self, kafka: Clients, delay_topic: str, target: str, *, rate: int, seconds_max: float, warm_s: float = WARM_S
+        self,
+        kafka: Clients,
+        delay_topic: str,
+        target: str,
+        *,
+        rate: int,
+        seconds_max: float,
+        warm_s: float = WARM_S,
+        gap_s: float = GAP_S,
     ) -> None:
-        """The load ends with `result`, or with an error after `seconds_max`."""
-        self._warm_s = warm_s
+        """The load ends with `result`, or with an error after `seconds_max`.
+
+        Shorter times than the defaults are for drills whose lateness is not judged.
+        """
+        self._warm_s, self._gap_s = warm_s, gap_s
         self.windows: list[Window] = []
         kafka.create_topic(target)
         reading = {"bootstrap": kafka.bootstrap, "topic": target, "rest_s": READ_S}
@@ -70,18 +81,18 @@ class Drill:
         self._load = _launch("write", writing)
 
     def fault(self, name: str, act: Callable[[], None]) -> None:
-        """Do it, in a window of its own; the window stays also when it raises."""
+        """Run a fault in a new window; the window is kept if the fault raises."""
         window = Window(name=name, start_ms=time.time_ns() // 1_000_000)
         self.windows.append(window)
         try:
             act()
         finally:
             window.end_ms = time.time_ns() // 1_000_000
-        # So that what one fault makes late is not put down to the next.
-        time.sleep(GAP_S)
+        # Messages that one fault makes late must not be counted for the next.
+        time.sleep(self._gap_s)
 
     def result(self) -> Result:
-        """End the load, wait for the reader to have read it all, and put what was late to the faults."""
+        """End the load, wait until the reader has read all of it, and assign the lateness to the windows."""
         count = _output(self._load, "")["count"]
         found = _output(self._reader, f"{count}\n")
         worst = {int(second): late for second, late in found["worst_ms"].items()}
@@ -115,7 +126,7 @@ def _launch(function: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _output(process: subprocess.Popen[str], told: str) -> Any:
-    text, _ = process.communicate(told, timeout=ANSWER_S)
+def _output(process: subprocess.Popen[str], text_in: str) -> Any:
+    text, _ = process.communicate(text_in, timeout=ANSWER_S)
     assert process.returncode == 0, f"a process of the drill ended with {process.returncode}"
     return json.loads(text)

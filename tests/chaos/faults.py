@@ -1,7 +1,7 @@
-"""The faults, each from the moment before it until the cluster is whole again; and the bar that goes with it.
+"""The faults: each runs from the moment before it until the cluster has recovered, and has a bar for lateness.
 
-Besides the lateness that the drill measures, a fault fails with an AssertionError where the cluster does not do what it
-should, and with a ServiceError where it does not become whole again.
+Besides the lateness that the drill measures, a fault raises AssertionError if the cluster does not do what it should,
+and ServiceError if it does not recover.
 """
 
 import random
@@ -19,37 +19,38 @@ from tests.harness.broker import Clients, Cluster
 from tests.harness.proxy import Link
 
 CLOCK_WRONG_S = 4.0
-"""How long a clock that was stepped stays wrong once the node says so."""
+"""How long a stepped clock stays wrong after the node has reported it."""
 
 QUORUM_LOST_S = 30.0
 
 CUT_AFTER_S = 3.0
-"""How long a cut lasts after others have taken over."""
+"""How long a cut lasts after other nodes have taken over."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
     """One kind of fault."""
 
     name: str
-    says: str
+    title: str
     scene: Scene
-    """What it takes to do it."""
+    """The cluster that the fault needs."""
     count: int
     """How often in a full run."""
     takes_s: int
-    """About how long it takes until the cluster is whole again."""
+    """Estimated time until the cluster has recovered, seconds."""
     late_s: float
-    """The bar: the worst lateness of what was due meanwhile."""
+    """The bar: the worst lateness allowed for messages due meanwhile, seconds."""
     act: Callable[[World, random.Random], None]
 
 
 def kill_master(world: World, _: random.Random) -> None:
-    """kill -9 of the node that is master of most shards; it comes back once others have taken over."""
+    """kill -9 of the node that is master of most shards; it is started again once other nodes have taken over."""
     fleet = world.fleet
     name = fleet.busiest()
     fleet.nodes[name].kill()
     fleet.wait_led(without=name)
     fleet.nodes[name].start()
+    world.wait_recovered()
 
 
 def freeze_master(world: World, dice: random.Random) -> None:
@@ -65,8 +66,8 @@ def freeze_master(world: World, dice: random.Random) -> None:
         time.sleep(max(0.0, until_s - time.monotonic()))
     finally:
         node.thaw()
-    node.wait_ready()
-    fleet.wait_led()
+    # A thawed node still reports that it is ready until it notices the end of its session.
+    world.wait_recovered()
 
 
 def hand_over(world: World, dice: random.Random) -> None:
@@ -86,10 +87,12 @@ def roll(world: World, _: random.Random) -> None:
         assert node.stop() == 0
         fleet.wait_led(without=name)
         node.start()
+        # The other nodes list it as a member only a moment later.
+        world.wait_recovered()
 
 
 def lose_disk(world: World, _: random.Random) -> None:
-    """kill -9 of the busiest node, and its data directory with it; an empty one takes its name."""
+    """kill -9 of the busiest node, and its data directory deleted; it starts again with an empty one."""
     fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
@@ -97,10 +100,11 @@ def lose_disk(world: World, _: random.Random) -> None:
     shutil.rmtree(node.data_dir)
     fleet.wait_led(without=name)
     node.start()
+    world.wait_recovered()
 
 
 def assert_unmoved(fleet: Fleet, before: dict[int, tuple[str, int]], begun_ms: int) -> None:
-    """No role changed since, but to spread masters evenly: a node that came back may take a shard a minute later."""
+    """Assert that no role has changed since, except to spread masters evenly, as happens a minute after a node returns."""
     spread = {
         change["shard"]
         for change in fleet.nodes_seen()["history"]
@@ -112,20 +116,20 @@ def assert_unmoved(fleet: Fleet, before: dict[int, tuple[str, int]], begun_ms: i
 
 
 def lose_zookeeper(world: World, dice: random.Random) -> None:
-    """One ZooKeeper server of three killed, the leader or another: nobody's role changes."""
+    """One ZooKeeper server of three killed, the leader or a follower: no role changes."""
     fleet = world.fleet
     begun_ms, before = time.time_ns() // 1_000_000, fleet.epochs()
     server = dice.choice(world.zookeeper.servers)
     server.kill()
     time.sleep(SESSION_S * 2)
-    world.wait_whole()
+    world.wait_recovered()
     assert_unmoved(fleet, before, begun_ms)
     server.start()
-    world.wait_whole()
+    world.wait_recovered()
 
 
 def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOST_S) -> None:
-    """Two ZooKeeper servers of three killed: masters go on, and once there is a quorum again, roles can move again."""
+    """Two ZooKeeper servers of three killed: masters continue, and roles can move again once there is a quorum."""
     fleet = world.fleet
     begun_ms, before = time.time_ns() // 1_000_000, fleet.epochs()
     servers = dice.sample(world.zookeeper.servers, 2)
@@ -133,55 +137,55 @@ def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOS
     for server in servers:
         server.kill()
     for node in fleet.running.values():
-        node.wait_until(lambda node=node: not node.get("/v1/nodes")["sure"], "notice it")  # type: ignore[misc]
+        node.wait_until(lambda node=node: not node.get("/v1/nodes")["sure"], "notice that its session is uncertain")  # type: ignore[misc]
     time.sleep(max(0.0, until_s - time.monotonic()))
     assert_unmoved(fleet, before, begun_ms)
     world.zookeeper.start()
-    world.wait_whole()
+    world.wait_recovered()
     hand_over(world, dice)
 
 
 def lose_broker(world: World, dice: random.Random) -> None:
-    """One Kafka broker of three killed; it comes back once everything goes on without it."""
+    """One Kafka broker of three killed; it is started again once the cluster works without it."""
     assert isinstance(world.kafka, Cluster)
     broker = dice.choice(world.kafka.brokers)
     broker.kill()
     time.sleep(SESSION_S)
-    world.wait_whole()
+    world.wait_recovered()
     broker.start()
     world.kafka.wait_in_sync()
-    world.wait_whole()
+    world.wait_recovered()
 
 
 def step_clock(world: World, wrong_s: int) -> None:
-    """A master's clock is stepped: it says so, delivers nothing, and goes on when the clock is right, without a restart."""
+    """A master's clock is stepped: it reports that, delivers nothing, and continues without a restart when the clock is right."""
     fleet = world.fleet
     name = fleet.busiest()
     node = fleet.nodes[name]
     process = node.pid
     aborts = {shard["shard"]: shard["aborts"] for shard in node.shards()}
 
-    def reigning() -> list[dict[str, Any]]:
+    def mastered() -> list[dict[str, Any]]:
         return [shard for shard in node.shards() if shard["role"] == "master"]
 
     def alarmed() -> bool:
-        return all("NTP" in (shard["paused"] or "") for shard in reigning())
+        return all("NTP" in (shard["paused"] or "") for shard in mastered())
 
     node.set_clock(wrong_s * 1_000)
     try:
-        node.wait_until(alarmed, "say that its clock is wrong")
+        node.wait_until(alarmed, "report that its clock is wrong")
         status, _ = node.ask("GET", "/readyz")
-        assert status == 503, "a node that delivers nothing says that it is ready"
+        assert status == 503, "a node that delivers nothing reports that it is ready"
         time.sleep(CLOCK_WRONG_S)
-        found = reigning()
+        found = mastered()
         assert found, "its shards were moved"
-        assert alarmed(), "it went on with a clock that is wrong"
+        assert alarmed(), "it continued with a wrong clock"
         assert all(shard["aborts"] > aborts[shard["shard"]] for shard in found), "no step was aborted"
         latest_ms = time.time_ns() // 1_000_000 + 500
         assert all(shard["cursor"]["due_ms"] <= latest_ms for shard in found), "a cursor ran into a false future"
     finally:
         node.set_clock(0)
-    world.wait_whole()
+    world.wait_recovered()
     assert node.pid == process
 
 
@@ -201,7 +205,7 @@ def hour(world: World, _: random.Random) -> None:
 
 
 def cut_off(world: World, name: str, links: list[Link], *, silent: bool) -> None:
-    """Others take over from the node; mended, it takes its place again, with the process it had."""
+    """Cut the links of a node until other nodes have taken over; restored, the same process takes part again."""
     fleet = world.fleet
     node = fleet.nodes[name]
     process = node.pid
@@ -213,12 +217,12 @@ def cut_off(world: World, name: str, links: list[Link], *, silent: bool) -> None
     finally:
         for link in links:
             link.mend()
-    world.wait_whole()
+    world.wait_recovered()
     assert node.pid == process
 
 
 def cut_zookeeper(world: World, dice: random.Random) -> None:
-    """The network between the busiest node and ZooKeeper cut, in silence or with connections refused."""
+    """The network between the busiest node and ZooKeeper cut: packets dropped, or connections refused."""
     name = world.fleet.busiest()
     cut_off(world, name, world.lines[name].zookeeper, silent=dice.random() < 0.5)
 
@@ -233,35 +237,35 @@ FAILOVER_S = SESSION_S + 3
 CLOCK_S = CLOCK_WRONG_S + 3
 
 FAULTS = (
-    Fault(name="kill", says="kill -9 of a master", scene=PLAIN, count=30, takes_s=14, late_s=FAILOVER_S,
+    Fault(name="kill", title="kill -9 of a master", scene=PLAIN, count=30, takes_s=14, late_s=FAILOVER_S,
           act=kill_master),
-    Fault(name="freeze", says="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
+    Fault(name="freeze", title="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
           act=freeze_master),
-    Fault(name="transfer", says="planned hand-over", scene=PLAIN, count=30, takes_s=2, late_s=1, act=hand_over),
-    Fault(name="roll", says="rolling restart of all nodes", scene=PLAIN, count=5, takes_s=20, late_s=2, act=roll),
-    Fault(name="disk", says="a node's data directory deleted", scene=PLAIN, count=5, takes_s=20, late_s=FAILOVER_S,
+    Fault(name="transfer", title="planned hand-over", scene=PLAIN, count=30, takes_s=2, late_s=1, act=hand_over),
+    Fault(name="roll", title="rolling restart of all nodes", scene=PLAIN, count=5, takes_s=20, late_s=2, act=roll),
+    Fault(name="disk", title="a node's data directory deleted", scene=PLAIN, count=5, takes_s=20, late_s=FAILOVER_S,
           act=lose_disk),
-    Fault(name="ahead", says="a master's clock stepped 10 s forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+    Fault(name="ahead", title="a master's clock stepped 10 s forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
           act=ahead),
-    Fault(name="behind", says="a master's clock stepped 10 s back", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+    Fault(name="behind", title="a master's clock stepped 10 s back", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
           act=behind),
-    Fault(name="hour", says="a master's clock stepped 1 h forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
+    Fault(name="hour", title="a master's clock stepped 1 h forward", scene=PLAIN, count=5, takes_s=8, late_s=CLOCK_S,
           act=hour),
-    Fault(name="cut-zookeeper", says="network cut between a master and ZooKeeper", scene=LINKED, count=10, takes_s=13,
+    Fault(name="cut-zookeeper", title="network cut between a master and ZooKeeper", scene=LINKED, count=10, takes_s=13,
           late_s=FAILOVER_S, act=cut_zookeeper),
-    Fault(name="cut-kafka", says="network cut between a master and Kafka", scene=LINKED, count=10, takes_s=14,
+    Fault(name="cut-kafka", title="network cut between a master and Kafka", scene=LINKED, count=10, takes_s=14,
           late_s=FAILOVER_S, act=cut_kafka),
-    Fault(name="zookeeper", says="ZooKeeper server killed, of 3", scene=QUORUMS, count=5, takes_s=12, late_s=FAILOVER_S,
+    Fault(name="zookeeper", title="ZooKeeper server killed, of 3", scene=QUORUMS, count=5, takes_s=12, late_s=FAILOVER_S,
           act=lose_zookeeper),
-    Fault(name="quorum", says="ZooKeeper quorum lost for 30 s", scene=QUORUMS, count=5, takes_s=40, late_s=FAILOVER_S,
+    Fault(name="quorum", title="ZooKeeper quorum lost for 30 s", scene=QUORUMS, count=5, takes_s=40, late_s=FAILOVER_S,
           act=lose_quorum),
-    Fault(name="broker", says="Kafka broker killed, of 3", scene=QUORUMS, count=10, takes_s=20, late_s=10,
+    Fault(name="broker", title="Kafka broker killed, of 3", scene=QUORUMS, count=10, takes_s=20, late_s=10,
           act=lose_broker),
 )  # fmt: skip
 
 
 def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Fault]]]:
-    """The faults to be done, scene by scene, in rounds: so that no kind has all of the machine's bad minutes."""
+    """The faults to run, by scene and in rounds, so that a slow phase of the machine hits every kind alike."""
     for scene in (PLAIN, LINKED, QUORUMS):
         chosen = [fault for fault in FAULTS if fault.name in names and fault.scene is scene]
         counts = {fault.name: fault.count if count is None else count for fault in chosen}
@@ -271,7 +275,7 @@ def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Faul
 
 
 def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[str]:
-    """Law 5 from outside: in every shard's progress log the epochs never go back, and one epoch is one node's."""
+    """Violations of law 5 in the progress logs: an epoch that goes back, or one that two nodes used."""
     from chronos.core.progress import unpack_progress
     from tests.bench.load import read
 
@@ -288,6 +292,6 @@ def epochs_complaints(kafka: Clients, progress_topic: str, shards: int) -> list[
                         f"shard {shard}: {progress.node} committed with epoch {progress.log_epoch} after {last}"
                     )
                 elif progress.log_epoch == last and progress.instance != node:
-                    found.append(f"shard {shard}: epoch {last} is used by two nodes")
+                    found.append(f"shard {shard}: two nodes used epoch {last}")
                 last, node = progress.log_epoch, progress.instance
     return found

@@ -1,4 +1,4 @@
-"""Several nodes of one cluster, each a process of its own, and what they say of their roles."""
+"""Several nodes of one cluster, each in a separate process, and the roles they report."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ class Node(Service):
         )
 
     def set_clock(self, wrong_ms: int) -> None:
-        """Make its clock wrong by so much, at once."""
+        """Step its wall clock so that it is wrong by `wrong_ms`."""
         fresh = self._clock_path.with_suffix(".new")
         fresh.write_text(str(wrong_ms))
         fresh.replace(self._clock_path)
@@ -70,7 +70,7 @@ class Fleet:
         }
 
     def start(self) -> Self:
-        """Start all of them, and wait until every shard has a master and every node is in its place."""
+        """Start all nodes, and wait until each is ready and every shard has a master."""
         for node in self.nodes.values():
             node.launch()
         for node in self.nodes.values():
@@ -80,19 +80,19 @@ class Fleet:
 
     @property
     def running(self) -> dict[str, Node]:
-        """The nodes whose process is there."""
+        """The nodes whose process runs."""
         return {name: node for name, node in self.nodes.items() if node.running}
 
     def any(self) -> Node:
-        """A node to ask."""
+        """Some running node."""
         return next(iter(self.running.values()))
 
     def masters(self, *, asked: Service | None = None) -> dict[int, str]:
-        """Master by shard, where that node says of itself that it is master."""
+        """The master of each shard, where that node itself reports that it is master."""
         found: dict[int, str] = {}
         for shard in (asked or self.any()).shards():
-            reigning = [each["node"] for each in shard["replicas"] if each["role"] == "master"]
-            if shard["master"] in reigning:
+            confirmed = [each["node"] for each in shard["replicas"] if each["role"] == "master"]
+            if shard["master"] in confirmed:
                 found[shard["shard"]] = shard["master"]
         return found
 
@@ -102,7 +102,7 @@ class Fleet:
         return max(set(masters), key=lambda name: (masters.count(name), name))
 
     def wait_led(self, *, without: str | None = None, timeout_s: float = SETTLED_S) -> dict[int, str]:
-        """Wait until every shard has a master that says it is; `without`: and that is not this node."""
+        """Wait until every shard has a confirmed master, other than the node `without`."""
         deadline = time.monotonic() + timeout_s
         while True:
             asked = next(node for name, node in self.running.items() if name != without)
@@ -114,11 +114,11 @@ class Fleet:
             time.sleep(0.05)
 
     def epochs(self) -> dict[int, tuple[str, int]]:
-        """Master and log epoch by shard: two alike looks mean that nobody took over in between."""
+        """Master and log epoch by shard: equal results mean that no other node took over in between."""
         return {shard["shard"]: (shard["master"], shard["epoch"]) for shard in self.any().shards()}
 
     def wait_placed(self, *, timeout_s: float = SETTLED_S) -> None:
-        """Wait until every node is ready, is sure of the roles, and sees every other node that runs."""
+        """Wait until every node is ready, has a confirmed session, and lists every other running node."""
         deadline = time.monotonic() + timeout_s
         running = self.running
         for node in running.values():
@@ -130,38 +130,43 @@ class Fleet:
                 there = {each["node"] for each in seen["nodes"]}
                 return bool(seen["sure"] and there >= set(running) and seen["controller"] in running)
 
-            node.wait_until(is_placed, "be in its place", timeout_s=max(1.0, deadline - time.monotonic()), every_s=0.05)
+            node.wait_until(
+                is_placed,
+                "be ready with a confirmed session",
+                timeout_s=max(1.0, deadline - time.monotonic()),
+                every_s=0.05,
+            )
 
     def wait_alike(self, *, timeout_s: float = SETTLED_S) -> None:
-        """Wait until all replicas of every shard have applied the same progress records."""
+        """Wait until all replicas of every shard have applied the same progress record."""
         deadline = time.monotonic() + timeout_s
         while True:
             applied = [[node.shards()[at]["applied"] for node in self.running.values()] for at in range(self.shards)]
             if all(len(set(each)) == 1 for each in applied):
                 return
             if time.monotonic() > deadline:
-                raise ServiceError(f"the replicas do not meet within {timeout_s:g} s: {applied}")
+                raise ServiceError(f"the replicas do not stand at the same record after {timeout_s:g} s: {applied}")
             time.sleep(0.05)
 
     def digest_complaints(self, *, timeout_s: float = DIGESTS_S) -> list[str]:
-        """Shards of which two replicas differ, as their digests tell; nothing may be on its way any more."""
+        """Shards whose replicas have different digests; all messages must be settled."""
         self.wait_alike()
         found = []
         for shard in range(self.shards):
-            said: dict[int, dict[str, str]] = {}
+            digests: dict[int, dict[str, str]] = {}
             for name, node in self.running.items():
                 answer = node.ask("GET", f"/v1/shards/{shard}/digest", timeout_s=timeout_s)[1]
-                said.setdefault(answer["applied"], {})[name] = answer["digest"]
-            # A heartbeat in between moves some of them on: those that stand alike are compared.
-            found += [f"shard {shard} at {at}: {each}" for at, each in said.items() if len(set(each.values())) > 1]
+                digests.setdefault(answer["applied"], {})[name] = answer["digest"]
+            # A heartbeat in between moves some replicas on: those at the same record are compared.
+            found += [f"shard {shard} at {at}: {each}" for at, each in digests.items() if len(set(each.values())) > 1]
         return found
 
     def nodes_seen(self) -> dict[str, Any]:
-        """`/v1/nodes` of some node."""
+        """`/v1/nodes` of some running node."""
         return dict(self.any().get("/v1/nodes"))
 
     def close(self) -> None:
-        """End them all, whatever state they are in."""
+        """Kill all nodes, in whatever state they are."""
         for node in self.nodes.values():
             node.close()
 

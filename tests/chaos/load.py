@@ -1,7 +1,7 @@
-"""The load of a drill and its reader, each a process of its own; both go on until their standard input says how it ends.
+"""The load of a drill and its reader, each in a separate process that is ended through its standard input.
 
-`write` takes the end of its input as the end of the load, and prints how many messages it wrote. `trace` is told that
-number in one line, reads until it has found them all, and prints what it found.
+`write` produces until its input ends, and prints how many messages it wrote. `trace` gets that number as one line of
+input, reads until it has found them all, and prints what it found.
 """
 
 import json
@@ -15,27 +15,32 @@ from confluent_kafka import Producer
 from tests.bench.load import PRODUCER, VALUE_BYTES, headers, read
 
 FLUSH_S = 120.0
-"""How long the last messages may take to be acknowledged."""
+"""How long the acknowledgement of the last messages may take."""
 
 
 def write(
     bootstrap: str, topic: str, target: str, rate: int, seconds_max: float, lowest_ms: int, highest_ms: int
 ) -> dict[str, int]:
-    """Write at an even rate; each message is due `lowest_ms` to `highest_ms` later, its number is its value's head."""
-    told = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), told.set()), daemon=True).start()
-    # Idempotent: what a broker's end makes the client send again must be there once. Few batches: while five of them
-    # are under way to a broker, the most that idempotence allows, the client waits in a busy loop (measured).
+    """Write at a constant rate; each message is due `lowest_ms` to `highest_ms` later, and its value begins with its number."""
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    # Idempotent: a record that the client sends again after a broker failure must be written once. Few batches: while
+    # five of them are in flight to a broker, the most that idempotence allows, the client busy-waits (measured).
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 50, "enable.idempotence": True,
                          "log_level": 2})  # fmt: skip
     padding = os.urandom(VALUE_BYTES - 8)
     start_s = time.monotonic()
     count = 0
     span_ms = highest_ms - lowest_ms
-    while not told.is_set():
+    while not ended.is_set():
         past_s = time.monotonic() - start_s
         if past_s > seconds_max:
-            raise RuntimeError(f"nobody ended the load within {seconds_max:g} s")
+            raise RuntimeError(f"the load was not ended within {seconds_max:g} s")
         behind = int(past_s * rate) - count
         if behind <= 0:
             producer.poll(0.01)
@@ -52,21 +57,21 @@ def write(
 
 
 def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
-    """The worst lateness by the second in which messages were due, and what was wrong.
+    """The worst lateness by the second in which messages were due, and the number of lost, doubled and early ones.
 
-    Watermarks once it has found as many as it is told were written, or `rest_s` after it was told.
+    Ends when as many messages were found as its input says were written, or `rest_s` seconds after that input.
     """
-    told: list[int] = []
-    threading.Thread(target=lambda: told.extend(map(int, sys.stdin)), daemon=True).start()
+    written: list[int] = []
+    threading.Thread(target=lambda: written.extend(map(int, sys.stdin)), daemon=True).start()
     worst_ms: dict[int, float] = {}
     seen = bytearray()
     doubled = early = found = 0
     deadline = None
     for messages in read(bootstrap, topic):
         now_ms = time.time_ns() / 1_000_000
-        if told and deadline is None:
+        if written and deadline is None:
             deadline = time.monotonic() + rest_s
-        if deadline is not None and (time.monotonic() > deadline or (messages is None and found >= told[0])):
+        if deadline is not None and (time.monotonic() > deadline or (messages is None and found >= written[0])):
             break
         for message in messages or ():
             due_ms = int(dict(message.headers() or ())["chronos-due-at"] or b"0")
@@ -81,8 +86,9 @@ def trace(bootstrap: str, topic: str, rest_s: float) -> dict[str, object]:
             doubled += seen[number]
             found += 1
             seen[number] = 1
-    return {"worst_ms": worst_ms, "early": early, "doubled": doubled, "lost": told[0] - sum(seen)}
+    return {"worst_ms": worst_ms, "early": early, "doubled": doubled, "lost": written[0] - sum(seen)}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"write": write, "trace": trace}[sys.argv[1]](**json.loads(sys.argv[2]))))
+    run = write if sys.argv[1] == "write" else trace
+    print(json.dumps(run(**json.loads(sys.argv[2]))))

@@ -1,4 +1,4 @@
-"""Three nodes, a Kafka broker and a ZooKeeper server on this machine, to try a cluster out; `scripts/cluster` starts it."""
+"""Three nodes, a Kafka broker and a ZooKeeper server on this machine, to try a cluster; `scripts/cluster` runs this."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from tests.harness.broker import Broker
 from tests.harness.zookeeper import Ensemble
 
 AWAY_S = 20
-"""When a node that was killed is started again: late enough to see the others take over."""
+"""A killed node is started again after this time: late enough to see other nodes take over."""
 
 
 def main() -> int:
@@ -35,18 +35,18 @@ def main() -> int:
         print(f"""
 Try in another terminal:
   export CHRONOS_SERVER={first.url}
-  chronos status --watch                who is master of what, and why
+  chronos status --watch                the master of each shard, and why
   chronos transfer 0 n2                 a planned hand-over
-  kill -9 {fleet.nodes[master].pid}                        what {master} was master of goes to the others within seconds
+  kill -9 {fleet.nodes[master].pid}                        other nodes take over the shards of {master} within seconds
 
-Ctrl-C ends all of it.
+Ctrl-C ends all processes.
 """, flush=True)  # fmt: skip
         gone_s = dict.fromkeys(fleet.nodes, 0)
         while not stop.wait(1.0):
             for name, node in fleet.nodes.items():
                 gone_s[name] = 0 if node.running else gone_s[name] + 1
                 if gone_s[name] == AWAY_S:
-                    print(f"{name} was gone for {AWAY_S} s; starting it again", flush=True)
+                    print(f"{name} was down for {AWAY_S} s; starting it again", flush=True)
                     node.launch()
     return 0
 

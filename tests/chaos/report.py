@@ -1,4 +1,4 @@
-"""What the legs of a run found, put together: a table on the terminal, and in docs/reliability.md."""
+"""The result of all legs of a run: a table on the terminal and in docs/reliability.md."""
 
 import datetime
 import os
@@ -17,17 +17,17 @@ HEADINGS = ("fault", "count", "late p50", "late p90", "late max", "bar", "")
 
 
 class Report:
-    """Grows leg by leg. `wrong` is everything beside lateness, loss, doubles and haste."""
+    """The results of the legs so far. `failures` are all complaints except lateness, loss, duplicates and early messages."""
 
     def __init__(self, *, rate: int) -> None:
         self.rate = rate
-        self.wrong: list[str] = []
+        self.failures: list[str] = []
         self._rates: set[int] = set()
         self._windows: list[Window] = []
         self._messages = self._lost = self._doubled = self._early = 0
 
     def add(self, result: Result, rate: int) -> None:
-        """Take in what a leg at this rate found."""
+        """Add the result of a leg that ran at this rate."""
         self._rates.add(rate)
         self._windows += result.windows
         self._messages += result.messages
@@ -37,15 +37,15 @@ class Report:
 
     @property
     def missed(self) -> bool:
-        """Whether anything was not as it must be."""
+        """True if a message was lost, doubled or early, a bar was missed, or anything else failed."""
         return (
-            bool(self.wrong)
+            bool(self.failures)
             or self._lost + self._doubled + self._early > 0
             or any(row[-1] != "ok" for row in self.rows())
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """For each fault that was done, what HEADINGS say; lateness is the worst of each time, over all times."""
+        """A row per fault that was run, in the columns of HEADINGS; lateness is the worst of each run, over all runs."""
         found = []
         for fault in FAULTS:
             worst_s = sorted(window.worst_ms / 1_000 for window in self._windows if window.name == fault.name)
@@ -54,26 +54,26 @@ class Report:
         return found
 
     def summary(self) -> str:
-        """What was wrong over the whole run."""
+        """Totals of the whole run in one sentence."""
         rates = " and ".join(f"{rate:,}/s" for rate in sorted(self._rates, reverse=True))
         return (
             f"{self._messages:,} messages at {rates}: {self._lost} lost, {self._doubled} doubled, {self._early} early;"
-            f" {len(self.wrong) or 'no'} other complaint{'s' if len(self.wrong) != 1 else ''}"
+            f" {len(self.failures) or 'no'} other complaint{'s' if len(self.failures) != 1 else ''}"
         )
 
     def show(self) -> None:
-        """The table on the terminal."""
+        """Print the table on the terminal."""
         out = Console()
         table = Table(*HEADINGS)
         for row in self.rows():
             table.add_row(*row)
         out.print(table)
         out.print(self.summary(), highlight=False)
-        for complaint in self.wrong:
+        for complaint in self.failures:
             out.print(complaint, highlight=False, markup=False)
 
     def keep(self, command: str) -> None:
-        """The table between the markers of docs/reliability.md."""
+        """Write the table between the markers of docs/reliability.md."""
         lines = [
             f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, ZooKeeper and load"
             f" together. {self.summary()}.",
@@ -81,7 +81,7 @@ class Report:
             f"| {' | '.join(HEADINGS)} |",
             "|---|" + "---|" * (len(HEADINGS) - 1),
             *(f"| {' | '.join(row)} |" for row in self.rows()),
-            *(["", *(f"- {complaint}" for complaint in self.wrong)] if self.wrong else []),
+            *(["", *(f"- {complaint}" for complaint in self.failures)] if self.failures else []),
         ]
         before, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
@@ -91,7 +91,7 @@ class Report:
 def _row(fault: Fault, worst_s: list[float]) -> tuple[str, ...]:
     cuts = quantiles(worst_s, n=10, method="inclusive") if len(worst_s) > 1 else worst_s * 9
     return (
-        fault.says,
+        fault.title,
         str(len(worst_s)),
         f"{cuts[4]:.2f} s",
         f"{cuts[8]:.2f} s",

@@ -1,7 +1,7 @@
-"""`chronos` on a machine whose wall clock can be set while it runs, as an operator or NTP would, or libfaketime.
+"""`chronos` with a wall clock that can be stepped while it runs, as NTP or an operator would do.
 
-The file that STEPPED_CLOCK names holds by how many milliseconds this process's wall clock is wrong; it is read
-again at each SIGUSR1. Monotonic and boot clocks stay as they are, as they do on a real machine.
+The file named by STEPPED_CLOCK contains the error of this process's wall clock in milliseconds; it is read again at
+each SIGUSR1. Monotonic and boot clocks are not changed, as on a real machine.
 """
 
 import os
@@ -13,7 +13,7 @@ ENVIRONMENT = "STEPPED_CLOCK"
 
 
 def step_clock(path: Path) -> None:
-    """From now on `time.time` and `time.time_ns` of this process are wrong by what the file says."""
+    """Make `time.time` and `time.time_ns` of this process wrong by the number in the file."""
     wall, wall_ns = time.time, time.time_ns
     wrong_ms = 0
 

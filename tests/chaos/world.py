@@ -1,4 +1,4 @@
-"""What a drill breaks: a Kafka, a ZooKeeper, three nodes, and the network between them."""
+"""The system under test of a drill: Kafka, ZooKeeper, three nodes, and the network between them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from msgspec import Struct
 
 from tests.chaos.drill import WARM_S
 from tests.chaos.fleet import Fleet
-from tests.harness.broker import Broker, Cluster, free_port
+from tests.harness.broker import Broker, Cluster
+from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
 from tests.harness.zookeeper import Ensemble
 
 BROKER_SESSION = {"broker.session.timeout.ms": 3_000, "broker.heartbeat.interval.ms": 500}
-"""How soon the others take over the partitions of a broker that died."""
+"""The time until other brokers take over the partitions of one that died."""
 
 NODES = ("n1", "n2", "n3")
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """What there is to break."""
+    """The servers and links of a cluster."""
 
     name: str
     brokers: int = 1
     zookeepers: int = 1
     linked: bool = False
-    """Every node reaches Kafka and ZooKeeper through links of its own, that can be cut."""
+    """True if every node reaches Kafka and ZooKeeper through separate links that can be cut."""
     rate_max: int = 5_000
-    """Messages a second; less where more of them share the machine."""
+    """Messages per second; lower where more servers share the machine."""
     warm_s: float = WARM_S
-    """Load before the first fault."""
+    """Seconds of load before the first fault."""
     start_s: int = 0
-    """About how long it takes to bring it up, and to read what is left of the load in the end."""
+    """Estimated seconds to start it, and to read the rest of the load at the end."""
 
 
 PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
 QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, warm_s=30, start_s=60)
 EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True)
-"""For the short form, in which one round of each fault shares one fleet."""
+"""For the test, in which one round of each fault shares one cluster."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Lines:
     zookeeper: list[Link] = field(default_factory=list)
 
     def settings(self) -> dict[str, object]:
-        """Where the node finds Kafka and ZooKeeper."""
+        """The settings that make the node use the links."""
         return {
             "log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka),
             "coordinator.zookeeper.hosts": ",".join(link.address for link in self.zookeeper),
@@ -61,23 +62,23 @@ class Lines:
 
 @dataclass
 class World:
-    """A scene that is up."""
+    """A running scene."""
 
     fleet: Fleet
     kafka: Broker | Cluster
     zookeeper: Ensemble
     lines: dict[str, Lines] = field(default_factory=dict)
-    """By node; empty where there are no links."""
+    """By node; empty in a scene without links."""
 
-    def wait_whole(self) -> None:
-        """Wait until every node is in its place, hears its coordinator, and every shard has a master."""
+    def wait_recovered(self) -> None:
+        """Wait until every node is a ready member with a confirmed session, and every shard has a master."""
         self.fleet.wait_placed()
         self.fleet.wait_led()
 
 
 @contextmanager
 def bring_up(directory: Path, scene: Scene, settings: dict[str, object] | None = None) -> Iterator[World]:
-    """Kafka, ZooKeeper and a fleet that serves; all of it ends with the block. `settings` are those of all nodes."""
+    """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every node."""
     zookeeper = Ensemble(scene.zookeepers)
     doors: dict[int, dict[str, tuple[int, int]]] = {number: {} for number in range(1, scene.brokers + 1)}
     lines: dict[str, Lines] = {}

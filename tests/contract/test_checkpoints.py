@@ -1,4 +1,4 @@
-"""Checkpoints at another place, and as a stream: what comes back is what was there, or nothing."""
+"""Checkpoints in a folder and as a stream: a restore returns exactly what was saved, or nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def identity(topic_id: str = "d1") -> Identity:
 
 
 def fill(store: Store, applied: int, topic_id: str = "d1", size: int = 300) -> None:
-    """Some pending messages, others at each position."""
+    """Write pending messages, different ones at each position."""
     state = State(applied=applied, pull_offset=10 * applied, cursor_due_ms=5, progress_ms=NOW_MS, pending=size)
     random_bytes = random.Random(applied).randbytes
     rows = [(entry_key(NOW_MS + n, n), random_bytes(200 if n else 40_000)) for n in range(size)]
@@ -57,7 +57,7 @@ def fill(store: Store, applied: int, topic_id: str = "d1", size: int = 300) -> N
 
 
 class Case:
-    """A node with a store, and a place for checkpoints, which is on the disk or not."""
+    """A node with stores, and a location for checkpoints."""
 
     def __init__(self, path: Path, kind: str, location: str) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class Case:
         return Copier(self.path / "scratch" / node, node=node, version="9.9", open_store=open_store)
 
     def other(self, node: str) -> CheckpointFolder:
-        """Another node with the same place."""
+        """Another node with the same location."""
         return CheckpointFolder(self.location, "c", self.new_copier(node), data_dir=self.path / "data")
 
     def store(self) -> Store:
@@ -85,7 +85,7 @@ class Case:
         return RocksStore(path, memtable_bytes=1 << 20) if self.kind == "rocks" else MemoryStore.restored(path)
 
     def content(self, path: Path) -> list[tuple[bytes, bytes]]:
-        """What is in a restored store; it can be opened for good."""
+        """The rows of a restored store, opened to write."""
         store = self.opened(path)
         rows = everything(store)
         store.close()
@@ -95,7 +95,7 @@ class Case:
         return f"{self.root.rstrip('/')}/c/{SHARD}/{name}"
 
     def left(self) -> list[Path]:
-        """What lies about in the folders for what is not finished."""
+        """Files in the folders for unfinished work."""
         return [*self.path.glob("scratch/*/*"), *self.path.glob("*.part")]
 
 
@@ -105,7 +105,7 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
 
 @pytest.fixture(params=["rocks-file", "memory-file", "memory-object"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
-    """Both stores, a folder and something that is none."""
+    """Both stores in a folder, and one in object storage."""
     kind, place = request.param.split("-")
     location = str(tmp_path / "place") if place == "file" else f"memory://bucket-{uuid.uuid4().hex}/deep"
     made = Case(tmp_path, kind, location)
@@ -120,7 +120,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 
 
 def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> None:
-    """Every row of it; and nothing lies about afterwards."""
+    """Every row of it; no temporary files remain."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
@@ -132,23 +132,33 @@ def test_a_store_comes_back_from_its_checkpoint(case: Case, tmp_path: Path) -> N
     assert case.left() == []
 
 
-def test_a_checkpoint_says_whose_it_is_and_where_it_stands(case: Case) -> None:
-    """In a manifest that people can read, under a name that sorts."""
+def test_a_manifest_names_the_shard_the_node_and_the_positions(case: Case) -> None:
+    """As readable JSON, in a folder whose name sorts by position."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
     assert made.name == "00000000000000000007-node-1"
-    told = json.loads(case.files.cat_file(f"{case.place(made.name)}/{MANIFEST}"))
-    assert (told["applied"], told["pull_offset"], told["cursor_due_ms"], told["pending"]) == (7, 70, 5, 300)
-    assert (told["shard"], told["node"], told["version"], told["made_at_ms"]) == (SHARD, "node-1", "9.9", NOW_MS)
-    assert told["digest"] == digest(store)
+    manifest = json.loads(case.files.cat_file(f"{case.place(made.name)}/{MANIFEST}"))
+    assert (manifest["applied"], manifest["pull_offset"], manifest["cursor_due_ms"], manifest["pending"]) == (
+        7,
+        70,
+        5,
+        300,
+    )
+    assert (manifest["shard"], manifest["node"], manifest["version"], manifest["made_at_ms"]) == (
+        SHARD,
+        "node-1",
+        "9.9",
+        NOW_MS,
+    )
+    assert manifest["digest"] == digest(store)
     there = {Path(each["name"]).name: each["size"] for each in case.files.ls(case.place(made.name), detail=True)}
-    assert {file["name"]: file["bytes"] for file in told["files"]} == {
+    assert {file["name"]: file["bytes"] for file in manifest["files"]} == {
         name: size for name, size in there.items() if name != MANIFEST
     }
 
 
-def test_a_shard_that_never_saw_a_message_has_a_checkpoint(case: Case, tmp_path: Path) -> None:
+def test_a_shard_without_messages_has_a_checkpoint(case: Case, tmp_path: Path) -> None:
     """Its position is 0."""
     store = case.store()
     store.write([(IDENTITY_KEY, pack_identity(identity()))], [])
@@ -159,14 +169,14 @@ def test_a_shard_that_never_saw_a_message_has_a_checkpoint(case: Case, tmp_path:
 
 
 def test_without_a_checkpoint_nothing_is_restored(case: Case, tmp_path: Path) -> None:
-    """None, and no folder."""
+    """The result is None, and no folder is created."""
     assert case.folder.newest(SHARD, identity()) is None
     assert case.folder.restore(SHARD, identity(), tmp_path / "back") is None
     assert not (tmp_path / "back").exists()
 
 
 def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
-    """Whatever lies where the checkpoint should go stays there."""
+    """An existing folder keeps its content."""
     store = case.store()
     fill(store, 7)
     case.folder.save(SHARD, store, NOW_MS)
@@ -178,7 +188,7 @@ def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(script=scripts, at=st.integers(0, 12), kind=st.sampled_from(["rocks", "memory"]))
-def test_a_restored_replica_that_reads_on_has_the_digest_of_its_master(
+def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
     tmp_path: Path, script: list[Step], at: int, kind: str
 ) -> None:
     """A random history, a checkpoint at any point of it, and the rest of the two logs."""
@@ -205,7 +215,7 @@ def test_a_restored_replica_that_reads_on_has_the_digest_of_its_master(
 # ------------------------------------------------------------------------------------------------- Several
 
 
-def test_the_furthest_comes_first_whoever_made_it(case: Case) -> None:
+def test_the_furthest_checkpoint_comes_first_of_any_node(case: Case) -> None:
     """By the position in the progress log, not by the clock."""
     store, other = case.store(), case.other("node-2")
     for applied, folder in ((9, case.folder), (100, other), (20, case.folder)):
@@ -215,8 +225,8 @@ def test_the_furthest_comes_first_whoever_made_it(case: Case) -> None:
     assert case.folder.kept(SHARD + 1, identity()) == []
 
 
-def test_what_was_made_before_is_not_made_again(case: Case) -> None:
-    """The same position of the same node: the first one stays; made anew when a file of it is gone."""
+def test_a_checkpoint_of_the_same_state_is_not_made_again(case: Case) -> None:
+    """The first one of a node stays; it is made again when a file of it is missing."""
     store = case.store()
     fill(store, 7)
     first = case.folder.save(SHARD, store, NOW_MS)
@@ -230,8 +240,8 @@ def test_what_was_made_before_is_not_made_again(case: Case) -> None:
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["half a manifest", "none"])
-def test_one_that_has_no_manifest_does_not_count(case: Case, tmp_path: Path, cut: bool) -> None:
-    """An upload that was cut short: it is neither listed nor restored, and made anew by whoever began it."""
+def test_a_checkpoint_without_a_whole_manifest_does_not_count(case: Case, tmp_path: Path, cut: bool) -> None:
+    """An upload that was cut short is neither listed nor restored, and its node makes it again."""
     store = case.store()
     fill(store, 7)
     case.folder.save(SHARD, store, NOW_MS)
@@ -250,8 +260,8 @@ def test_one_that_has_no_manifest_does_not_count(case: Case, tmp_path: Path, cut
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity())] == [8, 7]
 
 
-def test_those_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> None:
-    """A topic that was deleted and created again begins at 0: what was kept of the old one is further, and is not it."""
+def test_checkpoints_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> None:
+    """A topic that was deleted and created again starts at 0: checkpoints of the old one are further, and must not be used."""
     store = case.store()
     fill(store, 900, topic_id="old")
     case.folder.save(SHARD, store, NOW_MS)
@@ -266,8 +276,8 @@ def test_those_of_other_topics_are_left_alone(case: Case, tmp_path: Path) -> Non
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity("old"))] == [900]
 
 
-def test_pruning_keeps_the_furthest_and_removes_half_ones_behind_them(case: Case) -> None:
-    """A half one further on may be an upload that is going on."""
+def test_pruning_keeps_the_furthest_and_removes_incomplete_ones_behind_them(case: Case) -> None:
+    """An incomplete one that is further may be an upload under way."""
     store = case.store()
     for applied in range(1, 7):
         fill(store, applied)
@@ -282,8 +292,8 @@ def test_pruning_keeps_the_furthest_and_removes_half_ones_behind_them(case: Case
     assert not case.files.exists(case.place("00000000000000000002-node-1"))
 
 
-def test_the_manifest_of_a_format_stays_as_it_is() -> None:
-    """What an older node wrote must be read by a newer one: another meaning takes another format number."""
+def test_a_manifest_has_its_golden_bytes() -> None:
+    """A newer node must read what an older one wrote: another meaning needs another format number."""
     assert decode_manifest(GOLDEN.encode(), "here") == Checkpoint(
         format=1,
         shard=SHARD,
@@ -317,7 +327,7 @@ GOLDEN = """{
 
 
 class Flaky(MemoryFileSystem):
-    """Object storage that loses its mind when told to."""
+    """Object storage that fails on demand."""
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
@@ -343,11 +353,11 @@ def flaky() -> type[Flaky]:
 
 
 def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flaky], tmp_path: Path) -> None:
-    """The next attempt makes it whole; passwords are told to nobody."""
+    """The next attempt completes it; errors do not show passwords."""
     case = Case(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
     fill(store, 7)
-    with case.copier.made(SHARD, store, NOW_MS) as (_, described):
+    with case.copier.temporary_copy(SHARD, store, NOW_MS) as (_, described):
         files = len(described.files)
     for writes in range(files + 1):
         flaky.writes_left = writes
@@ -358,7 +368,7 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flak
         assert case.left() == []
     flaky.writes_left = files + 1
     made = case.folder.save(SHARD, store, NOW_MS)
-    # Made anew because a file of it is gone, and cut short in that: the old manifest does not speak for it.
+    # Made again because a file is missing, and cut short in that: the old manifest does not count for it.
     case.files.rm_file(f"{case.place(made.name)}/{made.files[0].name}")
     flaky.writes_left = 1
     with pytest.raises(Retry, match="token has expired"):
@@ -371,8 +381,8 @@ def test_an_upload_that_is_cut_short_at_any_file_does_not_count(flaky: type[Flak
     store.close()
 
 
-def test_storage_that_gives_back_other_bytes_gets_no_checkpoint(flaky: type[Flaky], tmp_path: Path) -> None:
-    """All of it is read back before it counts; nothing may be trimmed behind what cannot be read."""
+def test_storage_that_returns_other_bytes_gets_no_checkpoint(flaky: type[Flaky], tmp_path: Path) -> None:
+    """Everything is read back before it counts: the logs must not be trimmed behind a copy that cannot be read."""
     case = Case(tmp_path, "rocks", "flaky://bucket/deep")
     store = case.store()
     fill(store, 7)
@@ -384,15 +394,15 @@ def test_storage_that_gives_back_other_bytes_gets_no_checkpoint(flaky: type[Flak
     store.close()
 
 
-def test_a_store_that_is_damaged_makes_no_checkpoint(tmp_path: Path) -> None:
-    """Its damage is found while the copy is read: what is kept elsewhere is not pushed out by it."""
+def test_a_damaged_store_makes_no_checkpoint(tmp_path: Path) -> None:
+    """Reading the copy finds the damage, so the sound checkpoints are not pruned for it."""
     case = Case(tmp_path, "rocks", str(tmp_path / "place"))
     store = case.store()
     fill(store, 7, size=3_000)
     store.flush()
     (table,) = sorted((tmp_path / "store-0").glob("*.sst"), key=lambda file: file.stat().st_size)[-1:]
     table.write_bytes(flip(table.read_bytes()))
-    with pytest.raises(StoreCorrupt, match="so that one is damaged too"):
+    with pytest.raises(StoreCorrupt, match="so the store is damaged too"):
         case.folder.save(SHARD, store, NOW_MS)
     assert case.folder.kept(SHARD, identity()) == []
     assert case.left() == []
@@ -419,8 +429,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_for_the_next_older(case: Case, tmp_path: Path, damage: str) -> None:
-    """Whichever file it is, the manifest included; and nothing of it is left in the way."""
+def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one(case: Case, tmp_path: Path, damage: str) -> None:
+    """Whichever file is damaged, the manifest included; no temporary files remain."""
     store = case.store()
     fill(store, 7)
     case.folder.save(SHARD, store, NOW_MS)
@@ -451,8 +461,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_next_older(case: Case, tmp_
     case.folder.verify(made)
 
 
-def test_when_all_are_damaged_it_says_so_and_what_to_do(case: Case, tmp_path: Path) -> None:
-    """It does not start empty, as if nothing had ever been there."""
+def test_a_restore_with_only_damaged_checkpoints_names_them_all(case: Case, tmp_path: Path) -> None:
+    """It does not start empty, as if there had been none."""
     store = case.store()
     for applied in (7, 8):
         fill(store, applied)
@@ -465,18 +475,18 @@ def test_when_all_are_damaged_it_says_so_and_what_to_do(case: Case, tmp_path: Pa
     assert not (tmp_path / "back").exists()
 
 
-def test_a_manifest_of_another_store_is_found_out(case: Case, tmp_path: Path) -> None:
-    """All files are as described, and the store in them is not the one that was meant."""
+def test_a_manifest_of_another_store_is_found(case: Case, tmp_path: Path) -> None:
+    """All files match the manifest, but the store in them does not."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
     path = f"{case.place(made.name)}/{MANIFEST}"
-    told = json.loads(case.files.cat_file(path))
+    manifest = json.loads(case.files.cat_file(path))
     for name, value in (("digest", "0" * 32), ("pull_offset", 71)):
-        case.files.pipe_file(path, json.dumps({**told, name: value}).encode())
-        (lying,) = case.folder.kept(SHARD, identity())
-        with pytest.raises(StoreCorrupt, match=f"is no copy of what it says: {name}"):
-            case.folder.fetch(lying, tmp_path / "back")
+        case.files.pipe_file(path, json.dumps({**manifest, name: value}).encode())
+        (wrong,) = case.folder.kept(SHARD, identity())
+        with pytest.raises(StoreCorrupt, match=f"does not match its manifest: {name}"):
+            case.folder.fetch(wrong, tmp_path / "back")
 
 
 @pytest.mark.parametrize(
@@ -491,19 +501,19 @@ def test_a_manifest_of_another_store_is_found_out(case: Case, tmp_path: Path) ->
         ({"later": 1}, True),
     ],
 )
-def test_a_manifest_that_cannot_be_ours_is_ignored(case: Case, change: dict[str, object], kept: bool) -> None:
-    """A newer format, names that lead elsewhere, another position than its name; more fields are no harm."""
+def test_an_invalid_manifest_is_ignored(case: Case, change: dict[str, object], kept: bool) -> None:
+    """A newer format, paths outside the folder, a position other than its name; additional fields are accepted."""
     store = case.store()
     fill(store, 7)
     made = case.folder.save(SHARD, store, NOW_MS)
     path = f"{case.place(made.name)}/{MANIFEST}"
-    told = json.loads(case.files.cat_file(path))
-    case.files.pipe_file(path, json.dumps({**told, **change}).encode())
+    manifest = json.loads(case.files.cat_file(path))
+    case.files.pipe_file(path, json.dumps({**manifest, **change}).encode())
     assert case.folder.kept(SHARD, identity()) == ([made] if kept else [])
 
 
-def test_a_place_that_cannot_be_used_is_told_without_its_password(tmp_path: Path) -> None:
-    """It may be back later: Retry; but one of a kind that is not known is a wrong setting."""
+def test_a_location_that_cannot_be_used_is_reported_without_its_password(tmp_path: Path) -> None:
+    """Retry, because it may come back; an unknown kind of location is a ConfigurationError."""
     (tmp_path / "file").write_text("")
     copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
     folder = CheckpointFolder(str(tmp_path / "file" / "below"), "c", copier, data_dir=tmp_path / "data")
@@ -518,8 +528,8 @@ def test_a_place_that_cannot_be_used_is_told_without_its_password(tmp_path: Path
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_a_place_inside_the_data_directory_is_refused(tmp_path: Path, form: str) -> None:
-    """Also when a link leads there: it would be lost with the disk."""
+def test_a_location_inside_the_data_directory_is_refused(tmp_path: Path, form: str) -> None:
+    """Also through a link: it would be lost with the disk."""
     copier = Copier(tmp_path / "scratch", node="n", version="1")
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
@@ -532,7 +542,7 @@ def test_a_place_inside_the_data_directory_is_refused(tmp_path: Path, form: str)
 # ------------------------------------------------------------------------------------------------- Streams
 
 
-def test_a_store_comes_out_of_a_stream_as_it_went_in(case: Case, tmp_path: Path) -> None:
+def test_a_store_comes_back_from_a_stream(case: Case, tmp_path: Path) -> None:
     """In chunks of any size."""
     store = case.store()
     fill(store, 7)
@@ -556,8 +566,8 @@ def test_a_stream_is_a_tar_that_any_tool_reads(case: Case) -> None:
     assert names == [MANIFEST, *(file["name"] for file in manifest["files"])]
 
 
-def test_a_stream_that_nobody_reads_to_its_end_leaves_nothing(case: Case) -> None:
-    """It is closed, as a server does when its client has gone."""
+def test_a_stream_closed_before_its_end_leaves_no_files(case: Case) -> None:
+    """As a server closes it when its client disconnects."""
     store = case.store()
     fill(store, 7)
     stream = case.copier.stream(SHARD, store, NOW_MS)
@@ -568,7 +578,7 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_nothing(case: Case) -> Non
 
 
 def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: Path) -> None:
-    """At a hundred places each."""
+    """At a hundred positions each."""
     store = case.store()
     fill(store, 7, size=40)
     sent = b"".join(case.copier.stream(SHARD, store, NOW_MS))
@@ -590,7 +600,7 @@ def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: P
         except StoreCorrupt:
             assert not into.exists()
         else:
-            # A byte that nobody reads: who made it, when, or padding.
+            # A byte without effect: node, time, or padding.
             assert case.content(into) == everything(store)
             into.rename(tmp_path / f"harmless-{at}")
             harmless += 1
@@ -598,14 +608,14 @@ def test_a_stream_cut_or_damaged_anywhere_gives_no_store(case: Case, tmp_path: P
     assert case.left() == []
 
 
-def test_a_stream_of_another_store_than_it_says_is_found_out(case: Case, tmp_path: Path) -> None:
-    """All files are as described, and the store in them is not the one that was meant."""
+def test_a_stream_of_another_store_than_its_manifest_is_found(case: Case, tmp_path: Path) -> None:
+    """All files match the manifest, but the store in them does not."""
     store = case.store()
     fill(store, 7)
-    with case.copier.made(SHARD, store, NOW_MS) as (folder, described):
-        lying = b"".join(pack(folder, replace(described, digest="0" * 32)))
-    with pytest.raises(StoreCorrupt, match="is no copy of what it says: digest"):
-        case.copier.receive([lying], tmp_path / "back")
+    with case.copier.temporary_copy(SHARD, store, NOW_MS) as (folder, described):
+        wrong = b"".join(pack(folder, replace(described, digest="0" * 32)))
+    with pytest.raises(StoreCorrupt, match="does not match its manifest: digest"):
+        case.copier.receive([wrong], tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -618,8 +628,8 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_stream_writes_nowhere_but_where_it_should(tmp_path: Path) -> None:
-    """Names that lead elsewhere, links, and files nobody announced."""
+def test_a_stream_writes_only_into_its_folder(tmp_path: Path) -> None:
+    """Not through paths that lead elsewhere, links, or files that the manifest does not name."""
     store = MemoryStore()
     fill(store, 7)
     copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
@@ -644,7 +654,7 @@ def test_a_stream_writes_nowhere_but_where_it_should(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_sender_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
-    """A connection that breaks is the receiver's to name."""
+    """A connection that breaks keeps its own error."""
     store = MemoryStore()
     fill(store, 7)
     copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
@@ -659,7 +669,7 @@ def test_errors_of_the_sender_are_not_taken_for_a_full_disk(tmp_path: Path) -> N
 
 
 def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
-    """A file-size limit stands for it: nothing is left of what was begun."""
+    """With a limit on file size in place of a full disk; no files remain."""
     resource = pytest.importorskip("resource")
     store = MemoryStore()
     fill(store, 7)
@@ -676,8 +686,8 @@ def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
-def test_a_new_copier_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    """Links to tables would hold disk for ever."""
+def test_a_new_copier_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
+    """Links to tables would hold disk space for ever."""
     left = tmp_path / "scratch" / "3-abc"
     left.mkdir(parents=True)
     (left / "000001.sst").write_text("")
@@ -685,11 +695,11 @@ def test_a_new_copier_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-# ------------------------------------------------------------------------------- What another node sent
+# ------------------------------------------------------------------------------- A copy from another node
 
 
 def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
-    """A topic that was deleted and created again has another id: the store of the old one must not come back."""
+    """A topic that was deleted and created again has another id: the store of the old one must not be used."""
     store = case.store()
     fill(store, 7)
     into = tmp_path / "taken"
@@ -700,19 +710,19 @@ def test_a_copy_of_other_topics_is_refused(case: Case, tmp_path: Path) -> None:
     assert case.copier.receive(case.copier.stream(SHARD, store, NOW_MS), into, identity()).applied == 7
 
 
-def test_a_replica_says_its_digest_without_a_copy_being_kept(case: Case) -> None:
-    """The same as a checkpoint's, and where it stands; and nothing lies about afterwards."""
+def test_a_digest_is_computed_without_keeping_a_copy(case: Case) -> None:
+    """The same digest and positions as a checkpoint's; no temporary files remain."""
     store = case.store()
     fill(store, 7)
-    said = case.copier.digest(SHARD, store, NOW_MS)
+    computed = case.copier.digest(SHARD, store, NOW_MS)
     made = case.folder.save(SHARD, store, NOW_MS)
-    assert (said.digest, said.applied, said.pull_offset, said.pending) == (made.digest, 7, 70, 300)
-    assert said.files == ()
+    assert (computed.digest, computed.applied, computed.pull_offset, computed.pending) == (made.digest, 7, 70, 300)
+    assert computed.files == ()
     assert case.left() == []
 
 
-def test_a_store_gives_way_to_the_one_that_was_fetched(tmp_path: Path) -> None:
-    """Under the hands of those who read it: afterwards they read the other one, and nothing of the old one is left."""
+def test_a_store_is_replaced_by_the_one_that_was_fetched(tmp_path: Path) -> None:
+    """Without a restart: afterwards reads return the new rows, and nothing of the old store is left."""
     old = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
     new = RocksStore(tmp_path / "new", memtable_bytes=1 << 20)
     fill(old, 3, size=50)

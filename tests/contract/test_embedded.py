@@ -1,4 +1,4 @@
-"""What only the embedded log does: it keeps everything itself, makes its targets, and gives space back."""
+"""What only the embedded log does: it stores everything itself, creates targets, and frees space."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ DAY_MS = 86_400_000
 
 
 class PassingClock(ShiftedClock):
-    """On this clock a shift is time that passes, not a step that somebody made."""
+    """A clock on which a shift is time that passes, not a step."""
 
     def stepped_ms(self) -> int:
-        """Never stepped."""
+        """Always 0."""
         return 0
 
 
 class Bench:
-    """A log on such a clock, and a way to open it again."""
+    """A log on such a clock, which can be reopened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Bench:
         self.log.prepare(specs, create=True)
         return self.log
 
-    def again(self, **settings: int) -> EmbeddedLog:
+    def reopen(self, **settings: int) -> EmbeddedLog:
         self.log.close()
         return self.open(**settings)
 
@@ -97,8 +97,8 @@ def test_rows_have_their_golden_bytes():
     assert packed == bytes.fromhex("93 c0 c40176 92 92a168c40131 92a168c0")
 
 
-def test_rows_come_back_as_they_were():
-    """Each from its bytes."""
+def test_rows_decode_to_what_was_encoded():
+    """Keys, offsets, topics and records."""
     assert topic_name(topic_key("a.b")) == "a.b"
     assert record_offset(record_key(9, 8, 2**40)) == 2**40
     assert unpack_offset(pack_offset(2**40)) == 2**40
@@ -109,8 +109,8 @@ def test_rows_come_back_as_they_were():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x02", b"\x01", b"\x01" + bytes(8) + b"\x93\xc0"])
-def test_bytes_that_are_no_record_are_a_named_error(data):
-    """Of another version, or cut."""
+def test_bytes_of_another_version_or_cut_bytes_are_a_named_error(data):
+    """As a record and as a topic."""
     with pytest.raises(StoreCorrupt):
         unpack_record(0, data)
     with pytest.raises(StoreCorrupt):
@@ -121,12 +121,12 @@ def test_bytes_that_are_no_record_are_a_named_error(data):
 
 
 def test_a_restart_keeps_records_offsets_and_topic_ids(bench):
-    """Also of a partition whose records are all trimmed: no offset is given twice."""
+    """Also of a partition whose records are all trimmed: no offset is used twice."""
     bench.append("own", b"a", b"b")
     bench.append("own", b"x", b"y", b"z", partition=1)
     bench.log.trim("own", 1, 3)
     before = bench.log.topics()
-    log = bench.again()
+    log = bench.reopen()
     assert log.topics() == before
     assert bench.values("own") == [b"a", b"b"]
     assert log.watermarks("own", 1) == Watermarks(start=3, stable=3, high=3)
@@ -134,14 +134,14 @@ def test_a_restart_keeps_records_offsets_and_topic_ids(bench):
     assert appended.offset == 3
 
 
-def test_a_log_can_be_open_only_once(bench):
-    """A second process would give the same offsets again."""
+def test_an_open_log_cannot_be_opened_a_second_time(bench):
+    """A second process would assign the same offsets."""
     with pytest.raises(StoreInUse):
         EmbeddedLog(bench.path, clock=bench.clock)
 
 
-def test_a_closed_log_wakes_who_waits_and_says_so(bench):
-    """Readers, appenders and writers alike."""
+def test_a_closed_log_wakes_its_readers_and_refuses_every_call(bench):
+    """For readers, appends and writers."""
     reader = bench.log.reader("own", 0, 0)
     writer = bench.log.writer(0)
     with ThreadPoolExecutor(1) as pool:
@@ -157,8 +157,8 @@ def test_a_closed_log_wakes_who_waits_and_says_so(bench):
         writer.commit(lambda timestamp_ms: None)
 
 
-def test_nothing_is_written_while_the_clock_of_the_host_is_off(tmp_path):
-    """Its records carry that clock; a transaction waits like an append, and goes on once it is back."""
+def test_nothing_is_written_while_the_clock_of_the_host_is_stepped(tmp_path):
+    """Records carry that clock: appends and transactions fail, and succeed once it is set back."""
     clock = ShiftedClock()
     log = EmbeddedLog(tmp_path / "stepped", clock=clock, disk_reserve_bytes=0)
     log.prepare([TopicSpec(name="chronos.progress", partitions=1, settings={})], create=True)
@@ -179,19 +179,19 @@ def test_nothing_is_written_while_the_clock_of_the_host_is_off(tmp_path):
 # ------------------------------------------------------------------------------------------- Targets
 
 
-def test_a_target_is_made_by_the_first_record_for_it(bench):
-    """With the default number of partitions, for good, whether it comes in a transaction or not."""
+def test_a_target_is_created_by_the_first_record_for_it(bench):
+    """With the default number of partitions at that time, in a transaction or by an append."""
     writer = bench.log.writer(0)
     writer.send([message("delivered", b"a")], b"")
     writer.commit(lambda timestamp_ms: None)
     bench.append("appended", b"b")
-    infos = bench.again(partitions_default=5).topics()
+    infos = bench.reopen(partitions_default=5).topics()
     assert infos["delivered"].partitions == infos["appended"].partitions == 2
     assert (bench.values("delivered"), bench.values("appended")) == ([b"a"], [b"b"])
 
 
 def test_records_without_a_key_take_turns(bench):
-    """One for each partition."""
+    """Round robin over the partitions."""
     bench.log.append([("turns", None, b"%d" % n, [], -1) for n in range(10)], TIMEOUT_S)
     assert [bench.log.watermarks("turns", partition).high for partition in (0, 1)] == [5, 5]
 
@@ -200,14 +200,14 @@ def test_records_without_a_key_take_turns(bench):
     "refused",
     [("not a name", None, b"", [], 0), ("own", None, b"", [], 2), ("own", None, b"", [("\ud800", b"")], 0)],
 )
-def test_a_message_that_cannot_be_written_is_the_culprit(bench, refused):
-    """A name that is none, a partition that is not there, a header name that is not text."""
+def test_a_message_that_cannot_be_written_is_reported_as_likely_poison(bench, refused):
+    """An invalid topic name, a missing partition, a header name that is not valid Unicode."""
     writer = bench.log.writer(0)
     with pytest.raises(TransactionAborted) as aborted:
-        writer.send([message("own", b"innocent"), refused], b"")
+        writer.send([message("own", b"sound"), refused], b"")
     assert aborted.value.poison_likely
     with pytest.raises(LogUnavailable):
-        bench.log.append([message("own", b"innocent"), refused], TIMEOUT_S)
+        bench.log.append([message("own", b"sound"), refused], TIMEOUT_S)
     assert bench.values("own") == []
     with pytest.raises(LogMismatch):
         bench.log.watermarks("not a name", 0)
@@ -216,8 +216,8 @@ def test_a_message_that_cannot_be_written_is_the_culprit(bench, refused):
 # ------------------------------------------------------------------------------------------- Space
 
 
-def test_trimming_never_goes_back_nor_beyond_the_end(bench):
-    """It may be asked for anything."""
+def test_a_trim_moves_the_start_neither_back_nor_beyond_the_end(bench):
+    """Whatever offset is given."""
     bench.append("own", *(b"%d" % n for n in range(10)))
     starts = []
     for offset in (4, 2, 0, 7, 100, 3):
@@ -228,11 +228,11 @@ def test_trimming_never_goes_back_nor_beyond_the_end(bench):
     assert bench.values("own") == [b"next"]
 
 
-def test_targets_expire_by_their_age_and_own_topics_only_if_they_say_so(bench):
-    """What is younger stays, and what is own for ever."""
+def test_targets_expire_by_age_and_own_topics_only_with_a_retention(bench):
+    """Younger records stay, and those of own topics without `retention.ms` stay for ever."""
     week = TopicSpec(name="rejected", partitions=1, settings={"retention.ms": str(7 * DAY_MS)})
     bench.log.prepare([week], create=True)
-    bench.again(retention_ms=DAY_MS).prepare([week], create=True)
+    bench.reopen(retention_ms=DAY_MS).prepare([week], create=True)
     for _ in range(10):
         for topic in ("target", "own", "rejected"):
             bench.append(topic, b"%d" % bench.clock.now_ms())
@@ -244,15 +244,15 @@ def test_targets_expire_by_their_age_and_own_topics_only_if_they_say_so(bench):
     assert [len(bench.values(topic)) for topic in ("target", "own", "rejected")] == [0, 10, 0]
 
 
-def test_trimmed_space_is_given_back(bench):
-    """Once enough has gathered."""
+def test_trimmed_space_is_freed(bench):
+    """Once enough was trimmed."""
     value = b"".join(n.to_bytes(4) for n in range(250)) * 4  # 4 kB, too small for a blob file
     count = 0
     while count * len(value) < COMPACT_BYTES * 1.1:
         bench.append("own", *[count.to_bytes(4) + value] * 1_000)
         count += 1_000
     bench.append("own", b"last")
-    bench.again()
+    bench.reopen()
     full_bytes = bench.log.size_bytes()
     bench.log.trim("own", 0, count)
     # RocksDB removes the files a moment after the compaction.
@@ -263,8 +263,8 @@ def test_trimmed_space_is_given_back(bench):
     assert bench.log.verify() < 10
 
 
-def test_a_reader_in_the_middle_of_what_is_trimmed_is_told(bench):
-    """It is not moved on in silence; a reader behind it does not notice."""
+def test_a_reader_amid_trimmed_records_gets_an_error(bench):
+    """It is not moved in silence; a reader behind the trimmed records is not affected."""
     bench.append("own", *(b"%d" % n for n in range(10)))
     behind, within = bench.log.reader("own", 0, 6), bench.log.reader("own", 0, 3)
     bench.log.trim("own", 0, 5)

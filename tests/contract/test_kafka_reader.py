@@ -1,4 +1,4 @@
-"""What a reader makes of the answers of the Kafka client, also of those that a broker cannot be made to give at will."""
+"""How a Kafka reader handles the client's errors, including those that a test cannot make a broker return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chronos.errors import ChronosError, LogMismatch, LogUnavailable
 
 
 class Answer:
-    """A message as the client hands it out: a record at an offset, or an error."""
+    """A message of the client: a record at an offset, or an error."""
 
     def __init__(self, offset: int, error: int | None = None) -> None:
         self._offset = offset
@@ -36,10 +36,10 @@ class Answer:
 
 
 class Client:
-    """A partition of records 0 to 9; in front of some of them the client has something to say, each of it once."""
+    """A consumer of a partition with records 0 to 9, which reports each error once, in front of its record."""
 
-    def __init__(self, troubles: dict[int, list[int]]) -> None:
-        self.troubles = troubles
+    def __init__(self, errors: dict[int, list[int]]) -> None:
+        self.errors = errors
         self.at = 0
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -47,15 +47,15 @@ class Client:
         self.at = partition.offset
 
     def consume(self, count: int, timeout_s: float) -> list[Answer]:
-        ping: list[Answer] = []
-        while len(ping) < count and self.at < 10:
-            troubles = self.troubles.get(self.at)
-            if troubles:
-                ping.append(Answer(self.at, troubles.pop(0)))
+        answers: list[Answer] = []
+        while len(answers) < count and self.at < 10:
+            errors = self.errors.get(self.at)
+            if errors:
+                answers.append(Answer(self.at, errors.pop(0)))
             else:
-                ping.append(Answer(self.at))
+                answers.append(Answer(self.at))
                 self.at += 1
-        return ping
+        return answers
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def outgoing(
 
 
 def read_until(reader: Reader, end: int) -> list[Record]:
-    """Everything up to a position; fails when it does not come."""
+    """Read everything up to a position; fails if it does not come in time."""
     deadline = time.monotonic() + TIMEOUT_S
     records: list[Record] = []
     while reader.position < end:
@@ -50,26 +50,26 @@ def read_until(reader: Reader, end: int) -> list[Record]:
 
 
 def settled_end(case: LogCase, topic: str, partition: int = 0) -> int:
-    """The stable end once no transaction is open: Kafka marks partitions a moment after the commit returned."""
+    """The stable end once no transaction is open: Kafka writes its markers a moment after the commit returned."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             watermarks = case.log.watermarks(topic, partition)
             if watermarks.stable == watermarks.high:
                 return watermarks.stable
-        except LogUnavailable:  # the leader of a new topic's partition takes a moment to know that it is
+        except LogUnavailable:  # the leader of a new topic's partition takes a moment to learn that it leads
             pass
         assert time.monotonic() < deadline
 
 
 def committed(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
-    """Everything a read_committed reader is shown once no transaction is open."""
+    """Everything a read_committed reader sees once no transaction is open."""
     settled_end(case, topic, partition)
     return readable(case, topic, partition)
 
 
 def readable(case: LogCase, topic: str, partition: int = 0) -> list[Record]:
-    """Everything a read_committed reader is shown at this moment."""
+    """Everything a read_committed reader sees now."""
     watermarks = case.log.watermarks(topic, partition)
     reader = case.log.reader(topic, partition, watermarks.start)
     try:
@@ -114,7 +114,7 @@ def test_appended_records_are_read_back_byte_for_byte(case):
 
 
 def test_a_record_keeps_the_timestamp_it_was_acknowledged_with(case):
-    """It is the log's own clock that counts."""
+    """The log's own clock counts."""
     topic = case.topic(partitions=1, message_timestamp_type="LogAppendTime")
     (appended,) = case.log.append([outgoing(topic)], TIMEOUT_S)
     assert [record.timestamp_ms for record in readable(case, topic)] == [appended.timestamp_ms]
@@ -130,8 +130,8 @@ def test_a_key_decides_the_partition_as_java_producers_place_it(case):
     assert {each.partition for each in appended} == {3}
 
 
-def test_records_without_a_key_go_to_some_partition(case):
-    """And are counted there."""
+def test_records_without_a_key_go_to_any_partition(case):
+    """The watermarks count each of them once."""
     topic = case.topic()
     appended = case.log.append([outgoing(topic, b"%d" % n, partition=-1) for n in range(40)], TIMEOUT_S)
     watermarks = [case.log.watermarks(topic, partition).high for partition in range(PARTITIONS)]
@@ -139,8 +139,8 @@ def test_records_without_a_key_go_to_some_partition(case):
     assert all(each.offset < watermarks[each.partition] for each in appended)
 
 
-def test_many_appenders_at_once_get_offsets_of_their_own_in_their_order(case):
-    """Each finds its records where it was told, in the order it sent them."""
+def test_concurrent_appenders_get_offsets_of_their_own_in_their_order(case):
+    """Each finds its records at the offsets it was given, in the order it sent them."""
     case.require(Feature.THREADS)
     topic = case.topic(partitions=1)
 
@@ -152,22 +152,22 @@ def test_many_appenders_at_once_get_offsets_of_their_own_in_their_order(case):
         ]
 
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(append, range(8)))
+        appended_by_thread = list(pool.map(append, range(8)))
     records = readable(case, topic)
     assert [record.offset for record in records] == list(range(240))
-    for thread, appended in enumerate(told):
+    for thread, appended in enumerate(appended_by_thread):
         assert [each.offset for each in appended] == sorted(each.offset for each in appended)
         found = [records[each.offset].value for each in appended]
         assert found == [b"%d-%d" % (thread, n // 3) for n in range(30)]
 
 
 def test_appending_nothing_is_no_error(case):
-    """It is not worth a question to anybody."""
+    """No broker needs to be asked."""
     assert case.log.append([], TIMEOUT_S) == []
 
 
-def test_a_record_its_topic_does_not_take_is_refused_and_the_next_one_is_taken(case):
-    """By its size."""
+def test_a_record_too_large_for_its_topic_is_refused_and_the_next_one_is_written(case):
+    """The error leaves nothing behind."""
     case.require(Feature.BATCH_LIMITS)
     topic = case.topic(partitions=1, max_message_bytes="10000")
     with pytest.raises(LogUnavailable):
@@ -176,28 +176,43 @@ def test_a_record_its_topic_does_not_take_is_refused_and_the_next_one_is_taken(c
     assert values(readable(case, topic)) == [b"small"]
 
 
+def test_records_that_are_handed_over_are_not_changed(case):
+    """Neither by an append nor by a transaction: the caller may use keys, values and headers again."""
+    topic = case.topic(partitions=1)
+    mapping, pairs = {"a": b"1", "b": None}, [("a", b"1"), ("a", b"2")]
+    records = [outgoing(topic, b"x", headers=mapping), outgoing(topic, b"y", headers=pairs)]
+    before = [*records]
+    case.log.append(records, TIMEOUT_S)
+    writer = case.log.writer(0)
+    commit(writer, records)
+    writer.close()
+    assert records == before
+    assert (mapping, pairs) == ({"a": b"1", "b": None}, [("a", b"1"), ("a", b"2")])
+    assert [list(record.headers) for record in committed(case, topic)] == [[*mapping.items()], pairs] * 2
+
+
 # ------------------------------------------------------------------------------------------- Transactions
 
 
 def test_a_transaction_is_readable_only_once_it_is_committed(case):
-    """In every topic and partition it touches, the progress partition among them."""
+    """In every topic and partition it writes to, the progress partition among them."""
     first, second = case.topic("first"), case.topic("second")
     writer = case.log.writer(2)
     messages = [outgoing(first, b"a", partition=0), outgoing(second, b"b", partition=3), outgoing(first, b"c")]
     writer.send(messages, b"progress")
-    places = ((first, 0), (second, 3), (case.progress, 2))
-    assert [readable(case, *place) for place in places] == [[], [], []]
+    partitions = ((first, 0), (second, 3), (case.progress, 2))
+    assert [readable(case, *place) for place in partitions] == [[], [], []]
 
     appended = writer.commit(lambda timestamp_ms: None)
-    assert [values(committed(case, *place)) for place in places] == [[b"a", b"c"], [b"b"], [b"progress"]]
+    assert [values(committed(case, *place)) for place in partitions] == [[b"a", b"c"], [b"b"], [b"progress"]]
     (progress,) = committed(case, case.progress, 2)
     assert (progress.offset, appended.partition) == (appended.offset, 2)
     assert progress.key is None
     writer.close()
 
 
-def test_a_transaction_whose_verification_raises_is_never_seen(case):
-    """What it raised comes out, nothing is readable, ever, and the writer goes on."""
+def test_a_transaction_whose_verification_raises_is_never_readable(case):
+    """The exception is passed on, nothing is ever readable, and the writer goes on."""
     topic = case.topic(partitions=1)
     writer = case.log.writer(0)
 
@@ -217,7 +232,7 @@ def test_a_transaction_whose_verification_raises_is_never_seen(case):
 
 
 def test_verification_is_given_the_timestamp_of_the_progress_record(case):
-    """By the clock of the log, which here is this machine's."""
+    """By the clock of the log."""
     seen: list[int] = []
     writer = case.log.writer(0)
     before_ms = case.clock.now_ms()
@@ -230,7 +245,7 @@ def test_verification_is_given_the_timestamp_of_the_progress_record(case):
 
 
 def test_messages_of_a_transaction_keep_their_order(case):
-    """Per partition, over several transactions, also of another shard."""
+    """Per partition, over several transactions of two shards."""
     topic = case.topic(partitions=2)
     writers = [case.log.writer(0), case.log.writer(1)]
     for step in range(6):
@@ -242,8 +257,8 @@ def test_messages_of_a_transaction_keep_their_order(case):
         writer.close()
 
 
-def test_a_new_writer_of_a_shard_makes_the_older_one_useless(case):
-    """Nothing the older one sends is ever readable; other shards do not notice."""
+def test_a_new_writer_of_a_shard_fences_the_older_one(case):
+    """Nothing the older one sends is ever readable; other shards are not affected."""
     topic = case.topic(partitions=1)
     older, other = case.log.writer(1), case.log.writer(2)
     commit(older, [outgoing(topic, b"older")])
@@ -262,7 +277,7 @@ def test_a_new_writer_of_a_shard_makes_the_older_one_useless(case):
 
 
 def test_a_new_writer_finds_what_the_older_one_committed(case):
-    """Whoever takes over reads the progress log to its end and misses nothing."""
+    """Its owner reads the progress log to the end and misses nothing."""
     for turn in range(5):
         writer = case.connect().writer(0)
         assert values(committed(case, case.progress)) == [b"%d" % n for n in range(turn)]
@@ -270,30 +285,30 @@ def test_a_new_writer_finds_what_the_older_one_committed(case):
         writer.close()
 
 
-def test_a_message_too_large_for_its_topic_aborts_its_transaction_and_is_named_the_culprit(case):
-    """The innocent ones in the batch are not written either; without it they are."""
+def test_a_message_too_large_for_its_topic_aborts_its_transaction_as_likely_poison(case):
+    """The other messages of the transaction are not written either; without it they are."""
     case.require(Feature.BATCH_LIMITS)
-    narrow, wide = case.topic("narrow", max_message_bytes="10000"), case.topic("wide")
+    small, large = case.topic("small", max_message_bytes="10000"), case.topic("large")
     writer = case.log.writer(0)
-    innocent = outgoing(wide, b"innocent")
+    sound = outgoing(large, b"sound")
     with pytest.raises(TransactionAborted) as aborted:
-        commit(writer, [innocent, outgoing(narrow, b"x" * 20_000)])
+        commit(writer, [sound, outgoing(small, b"x" * 20_000)])
     assert aborted.value.poison_likely
     for attempt in itertools.count():
         try:
-            commit(writer, [innocent])
+            commit(writer, [sound])
             break
-        except TransactionAborted:  # Kafka may fail the transaction after an abort once more
+        except TransactionAborted:  # Kafka may fail the first transaction after an abort too
             assert attempt == 0
-    assert values(committed(case, wide)) == [b"innocent"]
-    assert committed(case, narrow) == []
+    assert values(committed(case, large)) == [b"sound"]
+    assert committed(case, small) == []
     writer.close()
 
 
 # ------------------------------------------------------------------------------------------- Reading
 
 
-def test_a_reader_passes_the_markers_of_transactions(case):
+def test_a_reader_skips_the_markers_of_transactions(case):
     """Its position reaches the stable end, which on Kafka lies behind the last record."""
     topic = case.topic(partitions=1)
     writer = case.log.writer(0)
@@ -309,7 +324,7 @@ def test_a_reader_passes_the_markers_of_transactions(case):
     writer.close()
 
 
-def test_a_reader_starts_where_it_is_told_and_can_be_moved(case):
+def test_a_reader_starts_at_its_offset_and_seeks(case):
     """Forwards and back."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
@@ -323,8 +338,8 @@ def test_a_reader_starts_where_it_is_told_and_can_be_moved(case):
     reader.close()
 
 
-def test_a_read_keeps_its_limit_and_goes_on_from_there(case):
-    """No record twice, none left out, at least one if there is one."""
+def test_a_read_stays_within_its_limit_and_the_next_one_continues(case):
+    """Each record once, and at least one if there is one."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic, b"%d" % n) for n in range(50)], TIMEOUT_S)
     reader = case.log.reader(topic, 0, 0)
@@ -341,12 +356,12 @@ def test_a_read_keeps_its_limit_and_goes_on_from_there(case):
     reader.close()
 
 
-def test_waiting_ends_with_a_record_and_otherwise_with_the_time(case):
-    """The waiter is woken; it does not find the record by chance at the end of its time."""
+def test_waiting_ends_with_a_record_or_after_the_time(case):
+    """A record wakes the reader long before the end of its time."""
     case.require(Feature.THREADS)
     topic = case.topic(partitions=1)
     reader = case.log.reader(topic, 0, 0)
-    # A Kafka reader tells once that it has reached the end.
+    # A Kafka reader returns True once for the end of the partition.
     reader.wait(1.0)
     assert reader.read(10, NO_LIMIT) == []
     started = time.monotonic()
@@ -360,8 +375,8 @@ def test_waiting_ends_with_a_record_and_otherwise_with_the_time(case):
     reader.close()
 
 
-def test_reading_what_was_trimmed_is_a_named_error(case):
-    """Never a jump in silence."""
+def test_reading_trimmed_records_is_a_named_error(case):
+    """The reader never skips them in silence."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
     case.delete_records(topic, 0, 4)
@@ -373,8 +388,8 @@ def test_reading_what_was_trimmed_is_a_named_error(case):
     reader.close()
 
 
-def test_a_trimmed_log_begins_where_it_was_trimmed(case):
-    """Never beyond the end, never backwards; what comes later gets the next offset."""
+def test_a_trimmed_partition_starts_at_the_offset(case):
+    """Never beyond the end, never backwards; a later record gets the next offset."""
     topic = case.topic()
     case.log.append([outgoing(topic, b"%d" % n) for n in range(10)], TIMEOUT_S)
     end = settled_end(case, topic)
@@ -387,8 +402,8 @@ def test_a_trimmed_log_begins_where_it_was_trimmed(case):
     assert appended.offset == end
 
 
-def test_a_trim_spares_the_other_partitions(case):
-    """Each partition has a beginning of its own."""
+def test_a_trim_leaves_the_other_partitions(case):
+    """Each partition has a start of its own."""
     topic = case.topic()
     case.log.append([outgoing(topic, partition=n % 2) for n in range(6)], TIMEOUT_S)
     settled_end(case, topic, 1)
@@ -397,8 +412,8 @@ def test_a_trim_spares_the_other_partitions(case):
     assert case.log.watermarks(topic, 1).start == 2
 
 
-def test_an_open_transaction_is_not_trimmed_away(case):
-    """What nobody can read yet is kept, even when somebody asks for more."""
+def test_an_open_transaction_is_not_trimmed(case):
+    """Nothing at or beyond the stable end is deleted, whatever the caller asks for."""
     topic = case.topic()
     case.log.append([outgoing(topic, b"before")], TIMEOUT_S)
     stable = settled_end(case, topic)
@@ -410,14 +425,14 @@ def test_an_open_transaction_is_not_trimmed_away(case):
     writer.close()
 
 
-def test_trimming_what_is_not_there_is_a_named_error(case):
-    """A partition that does not exist."""
+def test_trimming_a_missing_partition_is_a_named_error(case):
+    """A partition of a topic that does not exist."""
     with pytest.raises((LogMismatch, LogUnavailable)):
-        case.log.trim(case.names("nobody"), 0, 5)
+        case.log.trim(case.names("missing"), 0, 5)
 
 
 def test_an_offset_is_found_by_its_time(case):
-    """The first record at or after it; before all the first one kept, after all the end."""
+    """The first record at or after it; the start for an earlier time than all, the end for a later one."""
     topic = case.topic(message_timestamp_type="LogAppendTime")
     times = []
     for _ in range(5):
@@ -442,8 +457,8 @@ def test_an_offset_is_found_by_its_time(case):
     assert case.log.offset_at(topic, 1, 0) == 0
 
 
-def test_a_group_that_committed_nothing_has_no_place(case):
-    """Neither one that nobody ever heard of."""
+def test_a_consumer_group_that_committed_nothing_has_no_offset(case):
+    """A group that does not exist has none either."""
     assert case.log.committed(case.names("group"), case.topic(), 0) is None
 
 
@@ -460,7 +475,7 @@ def test_the_committed_offset_of_a_consumer_group_is_known(case):
 
 
 def test_reading_beyond_the_end_is_a_named_error(case):
-    """A store that is ahead of its log was built from another one."""
+    """A store that is ahead of its log was built from another log."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic)], TIMEOUT_S)
     reader = case.log.reader(topic, 0, 5)
@@ -473,7 +488,7 @@ def test_reading_beyond_the_end_is_a_named_error(case):
 
 
 def test_prepared_topics_are_there_and_stay_the_same(case):
-    """A second look and a second preparation find the same topic by its id."""
+    """A description and a second preparation find the same topic by its id."""
     name = case.names("prepared")
     spec = TopicSpec(name=name, partitions=3, settings={"max.message.bytes": "12345"})
     (info,) = case.log.prepare([spec], create=True).values()
@@ -485,7 +500,7 @@ def test_prepared_topics_are_there_and_stay_the_same(case):
 
 
 def test_a_missing_topic_that_may_not_be_created_is_a_configuration_error(case):
-    """And it is not created."""
+    """It is not created."""
     name = case.names("missing")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=name):
@@ -493,7 +508,7 @@ def test_a_missing_topic_that_may_not_be_created_is_a_configuration_error(case):
 
 
 def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case):
-    """Named with both numbers; the topic is left as it is."""
+    """The error names both numbers; the topic is not changed."""
     name = case.topic(partitions=2)
     with pytest.raises(ConfigurationError, match=rf"{name} has 2 partitions.* 3"):
         case.log.prepare([TopicSpec(name=name, partitions=3, settings={}, per_shard=True)], create=True)
@@ -503,8 +518,8 @@ def test_a_topic_with_another_number_of_partitions_is_a_configuration_error(case
     assert info.partitions == 2
 
 
-def test_looking_at_a_topic_does_not_create_it(case):
-    """Kafka has nothing there; the embedded log shows what the first record would make, without an id."""
+def test_describing_a_topic_does_not_create_it(case):
+    """A log without missing topics describes what the first record would create, without an id."""
     name = case.names("nowhere")
     for _ in range(2):
         info = case.log.describe([name])[name]
@@ -518,21 +533,21 @@ def test_looking_at_a_topic_does_not_create_it(case):
 
 
 @pytest.mark.parametrize("name", ["not a topic", "..", "x" * 250])
-def test_what_cannot_be_a_topic_is_not_there(case, name):
-    """By Kafka's own rule for names."""
+def test_an_impossible_topic_name_is_described_as_missing(case, name):
+    """By Kafka's rule for names."""
     assert case.log.describe([name]) == {name: None}
 
 
-def test_the_ends_of_a_partition_that_is_not_there_are_a_named_error(case):
-    """Not 0, which would look like an empty one."""
+def test_the_watermarks_of_a_missing_partition_are_a_named_error(case):
+    """Not 0, which would look like an empty partition."""
     with pytest.raises((LogMismatch, LogUnavailable)):
         case.log.watermarks(case.names("nowhere"), 0)
     with pytest.raises((LogMismatch, LogUnavailable)):
         case.log.stable_end(case.topic(partitions=1), 1)
 
 
-def test_ends_follow_what_is_written(case):
-    """A transaction in the making holds back the stable end where the log shows it at all."""
+def test_watermarks_follow_what_is_written(case):
+    """An open transaction holds back the stable end."""
     topic = case.topic(partitions=1)
     case.log.append([outgoing(topic)] * 3, TIMEOUT_S)
     watermarks = case.log.watermarks(topic, 0)

@@ -59,21 +59,21 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 def test_values_come_back_in_the_order_of_the_keys_asked_for(store):
-    """A missing key is None, a repeated one answers twice, and none asks for nothing."""
+    """A missing key gives None, a repeated one its value twice, no keys an empty list."""
     store.write([(b"a", b"1"), (b"b", b"")], [])
     assert store.get([b"b", b"x", b"a", b"b"]) == [b"", None, b"1", b""]
     assert store.get([]) == []
 
 
-def test_more_keys_than_fit_one_question_are_all_answered(store):
-    """Multi-gets are cut into portions; nobody sees the cuts."""
+def test_more_keys_than_one_request_holds_are_all_answered(store):
+    """Large multi-gets are split into portions."""
     rows = [(b"%05d" % n, b"%d" % n) for n in range(3_500)]
     store.write(rows, [])
     asked = [key for key, _ in reversed(rows)] + [b"none"]
     assert store.get(asked) == [value for _, value in reversed(rows)] + [None]
 
 
-def test_a_key_both_deleted_and_put_in_one_write_is_there(store):
+def test_a_key_deleted_and_put_in_one_write_is_there(store):
     """Deletes come first."""
     store.write([(b"a", b"old")], [])
     store.write([(b"a", b"new")], [b"a", b"never there"])
@@ -108,8 +108,8 @@ def test_a_scan_keeps_its_bounds(store, start, stop, count_max, bytes_max, expec
     assert found == [(name.encode(), b"vv") for name in expected]
 
 
-def test_a_deleted_range_is_gone_and_its_ends_are_kept_apart(store):
-    """Start is dropped, stop stays, an empty or inverted range drops nothing."""
+def test_a_deleted_range_includes_its_start_and_excludes_its_stop(store):
+    """An empty or inverted range deletes nothing."""
     store.write([(bytes([n]), b"v") for n in range(10)], [])
     store.delete_range(b"\x03", b"\x06")
     store.delete_range(b"\x08", b"\x08")
@@ -119,7 +119,7 @@ def test_a_deleted_range_is_gone_and_its_ends_are_kept_apart(store):
 
 
 def test_large_values_come_back_like_small_ones(store):
-    """Also those that are kept in files of their own."""
+    """Also those in blob files."""
     rows = [(b"%d" % n, bytes([n]) * size) for n, size in enumerate((0, 10, BLOB_BYTES_MIN, 300_000))]
     store.write(rows, [])
     store.flush()
@@ -128,7 +128,7 @@ def test_large_values_come_back_like_small_ones(store):
 
 
 def test_verify_counts_the_rows_in_memory_and_rocks_store(store):
-    """Rows that were overwritten, deleted or dropped by range do not count."""
+    """Rows that were overwritten or deleted, also by range, do not count."""
     store.write([(b"%05d" % n, b"v") for n in range(2_500)], [])
     store.flush()
     store.write([(b"%05d" % n, b"w") for n in range(10)], [b"00020"])
@@ -136,8 +136,8 @@ def test_verify_counts_the_rows_in_memory_and_rocks_store(store):
     assert store.verify() == 1_999
 
 
-def test_a_closed_store_says_so(store):
-    """And closing it once more does no harm."""
+def test_a_closed_store_raises_retry(store):
+    """A second close does nothing."""
     store.close()
     store.close()
     with pytest.raises(Retry, match="closed"):
@@ -146,15 +146,15 @@ def test_a_closed_store_says_so(store):
         store.write([(b"a", b"b")], [])
 
 
-def test_a_healthy_store_has_no_background_error_and_asking_changes_nothing(store):
-    """The question is a write of nothing."""
+def test_a_healthy_store_has_no_background_error(store):
+    """The check is an empty write and changes nothing."""
     store.write([(b"a", b"1")], [])
     assert store.background_error() is None
     assert everything(store) == [(b"a", b"1")]
 
 
-def test_what_is_unflushed_is_known(store):
-    """It falls with a flush."""
+def test_unflushed_bytes_are_known(store):
+    """They grow with writes and fall with a flush."""
     store.flush()
     before = store.unflushed_bytes()
     store.write([(b"%d" % n, b"v" * 900) for n in range(300)], [])
@@ -164,7 +164,7 @@ def test_what_is_unflushed_is_known(store):
 
 
 def test_a_checkpoint_is_the_store_at_that_moment(kind, store, tmp_path):
-    """What was not flushed is in it, what is written afterwards is not, and the store goes on."""
+    """It includes what was not flushed and excludes later writes; the store goes on."""
     rows = [(b"%05d" % n, b"v" * (n % 7)) for n in range(500)] + [(b"large", b"x" * 3 * BLOB_BYTES_MIN)]
     store.write(rows[:200], [])
     store.flush()
@@ -182,15 +182,15 @@ def test_a_checkpoint_is_the_store_at_that_moment(kind, store, tmp_path):
 
 
 def test_a_checkpoint_of_an_empty_store_is_an_empty_store(kind, store, tmp_path):
-    """A shard that never saw a message has one too."""
+    """A shard without messages has one too."""
     store.checkpoint(tmp_path / "copy")
     copy = kind.open_copy(tmp_path / "copy")
     assert everything(copy) == []
     copy.close()
 
 
-def test_a_checkpoint_takes_no_folder_that_is_there(store, tmp_path):
-    """What is in it is left as it is."""
+def test_a_checkpoint_needs_a_new_folder(store, tmp_path):
+    """An existing one keeps its content."""
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "file").write_text("somebody's")
     with pytest.raises(ConfigurationError, match="is there already"):
@@ -199,7 +199,7 @@ def test_a_checkpoint_takes_no_folder_that_is_there(store, tmp_path):
 
 
 def test_a_closed_store_makes_no_checkpoint(store, tmp_path):
-    """It says that it is closed."""
+    """The error says that the store is closed."""
     store.close()
     with pytest.raises(Retry, match="closed"):
         store.checkpoint(tmp_path / "copy")
@@ -216,7 +216,7 @@ operations = st.lists(
 )
 
 
-# The fixture makes a fresh store for each example; it only cleans up at the end.
+# Each example gets a new store; the fixture only cleans up at the end.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=operations, scans=st.lists(st.tuples(keys, keys, st.integers(1, 9), st.integers(1, 40))))
 def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
@@ -251,8 +251,8 @@ def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
 # ------------------------------------------------------------------------------------------- A crash
 
 
-def test_memory_keeps_over_a_crash_what_was_flushed_and_nothing_else():
-    """The loss that a disk without a write-ahead log has."""
+def test_a_crash_of_a_memory_store_keeps_what_was_flushed_and_nothing_else():
+    """It loses what a disk without a write-ahead log loses."""
     store = MemoryStore()
     store.write([(b"a", b"1"), (b"b", b"1")], [])
     store.flush()
@@ -279,7 +279,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.parametrize("steps", [21, 22, 150, 311])
 def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
-    """What was flushed is there, whole writes only, and none without all before it."""
+    """It holds what was flushed, whole writes only, and each with all writes before it."""
     killed = subprocess.run([sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False)
     assert killed.returncode == -9
     store = rocks_store(tmp_path / "s")
@@ -293,8 +293,8 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
 # ------------------------------------------------------------------------------------------- On disk only
 
 
-def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
-    """And its size on disk is more than nothing."""
+def test_closing_a_store_flushes_it(tmp_path):
+    """Its size on disk is more than 0."""
     store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1")], [])
     store.close()
@@ -304,8 +304,8 @@ def test_closing_a_store_on_disk_keeps_what_was_not_flushed(tmp_path):
     again.close()
 
 
-def test_a_checkpoint_that_is_only_read_keeps_every_file_as_it_is(tmp_path):
-    """So its files can be told by their digests before and after."""
+def test_a_checkpoint_opened_read_only_keeps_its_files_unchanged(tmp_path):
+    """So the digests of its files hold before and after."""
     store = rocks_store(tmp_path / "s")
     store.write([(b"%05d" % n, b"v" * 200) for n in range(2_000)], [])
     store.checkpoint(tmp_path / "copy")
@@ -318,8 +318,8 @@ def test_a_checkpoint_that_is_only_read_keeps_every_file_as_it_is(tmp_path):
     store.close()
 
 
-def test_checkpoints_are_whole_writes_while_others_write(tmp_path):
-    """Taken at any moment between two rows of one write, none shows only one of them."""
+def test_checkpoints_hold_whole_writes_while_another_thread_writes(tmp_path):
+    """None holds only one of two rows that were written together."""
     store = RocksStore(tmp_path / "s", memtable_bytes=256 << 10)
     stop = threading.Event()
 
@@ -348,8 +348,8 @@ def test_checkpoints_are_whole_writes_while_others_write(tmp_path):
     store.close()
 
 
-def test_an_open_store_cannot_be_opened_again(tmp_path):
-    """Neither by this process nor by another; the error names the directory."""
+def test_an_open_store_cannot_be_opened_a_second_time(tmp_path):
+    """Not by this process and not by another; the error names the directory."""
     store = rocks_store(tmp_path / "s")
     with pytest.raises(StoreInUse, match=str(tmp_path)):
         rocks_store(tmp_path / "s")
@@ -360,8 +360,8 @@ def test_an_open_store_cannot_be_opened_again(tmp_path):
     rocks_store(tmp_path / "s").close()
 
 
-def test_a_store_that_finds_no_file_descriptor_is_opened_once_there_is_one(tmp_path):
-    """To open it anew is tried again: it is no reason to stop."""
+def test_a_store_that_found_no_file_descriptor_is_reopened_once_there_is_one(tmp_path):
+    """The error is Retry: the process need not stop."""
     store = rocks_store(tmp_path / "store")
     store.write([(b"a", b"1")], [])
     store.flush()
@@ -375,7 +375,7 @@ def test_a_store_that_finds_no_file_descriptor_is_opened_once_there_is_one(tmp_p
 
 
 def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path):
-    """It is not called damage, and nobody is told to remove it."""
+    """The error does not speak of damage and does not advise to remove anything."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigurationError, match="file"):
         rocks_store(tmp_path / "file")
@@ -383,8 +383,8 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path):
         rocks_store(tmp_path / "file" / "below")
 
 
-def test_a_file_that_belongs_to_no_database_is_not_taken_for_an_empty_one(tmp_path):
-    """RocksDB would delete what is left of a database whose CURRENT file is gone, and start empty."""
+def test_a_directory_without_current_is_not_taken_for_an_empty_database(tmp_path):
+    """RocksDB would delete the remaining files and start empty."""
     store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1")], [])
     store.close()
@@ -395,8 +395,8 @@ def test_a_file_that_belongs_to_no_database_is_not_taken_for_an_empty_one(tmp_pa
     assert sorted((tmp_path / "s").iterdir()) == left
 
 
-def test_a_store_writes_no_log_of_its_own(tmp_path):
-    """The logs it is built from are its write-ahead log; a second one would cost half the speed."""
+def test_a_store_writes_no_write_ahead_log(tmp_path):
+    """The delay and the progress partition are its WAL; a second one would cost half the speed."""
     store = rocks_store(tmp_path / "s")
     store.write([(b"a", b"1" * 900)], [])
     assert [log.stat().st_size for log in (tmp_path / "s").glob("*.log")] == [0]
@@ -404,7 +404,7 @@ def test_a_store_writes_no_log_of_its_own(tmp_path):
 
 
 def test_stores_share_one_block_cache(tmp_path):
-    """The bound is for the process, not for each shard."""
+    """The bound holds for the process, not for each shard."""
     cache = shared_cache(8 << 20)
     stores = [RocksStore(tmp_path / str(n), block_cache=cache) for n in range(2)]
     for store in stores:
@@ -416,8 +416,8 @@ def test_stores_share_one_block_cache(tmp_path):
         store.close()
 
 
-def test_a_write_that_finds_rocksdb_stalled_waits_outside_of_it(tmp_path):
-    """Memtables far smaller than the writes: every one has to wait for flushes, and all rows arrive."""
+def test_a_write_during_a_write_stall_waits_outside_rocksdb(tmp_path):
+    """With memtables far smaller than the writes every one waits for flushes, and all rows arrive."""
     store = RocksStore(tmp_path / "s", memtable_bytes=64 << 10)
     for step in range(200):
         store.write([(b"%03d-%03d" % (step, n), b"v" * 900) for n in range(200)], [])
@@ -425,8 +425,8 @@ def test_a_write_that_finds_rocksdb_stalled_waits_outside_of_it(tmp_path):
     store.close()
 
 
-def test_a_store_is_read_while_it_is_closed(tmp_path):
-    """A reader in another thread never keeps the directory locked: it reads, or hears that it is closed."""
+def test_a_store_can_be_closed_while_other_threads_read(tmp_path):
+    """A reader never keeps the directory locked: it reads everything, or gets Retry."""
     path = tmp_path / "s"
     for _ in range(20):
         store = rocks_store(path)
@@ -451,7 +451,7 @@ def test_a_store_is_read_while_it_is_closed(tmp_path):
 
 
 def test_the_client_bounds_a_scan_above_by_the_upper_bound(tmp_path):
-    """What the adapter relies on; `set_iterate_lower_bound` of this client sets the upper bound as well."""
+    """The adapter relies on it; `set_iterate_lower_bound` of this client sets the upper bound as well."""
     raw = Rdict(str(tmp_path / "s"), Options(raw_mode=True))
     for n in range(5):
         raw[b"%d" % n] = b""

@@ -1,11 +1,10 @@
-"""A real Kafka for tests and benchmarks: start it, kill it, freeze it, bring it back.
+"""A real Kafka for tests and benchmarks: brokers that can be started, killed, frozen and restarted.
 
-What this is: one JVM per broker (KRaft, broker and controller in one) on free ports of the loopback
-interface, in a directory of its own under the system's temporary one. And the two console programs that
-come with Kafka, because they are clients that know nothing of Chronos.
+Each broker is one JVM (KRaft, broker and controller in one) on free ports of the loopback interface, with a
+temporary data directory. The two console programs that come with Kafka serve as clients independent of Chronos.
 
-What this is not: a fixture (those are in `conftest.py`; nothing here needs pytest), and never a reason to
-skip a test. Where Java or Kafka is missing, `start()` raises `BrokerError` and says what to install.
+This is not a fixture (those are in `conftest.py`; this module does not use pytest), and never a reason to skip a
+test: where Java or Kafka is missing, `start()` raises `BrokerError`, which says what to install.
 
     with Broker() as broker:
         broker.create_topic("orders", partitions=4)
@@ -17,20 +16,18 @@ skip a test. Where Java or Kafka is missing, `start()` raises `BrokerError` and 
     with cluster(3) as kafka:  # replicated topics; kafka[0].freeze(), kafka[1].kill() and so on
         ...
 
-No broker outlives the process that started it, not even a process that is killed: a watchdog ends the
-broker and removes its directory when the pipe to that process closes.
+A broker does not outlive the process that started it, even if that is killed: a watchdog process kills the
+broker and removes its directory when the pipe from that process closes.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from base64 import urlsafe_b64encode
@@ -43,59 +40,57 @@ from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
 START_TIMEOUT_S = 90.0
-"""From `start()` to a broker that answers. It takes 4 s; this bounds a crowded machine."""
+"""From `start()` to a broker that answers. Usually 4 s; the bound is for a loaded machine."""
 
 STOP_TIMEOUT_S = 15.0
-"""A controlled shutdown takes 1 s; one that takes this long is killed."""
+"""A controlled shutdown takes 1 s; the broker is killed after this time."""
 
 TOOL_TIMEOUT_S = 120.0
-"""A console program takes 2 s; this bounds one whose broker does not answer."""
+"""A console program takes 2 s; the bound is for a broker that does not answer."""
 
 FETCH_TIMEOUT_S = 600.0
-"""Maven copies the 93 files in seconds; this bounds a first download over a slow line."""
+"""Maven copies the 93 files in seconds; the bound is for a first download over a slow network."""
 
 POLL_INTERVAL_S = 0.05
-"""Between two looks at something that is about to be so."""
+"""Between two checks of a condition that is waited for."""
 
 SHORT_SESSION = {"broker.session.timeout.ms": 4_000, "broker.heartbeat.interval.ms": 500}
-"""For a broker alone: after a `kill()` the controller refuses its registration until the session of the
-killed one has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster keeps Kafka's values,
-because there they are the time a failover takes, which is what is tested."""
+"""For a single broker: after a `kill()` the controller refuses its registration until the session of the killed
+process has ended, and with Kafka's 9 s every such test would wait 11 s. A cluster keeps Kafka's values, because
+there they are the time of a failover, which is tested."""
 
 LOG_TAIL_LINES = 60
-"""What an error quotes of a broker's log."""
-
-PORTS = range(20_000, 32_000)
-"""Below the ports that systems hand out for outgoing connections (from 32768 on Linux, 49152 elsewhere). One
-of those could be taken between `kill()` and the next `start()`, even by a client that connects to itself."""
+"""Lines of a broker's log that an error quotes."""
 
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 TOOL_OPTIONS = (*JAVA_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dchronos.log.level=WARN")
 
-# No text of a test contains these, so that what the console consumer prints can be told apart.
+# Tests do not use these characters in texts, so they can separate the fields that the console consumer prints.
 FIELD_END = "\x1f"
 RECORD_END = "\x1e"
 NULL = "\x1anull"
 
 
 class BrokerError(Exception):
-    """Kafka could not be fetched, started or reached, or a console program failed; the message says why."""
+    """Kafka could not be fetched, started or reached, or a console program failed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class ConsoleRecord:
-    """A record as the console programs see it: text only. For bytes use a real client."""
+    """A record as the console programs read and write it: text only."""
 
     value: str | None
     key: str | None = None
     headers: Sequence[tuple[str, str | None]] = ()
     partition: int | None = None
-    """Where it was read; not used when writing, like the fields below."""
+    """Set when reading, like the fields below; ignored when writing."""
     offset: int | None = None
     timestamp_ms: int | None = None
     timestamp_type: str | None = None
@@ -106,7 +101,7 @@ class ConsoleRecord:
 
 
 def kafka_version() -> str:
-    """The one pinned version, from `scripts/kafka/pom.xml`."""
+    """The pinned version, from `scripts/kafka/pom.xml`."""
     found = re.search(r"<kafka\.version>(.+?)</kafka\.version>", (ROOT / "scripts/kafka/pom.xml").read_text())
     if found is None:
         raise BrokerError("scripts/kafka/pom.xml names no kafka.version")
@@ -115,7 +110,7 @@ def kafka_version() -> str:
 
 @cache
 def kafka_files() -> Path:
-    """The directory of Kafka's jars; fetched when it is not there yet."""
+    """The directory of Kafka's jars, which are fetched if it is missing."""
     fetch = subprocess.run(
         [str(ROOT / "scripts/kafka/fetch")],
         stdin=subprocess.DEVNULL,
@@ -130,7 +125,7 @@ def kafka_files() -> Path:
 
 
 def java_command(options: Iterable[str], main_class: str, *arguments: str) -> list[str]:
-    """The command line that runs a class of Kafka."""
+    """The command line to run a class of Kafka."""
     home = os.environ.get("JAVA_HOME")
     return [
         str(Path(home, "bin", "java")) if home else "java",
@@ -143,28 +138,8 @@ def java_command(options: Iterable[str], main_class: str, *arguments: str) -> li
     ]
 
 
-_ports_given: set[int] = set()
-_ports_lock = threading.Lock()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on and that this process was not given before."""
-    with _ports_lock:
-        for port in random.sample(PORTS, len(PORTS)):
-            if port in _ports_given:
-                continue
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-            _ports_given.add(port)
-            return port
-    raise BrokerError(f"no free port between {PORTS.start} and {PORTS.stop}")
-
-
 def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
-    """Whether the condition came true before the deadline (of `time.monotonic()`)."""
+    """Wait for the condition; return False if it is not true by the deadline (of `time.monotonic()`)."""
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -176,18 +151,18 @@ def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
 
 
 class Clients:
-    """What a test does with one broker and with several alike. Needs `bootstrap` and `brokers_max`."""
+    """Operations on a broker or a cluster, through clients. Needs `bootstrap` and `brokers_max`."""
 
     bootstrap: str
     """`host:port` of every broker, separated by commas."""
 
     brokers_max: int
-    """How many brokers there are when all of them run."""
+    """Number of brokers when all of them run."""
 
-    def admin(self, **settings: object) -> AdminClient:
-        """An admin client that does not print about brokers that are down on purpose.
+    def admin(self, **settings: str | int | float) -> AdminClient:
+        """An admin client that does not log about brokers that are down on purpose.
 
-        Keep it in a variable until its futures have their results: they end with it, as `_DESTROY`.
+        Keep a reference until its futures have their results: when it is deleted they fail with `_DESTROY`.
         """
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2, **settings})
 
@@ -200,7 +175,7 @@ class Clients:
         config: Mapping[str, object] | None = None,
         timeout_s: float = 30.0,
     ) -> str:
-        """Creates a topic, waits until every partition has a leader, and returns its name."""
+        """Create a topic, wait until every partition has a leader, and return its name."""
         deadline = time.monotonic() + timeout_s
         admin = self.admin()
         topic = NewTopic(
@@ -220,9 +195,9 @@ class Clients:
         return name
 
     def wait_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns once every partition has a leader and all its replicas are in sync with it.
+        """Wait until every partition has a leader and all its replicas are in sync.
 
-        A broker that is back is not at once in sync: before the next one is broken, wait here.
+        A restarted broker is not in sync at once: wait here before the next one is killed.
         """
         admin = self.admin()
 
@@ -245,7 +220,7 @@ class Clients:
         properties: Mapping[str, object] | None = None,
         timeout_s: float = TOOL_TIMEOUT_S,
     ) -> None:
-        """Writes records with Kafka's own console producer; `properties` are those of a Java producer."""
+        """Write records with Kafka's console producer; `properties` are those of a Java producer."""
         command = java_command(
             TOOL_OPTIONS,
             "org.apache.kafka.tools.ConsoleProducer",
@@ -255,10 +230,10 @@ class Clients:
             *_options("--producer-property", properties or {}),
         )
         lines = "".join(_console_line(record) + "\n" for record in records)
-        _, complaints = _run_tool(command, stdin=lines, timeout_s=timeout_s)
-        # The program ends with 0 also when it could not send: it only says so.
-        if " ERROR " in complaints:
-            raise BrokerError(f"the console producer could not write to {topic}\n{complaints.strip()}")
+        _, errors = _run_tool(command, stdin=lines, timeout_s=timeout_s)
+        # The program exits with 0 even if it could not send: it only logs that.
+        if " ERROR " in errors:
+            raise BrokerError(f"the console producer could not write to {topic}\n{errors.strip()}")
 
     def console_consumer(
         self,
@@ -272,11 +247,11 @@ class Clients:
         properties: Mapping[str, object] | None = None,
         timeout_s: float = TOOL_TIMEOUT_S,
     ) -> list[ConsoleRecord]:
-        """Reads with Kafka's own console consumer: from the beginning, or from an offset of one partition.
+        """Read with Kafka's console consumer, from the beginning or from an offset of one partition.
 
-        Watermarks after `max_messages`, or when nothing came for `timeout_ms`; then it returns what had come.
+        Ends after `max_messages`, or when no record has come for `timeout_ms`; returns the records read so far.
         """
-        start = ("--from-beginning",)
+        start: tuple[str, ...] = ("--from-beginning",)
         if partition is not None:
             offset = "earliest" if from_offset is None else str(from_offset)
             start = ("--partition", str(partition), "--offset", offset)
@@ -296,9 +271,9 @@ class Clients:
             *_options("--property", {"null.literal": NULL}),
             *_options("--consumer-property", properties or {}),
         )
-        output, complaints = _run_tool(command, stdin="", timeout_s=timeout_s)
-        if " ERROR " in complaints and "TimeoutException" not in complaints:
-            raise BrokerError(f"the console consumer could not read {topic}\n{complaints.strip()}")
+        output, errors = _run_tool(command, stdin="", timeout_s=timeout_s)
+        if " ERROR " in errors and "TimeoutException" not in errors:
+            raise BrokerError(f"the console consumer could not read {topic}\n{errors.strip()}")
         return [_parse_record(text) for text in output.split(RECORD_END) if text]
 
 
@@ -335,7 +310,7 @@ def _parse_record(text: str) -> ConsoleRecord:
 
 
 def _run_tool(command: list[str], *, stdin: str, timeout_s: float) -> tuple[str, str]:
-    """What a console program printed, and what it complained about."""
+    """The standard output and the standard error of a console program."""
     try:
         ran = subprocess.run(
             command, input=stdin, capture_output=True, encoding="utf-8", timeout=timeout_s, check=False
@@ -355,11 +330,11 @@ def _tool_name(command: list[str]) -> str:
 
 
 class Broker(Clients):
-    """One broker. `start()` after `stop()` or `kill()` brings it back with the same port and data.
+    """One broker. `start()` after `stop()` or `kill()` restarts it with the same port and data.
 
-    `settings` override anything of its `server.properties`; topics are not created automatically unless they
-    say so. `quorum` names the controllers (node id to port) where there are several. `doors` are further listeners by
-    name, each with the port it listens on and the one its clients are told: what is in front of it.
+    `settings` override its `server.properties`; without `auto.create.topics.enable` topics are not created
+    automatically. `quorum` maps the node ids of several controllers to their ports. `doors` are further listeners by
+    name, each with the port it listens on and the port it advertises: that of a proxy in front of it.
     """
 
     brokers_max = 1
@@ -393,20 +368,20 @@ class Broker(Clients):
         in_sync = max(1, replicas - 1)
         voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in self._quorum.items())
         listens = {"PLAINTEXT": self.port, **{name: port for name, (port, _) in doors.items()}}
-        told = {"PLAINTEXT": self.port, **{name: port for name, (_, port) in doors.items()}}
+        advertised = {"PLAINTEXT": self.port, **{name: port for name, (_, port) in doors.items()}}
         return {
             "process.roles": "broker,controller",
             "node.id": self.node_id,
             "listeners": _listeners({**listens, "CONTROLLER": self._quorum[self.node_id]}),
-            "advertised.listeners": _listeners(told),
-            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*told, "CONTROLLER")),
+            "advertised.listeners": _listeners(advertised),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*advertised, "CONTROLLER")),
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": voters,
-            # A typing error in a test must not look like an empty topic.
+            # A typo in a test must not look like an empty topic.
             "auto.create.topics.enable": False,
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,
-            # Small, because each partition is files to make and to load; four still spread over brokers.
+            # Few, because each partition costs files to create and to load; four are still spread over the brokers.
             "offsets.topic.num.partitions": 4,
             "offsets.topic.replication.factor": replicas,
             "transaction.state.log.num.partitions": 4,
@@ -426,15 +401,15 @@ class Broker(Clients):
     # Life
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns once the broker answers; raises `BrokerError` with the end of its log if it does not."""
+        """Start the broker and wait until it answers; raises `BrokerError` with the end of its log if it does not."""
         deadline = time.monotonic() + timeout_s
         self.launch()
         self.wait_ready(deadline=deadline)
 
     def launch(self) -> None:
-        """Starts the process without waiting for it: several brokers need each other to get ready."""
+        """Start the process without waiting: the brokers of a cluster need each other to become ready."""
         if self._process is not None:
-            raise BrokerError(f"broker {self.node_id} already runs")
+            raise BrokerError(f"broker {self.node_id} is already running")
         directory = self._directory()
         config = directory / "server.properties"
         settings = {**self._settings, "log.dirs": directory / "data"}
@@ -455,13 +430,13 @@ class Broker(Clients):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A Ctrl-C is for the tests, which end the broker in their order.
+                # Ctrl-C must reach only the tests, which then end the broker.
                 start_new_session=True,
             )
         self._tell_watchdog(str(self._process.pid))
 
     def wait_ready(self, *, deadline: float) -> None:
-        """Returns once the cluster lists this broker; else kills it and raises `BrokerError`."""
+        """Wait until the cluster lists this broker; otherwise kill it and raise `BrokerError`."""
         admin = self.admin()
 
         def is_listed() -> bool:
@@ -478,13 +453,13 @@ class Broker(Clients):
         in_time = wait_until(is_listed, deadline=deadline)
         if in_time and self.running:
             return
-        reason = "ended by itself" if in_time else "did not get ready in time"
+        reason = "exited" if in_time else "did not become ready in time"
         tail = self.log_tail()
         self.kill()
         raise BrokerError(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
 
     def stop(self) -> None:
-        """A controlled shutdown; the data stays. Does nothing when the broker does not run."""
+        """A controlled shutdown; the data is kept. Does nothing if the broker is not running."""
         if self._process is None:
             return
         self.thaw()
@@ -496,25 +471,25 @@ class Broker(Clients):
         self._gone()
 
     def kill(self) -> None:
-        """The process is gone at once, as after a power cut that spared the page cache; the data stays."""
+        """Kill the process, as a power cut that spares the page cache would; the data is kept."""
         if self._process is None:
             return
         self._process.kill()
         self._gone()
 
     def freeze(self) -> None:
-        """The process stands still with its connections open, as on a host that hangs."""
+        """Stop the process with SIGSTOP; its connections stay open, as on a host that hangs."""
         self._signal(signal.SIGSTOP)
         self.frozen = True
 
     def thaw(self) -> None:
-        """A frozen broker goes on where it stood. Does nothing when it is not frozen."""
+        """Continue a frozen broker. Does nothing if it is not frozen."""
         if self.frozen:
             self._signal(signal.SIGCONT)
             self.frozen = False
 
     def close(self) -> None:
-        """Ends the broker and removes its data and its log."""
+        """Kill the broker and remove its data and its log."""
         self.kill()
         if self._watchdog is not None and self._watchdog.stdin is not None:
             self._watchdog.stdin.close()
@@ -540,16 +515,16 @@ class Broker(Clients):
 
     @property
     def running(self) -> bool:
-        """Whether there is a process, frozen or not."""
+        """True if the process exists, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log_path(self) -> Path:
-        """The file with everything the broker logged since it was made."""
+        """The log file of the broker, over all its starts."""
         return self._directory() / "broker.log"
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines that the broker logged since its last start."""
+        """The last lines that the broker has logged since its last start."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
@@ -559,8 +534,8 @@ class Broker(Clients):
     def _directory(self) -> Path:
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix="chronos-kafka-"))
-            # Is told the id of the running process, or that none runs, line by line. At the end of its input,
-            # which also a killed parent leaves behind, it ends that process and clears up.
+            # Each line of its input is the id of the running process, or empty if none runs. When the input ends, also
+            # because the parent was killed, the watchdog kills that process and removes the directory.
             script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
             self._watchdog = subprocess.Popen(
                 ["sh", "-c", script, str(self._dir)],
@@ -579,7 +554,7 @@ class Broker(Clients):
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or not self.running:
-            raise BrokerError(f"broker {self.node_id} does not run")
+            raise BrokerError(f"broker {self.node_id} is not running")
         self._process.send_signal(number)
 
     def _gone(self) -> None:
@@ -603,8 +578,8 @@ def _accepts_connections(port: int) -> bool:
 
 
 def new_cluster_id() -> str:
-    """A cluster id as Kafka writes them: 16 random bytes, base64 for URLs, without the padding."""
-    # A leading dash would look like an option to the program that formats the data.
+    """A cluster id in Kafka's format: 16 random bytes in URL-safe base64 without padding."""
+    # The program that formats the data would take a leading dash for an option.
     return "c" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
@@ -612,7 +587,7 @@ def new_cluster_id() -> str:
 
 
 class Cluster(Clients):
-    """Several brokers as one Kafka; each is a controller too, so a majority of them must run."""
+    """A cluster of brokers; each is also a controller, so a majority of them must run."""
 
     def __init__(
         self,
@@ -622,7 +597,7 @@ class Cluster(Clients):
         heap_mb: int = 384,
         doors: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     ) -> None:
-        """`doors` are each broker's, by node id."""
+        """`doors` are the further listeners of each broker, by node id."""
         quorum = {node_id: free_port() for node_id in range(1, count + 1)}
         cluster_id = new_cluster_id()
         self.brokers = [
@@ -643,11 +618,11 @@ class Cluster(Clients):
         return self.brokers[index]
 
     def node(self, node_id: int) -> Broker:
-        """The broker with a node id, as metadata names leaders."""
+        """The broker with this node id, as metadata names leaders."""
         return self.brokers[node_id - 1]
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Starts the brokers that do not run; returns once all know each other and are in sync."""
+        """Start the brokers that are not running, and wait until all know each other and are in sync."""
         deadline = time.monotonic() + timeout_s
         down = [broker for broker in self.brokers if not broker.running]
         with ThreadPoolExecutor(self.brokers_max) as pool:
@@ -659,18 +634,19 @@ class Cluster(Clients):
 
         def is_complete() -> bool:
             try:
-                # `describe_cluster` of a broker that is just starting was seen to abort the process: an assertion of the client.
+                # Not `describe_cluster`: of a broker that is just starting it was seen to abort the process, by an assertion
+                # in librdkafka.
                 seen = [admin.list_topics(timeout=5) for admin in admins]
             except KafkaException:
                 return False
             return all(len(view.brokers) == self.brokers_max for view in seen)
 
         if not wait_until(is_complete, deadline=deadline):
-            raise BrokerError(f"the {self.brokers_max} brokers did not find each other in {timeout_s:.0f} s")
+            raise BrokerError(f"the {self.brokers_max} brokers did not find each other within {timeout_s:.0f} s")
         self.wait_in_sync(timeout_s=max(1.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """A controlled shutdown while there is a majority to agree to it; the rest is killed. Data stays."""
+        """A controlled shutdown while a majority of controllers runs; the remaining brokers are killed. Data is kept."""
         for left in range(self.brokers_max, 0, -1):
             broker = self.brokers[left - 1]
             if left > self.brokers_max // 2:
@@ -679,7 +655,7 @@ class Cluster(Clients):
                 broker.kill()
 
     def close(self) -> None:
-        """Ends the brokers and removes their data and logs."""
+        """Kill the brokers and remove their data and logs."""
         for broker in self.brokers:
             broker.close()
 
@@ -698,5 +674,5 @@ class Cluster(Clients):
 
 
 def cluster(count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> Cluster:
-    """`count` brokers as one Kafka, to be used in a `with`, or with `start()` and `close()`."""
+    """A cluster of `count` brokers, for a `with` statement, or `start()` and `close()`."""
     return Cluster(count, settings, heap_mb=heap_mb)

@@ -1,10 +1,10 @@
-"""A clock for tests that move time by hand."""
+"""A clock for tests that set the time themselves."""
 
 START_MS = 1_800_000_000_000
 
 
 class HandClock:
-    """Stands until it is moved."""
+    """Stands still until `now` is changed."""
 
     def __init__(self) -> None:
         self.now = START_MS

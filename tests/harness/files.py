@@ -1,4 +1,4 @@
-"""A process without a file descriptor left."""
+"""Simulate a process that has used up its file descriptors."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """Within, this process opens no file; those that are open stay."""
+    """Within the block this process cannot open files; open ones stay open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

@@ -1,11 +1,11 @@
-"""A network between two processes of this machine that can be cut and mended: TCP links through one event loop.
+"""A TCP proxy between processes of this machine whose links can be cut and restored; all links share one event loop.
 
-What this is: for each link a port of the loopback interface that passes everything on to another one. Cut, a link is
-either refused (connections end, nobody gets a new one: a host that rejects) or silent (nothing is forwarded and nothing
-is closed, new connections are taken and never answered: a cable that is out). What was on its way into a silent link
-comes out when it is mended, late, as TCP's retransmissions would.
+Each link is a port of the loopback interface that forwards to another port. A link that is cut either refuses
+(connections are reset, new ones rejected, as by a firewall that rejects) or is silent (nothing is forwarded and nothing
+closed, new connections are accepted and never answered, as with an unplugged cable). Bytes sent into a silent link
+arrive late, after it is restored, as with TCP retransmissions.
 
-What this is not: a network with losses or delays, and nothing that knows a protocol.
+The proxy does not lose, delay or interpret bytes.
 
     with Network() as network:
         link = network.link(broker.port)
@@ -22,18 +22,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 
 CHUNK_BYTES = 65_536
 
 ANSWER_S = 10.0
-"""How long the loop may take for anything asked of it."""
+"""How long the loop may take for a call from another thread."""
 
 T = TypeVar("T")
 
 
 class Link:
-    """One port in front of another."""
+    """One port that forwards to another."""
 
     def __init__(self, network: Network, target_port: int) -> None:
         self.port = free_port()
@@ -46,20 +46,20 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def cut(self, *, silent: bool) -> None:
-        """From now on nothing passes: in silence, or with every connection ended and refused."""
-        self._network.run(self._fall_silent() if silent else self._refuse())
+        """Stop forwarding: silently, or with every connection reset and new ones refused."""
+        self._network.run(self._silence() if silent else self._refuse())
 
     def mend(self) -> None:
-        """Everything passes again."""
+        """Forward again."""
         self._network.run(self.open())
 
     async def open(self) -> None:
-        """Listen, and forward."""
+        """Listen and forward."""
         self._flows.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
-    async def _fall_silent(self) -> None:
+    async def _silence(self) -> None:
         self._flows.clear()
 
     async def _refuse(self) -> None:
@@ -70,7 +70,7 @@ class Link:
             transport.abort()
 
     async def close(self) -> None:
-        """End the link and what goes through it."""
+        """Close the link and its connections."""
         await self._refuse()
         for task in list(self._tasks):
             task.cancel()
@@ -88,9 +88,9 @@ class Link:
             self._transports.add(beyond.transport)
             await asyncio.gather(self._pump(reader, beyond), self._pump(source, writer))
         except OSError:
-            pass  # One of the two ends is gone: so is the other.
+            pass  # One end has closed: the other is closed below.
         except asyncio.CancelledError:
-            pass  # The link is closed. The server would report a task that ends as cancelled.
+            pass  # The link is closed. The server would log a task that ends as cancelled.
         finally:
             for end in (writer, beyond):
                 if end is not None:
@@ -108,7 +108,7 @@ class Link:
 
 
 class Network:
-    """The loop of all links, on a thread of its own."""
+    """The event loop of all links, in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -124,11 +124,11 @@ class Network:
         return link
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Have the loop do something, and wait for it."""
+        """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result(ANSWER_S)
 
     def close(self) -> None:
-        """End all links."""
+        """Close all links."""
         for link in self._links:
             self.run(link.close())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,6 +1,6 @@
-"""A real `chronos serve` process: started, killed, frozen and asked, as an operator would.
+"""A real `chronos serve` process that can be started, killed, frozen and queried over HTTP.
 
-Knows nothing of pytest, so that `scripts/bench` uses it too.
+It does not use pytest: `scripts/bench` and `scripts/chaos` use it too.
 """
 
 import json
@@ -17,18 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 
 class ServiceError(Exception):
-    """The service did not do what was asked; the text ends with its log."""
+    """The service did not do something in time; the text ends with its log."""
 
 
 class Service:
-    """One node of Chronos in a process of its own. Its data stays in `data_dir` across restarts."""
+    """One node of Chronos in a separate process. Its data is kept in `data_dir` across restarts."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Service:
         output: Path | None = None,
         module: str = "chronos",
     ) -> None:
-        """`module` is what Python runs: another one than `chronos` takes the same arguments."""
+        """`module` is the module that Python runs; it takes the arguments of `chronos`."""
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -63,7 +63,7 @@ class Service:
     # --- life
 
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Start the process without waiting."""
         assert not self.running
         command = [sys.executable, "-m", self._module, "serve", *self.arguments]
         for path, value in self.settings.items():
@@ -80,11 +80,11 @@ class Service:
         return self
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until `/readyz` says so."""
-        self.wait_until(self.is_ready, "be ready", timeout_s=timeout_s)
+        """Wait until `/readyz` answers 200."""
+        self.wait_until(self.is_ready, "become ready", timeout_s=timeout_s)
 
     def is_ready(self) -> bool:
-        """Whether `/readyz` answers 200."""
+        """Return whether `/readyz` answers 200."""
         try:
             with urllib.request.urlopen(self.url + "/readyz", timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -94,12 +94,12 @@ class Service:
     def wait_until(
         self, condition: Callable[[], bool], what: str, *, timeout_s: float = 30.0, every_s: float = 0.02
     ) -> None:
-        """Ask again and again until it is so; ServiceError with the log's tail when it never is."""
+        """Poll until the condition is true; ServiceError with the end of the log if it is not in time."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process is not None and self._process.poll() is not None:
                 raise ServiceError(
-                    f"chronos ended with {self._process.returncode} before it could {what}\n{self.tail()}"
+                    f"chronos exited with {self._process.returncode} before it did {what}\n{self.tail()}"
                 )
             if time.monotonic() > deadline:
                 raise ServiceError(f"chronos did not {what} within {timeout_s:g} s\n{self.tail()}")
@@ -107,12 +107,12 @@ class Service:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """True if the process exists."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -121,16 +121,16 @@ class Service:
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """SIGTERM; return the exit code."""
         return self._end(signal.SIGTERM)
 
     def wait_exit(self, *, timeout_s: float = 30.0) -> int:
-        """Wait until the process ends by itself; the exit code."""
+        """Wait until the process exits by itself; return the exit code."""
         assert self._process is not None
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ServiceError(f"chronos did not end within {timeout_s:g} s\n{self.tail()}") from None
+            raise ServiceError(f"chronos did not exit within {timeout_s:g} s\n{self.tail()}") from None
 
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None
@@ -142,7 +142,7 @@ class Service:
             self._process.kill()
             self._process.wait()
             raise ServiceError(
-                f"chronos did not end within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}"
+                f"chronos did not exit within {STOP_TIMEOUT_S:g} s of {number.name}\n{self.tail()}"
             ) from None
 
     def freeze(self) -> None:
@@ -154,7 +154,7 @@ class Service:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process whatever state it is in."""
+        """Kill the process, in whatever state it is."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -167,7 +167,7 @@ class Service:
     ) -> None:
         self.close()
 
-    # --- questions
+    # --- requests
 
     def ask(self, method: str, path: str, body: object = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
         """One HTTP request; `(status, decoded JSON or text)`."""
@@ -212,13 +212,13 @@ class Service:
         raise ServiceError("no VmRSS")
 
     def tail(self, lines: int = 40) -> str:
-        """The end of its log."""
+        """The last lines of its log."""
         if not self.log_path.exists():
             return "(no output)"
-        said = self.log_path.read_text(errors="replace").splitlines()
-        # What Python says of a crash is long, and its beginning is what tells.
-        crash = next((at for at, line in enumerate(said) if line.startswith("Fatal Python error")), len(said))
-        return "\n".join(said[min(crash, max(0, len(said) - lines)) :])
+        logged = self.log_path.read_text(errors="replace").splitlines()
+        # Python's report of a crash is long, and its first lines name the cause.
+        crash = next((at for at, line in enumerate(logged) if line.startswith("Fatal Python error")), len(logged))
+        return "\n".join(logged[min(crash, max(0, len(logged) - lines)) :])
 
 
 def _decoded(data: bytes, kind: str) -> Any:

@@ -1,18 +1,17 @@
-"""A real ZooKeeper for tests: one server or an ensemble; start it, kill it, freeze it, bring it back.
+"""A real ZooKeeper for tests: one server or an ensemble that can be started, killed, frozen and restarted.
 
-What this is: one JVM per server on free ports of the loopback interface, in a directory of its own under the
-system's temporary one. And a node to be killed and frozen: `python -m tests.harness.zookeeper` is a process that joins,
-controls, and says on its output what happens to it.
+Each server is one JVM on free ports of the loopback interface, with a temporary data directory. There is also a node
+to kill and freeze: `python -m tests.harness.zookeeper` joins a cluster, controls it while it can, and prints the events.
 
-What this is not: a fixture, and never a reason to skip a test. Where Java or ZooKeeper is missing, `start()` raises
-`ZooKeeperError` and says what to install.
+This is not a fixture, and never a reason to skip a test: where Java or ZooKeeper is missing, `start()` raises
+`ZooKeeperError`, which says what to install.
 
     with Ensemble(3) as zookeeper:
         zookeeper[0].freeze()
         zookeeper.leader().kill()
 
-No server outlives the process that started it: a watchdog ends it and removes its directory when the pipe to that
-process closes.
+A server does not outlive the process that started it: a watchdog process kills it and removes its directory when the
+pipe from that process closes.
 """
 
 from __future__ import annotations
@@ -31,37 +30,38 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, free_port, wait_until
+from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, wait_until
+from tests.harness.ports import free_port
 
 START_TIMEOUT_S = 60.0
-"""From `start()` to a server that serves. It takes 1 s; this bounds a crowded machine."""
+"""From `start()` to a server that answers. Usually 1 s; the bound is for a loaded machine."""
 
 STOP_TIMEOUT_S = 15.0
-"""A killed process is gone at once."""
+"""A killed process ends at once."""
 
 TICK_MS = 500
-"""ZooKeeper's unit: sessions last between 2 and 20 of them."""
+"""ZooKeeper's unit of time: session timeouts are between 2 and 20 ticks."""
 
 SESSION_S = 2.0
-"""The sessions of the tests: four ticks."""
+"""The session timeout of the tests: four ticks."""
 
 SERVER_OPTIONS = (
     *JAVA_OPTIONS,
     "-Xmx96m",
     "-XX:TieredStopAtLevel=1",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    # A test's data need not survive a power cut.
+    # The data of a test need not survive a power cut.
     "-Dzookeeper.forceSync=no",
 )
 
 
 class ZooKeeperError(Exception):
-    """ZooKeeper could not be fetched or started; the message says why."""
+    """ZooKeeper could not be fetched or started; the message gives the reason."""
 
 
 @cache
 def zookeeper_files() -> Path:
-    """The directory of ZooKeeper's jars; fetched when it is not there yet."""
+    """The directory of ZooKeeper's jars, which are fetched if it is missing."""
     fetch = subprocess.run(
         [str(ROOT / "scripts/zookeeper/fetch")],
         stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def zookeeper_files() -> Path:
 
 
 class Server:
-    """One server. `start()` after `kill()` brings it back with the same port and data.
+    """One server. `start()` after `kill()` restarts it with the same port and data.
 
     `settings` go into its `zoo.cfg`, `options` to its JVM.
     """
@@ -105,12 +105,12 @@ class Server:
         self.frozen = False
 
     def start(self) -> None:
-        """Returns once the server serves."""
+        """Start the server and wait until it answers."""
         self.launch()
         self.wait_ready(time.monotonic() + START_TIMEOUT_S)
 
     def launch(self) -> None:
-        """Starts the process without waiting for it: servers of an ensemble need each other."""
+        """Start the process without waiting: the servers of an ensemble need each other."""
         directory = self._directory()
         config = {
             "tickTime": TICK_MS,
@@ -136,13 +136,13 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A Ctrl-C is for the tests, which end the server in their order.
+                # Ctrl-C must reach only the tests, which then end the server.
                 start_new_session=True,
             )
         self._tell_watchdog(str(self._process.pid))
 
     def wait_ready(self, deadline: float) -> None:
-        """Returns once the server serves clients; else kills it and raises `ZooKeeperError` with the end of its log."""
+        """Wait until the server answers clients; otherwise kill it and raise `ZooKeeperError` with the end of its log."""
         if wait_until(lambda: not self.running or self.mode() is not None, deadline=deadline) and self.running:
             return
         tail = "\n".join((self._directory() / "server.log").read_text(errors="replace").splitlines()[-40:])
@@ -150,7 +150,7 @@ class Server:
         raise ZooKeeperError(f"ZooKeeper server {self.number} did not start; the end of its log:\n{tail}")
 
     def mode(self) -> str | None:
-        """`standalone`, `leader` or `follower`; None while it serves nobody."""
+        """`standalone`, `leader` or `follower`; None while it does not answer."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as asking:
                 asking.sendall(b"srvr")
@@ -161,7 +161,7 @@ class Server:
         return found[1] if found else None
 
     def kill(self) -> None:
-        """The process is gone at once; the data stays."""
+        """Kill the process; the data is kept."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
@@ -170,19 +170,19 @@ class Server:
             self._tell_watchdog("")
 
     def freeze(self) -> None:
-        """The process stands still with its connections open."""
+        """Stop the process with SIGSTOP; its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         self.frozen = True
 
     def thaw(self) -> None:
-        """A frozen server goes on where it stood."""
+        """Continue a frozen server."""
         if self.frozen and self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self.frozen = False
 
     def close(self) -> None:
-        """Ends the server and removes its data and its log."""
+        """Kill the server and remove its data and its log."""
         self.kill()
         if self._watchdog is not None and self._watchdog.stdin is not None:
             self._watchdog.stdin.close()
@@ -204,13 +204,13 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process, frozen or not."""
+        """True if the process exists, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     def _directory(self) -> Path:
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix="chronos-zookeeper-"))
-            # As for the brokers: at the end of its input it ends the last process it was told of, and clears up.
+            # As for the brokers: when its input ends it kills the process named last and removes the directory.
             script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
             self._watchdog = subprocess.Popen(
                 ["sh", "-c", script, str(self._dir)],
@@ -229,7 +229,7 @@ class Server:
 
 
 class Ensemble:
-    """One server alone, or several with a quorum; to be used in a `with`, or with `start()` and `close()`."""
+    """A single server, or several with a quorum; for a `with` statement, or `start()` and `close()`."""
 
     def __init__(self, count: int = 1) -> None:
         ports = [(free_port(), free_port(), free_port()) for _ in range(count)]
@@ -243,11 +243,11 @@ class Ensemble:
         return self.servers[index]
 
     def leader(self) -> Server:
-        """The server that leads the quorum."""
+        """The leader of the quorum."""
         return next(server for server in self.servers if server.mode() in ("leader", "standalone"))
 
     def start(self) -> None:
-        """Starts the servers that do not run; returns once all serve."""
+        """Start the servers that are not running, and wait until all answer."""
         deadline = time.monotonic() + START_TIMEOUT_S
         down = [server for server in self.servers if not server.running]
         for server in down:
@@ -256,7 +256,7 @@ class Ensemble:
             server.wait_ready(deadline)
 
     def close(self) -> None:
-        """Ends the servers and removes their data and logs."""
+        """Kill the servers and remove their data and logs."""
         for server in self.servers:
             server.close()
 
@@ -274,26 +274,26 @@ class Ensemble:
         self.close()
 
 
-# ----------------------------------------------------------------------- A node in a process of its own
+# ----------------------------------------------------------------------------- A node in a separate process
 
 
 class Process:
-    """`main` below in a process of its own, to be killed and frozen; what it says comes one line at a time."""
+    """`main` below in a separate process that can be killed and frozen; it prints one event per line."""
 
-    def __init__(self, hosts: str, cluster: str, node: str, *, instance: str = "") -> None:
-        arguments = [hosts, cluster, node, instance or f"i-{node}"]
+    def __init__(self, hosts: str, cluster: str, node: str, *, session_s: float = SESSION_S) -> None:
+        arguments = [hosts, cluster, node, str(session_s)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.harness.zookeeper", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
 
-    def expect(self, what: str) -> dict[str, Any]:
-        """The next line of this kind, whatever came before it."""
+    def expect(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind; other events before it are skipped."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if said["event"] == what:
-                return said
-        raise AssertionError(f"the process ended without saying {what}")
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == kind:
+                return event
+        raise AssertionError(f"the process exited without the event {kind}")
 
     def signal(self, number: signal.Signals) -> None:
         """SIGSTOP, SIGCONT, SIGKILL."""
@@ -311,8 +311,8 @@ class Process:
         self._process.stdout.close()
 
 
-def main(hosts: str, cluster: str, node: str, instance: str) -> None:
-    """Join, and control while possible, for ever; each plan is another one, so that each is published."""
+def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
+    """Join, and control while possible, until killed; every plan differs from the one before, so each is published."""
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
     from chronos.core.assignment import plan
     from chronos.core.roles import ClusterView, Member, ReplicaReport, Roles
@@ -321,10 +321,10 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
 
     set_up("error", "console")  # On stderr, as the service does.
 
-    def say(event: str, **more: object) -> None:
+    def tell(event: str, **more: object) -> None:
         print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
-    def always_new(view: ClusterView) -> Roles:
+    def always_different(view: ClusterView) -> Roles:
         planned = plan(view)
         return Roles(
             controller=planned.controller,
@@ -333,8 +333,9 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
             away={"at": view.now_ms},
         )
 
+    instance = f"i-{node}"
     coordinator = ZooKeeperCoordinator(
-        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=SESSION_S
+        hosts=hosts, cluster=cluster, node=node, instance=instance, shards=2, session_timeout_s=float(session_s)
     )
     address = f"http://127.0.0.1:{sum(node.encode())}"
     replicas = {shard: ReplicaReport(applied=1) for shard in range(2)}
@@ -343,11 +344,11 @@ def main(hosts: str, cluster: str, node: str, instance: str) -> None:
         try:
             if coordinator.look().roles is None and not coordinator.look().confirmed:
                 coordinator.join(member)
-                say("joined")
-            if coordinator.control(always_new):
-                say("controls")
+                tell("joined")
+            if coordinator.control(always_different):
+                tell("controls")
         except CoordinatorUnavailable as error:
-            say("unavailable", why=str(error))
+            tell("unavailable", why=str(error))
         coordinator.wait(0.05)
 
 

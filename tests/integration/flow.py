@@ -1,11 +1,11 @@
-"""A flow of messages whose end is known beforehand, and the checker that compares it with the targets.
+"""A flow of messages with a known expected outcome, and the check that compares it with the target topics.
 
-Ways in and out: `KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the
-HTTP interface of a node on the embedded log, `LogFlow` writes to that log while no node runs. They remember
-what they asked for and what was acknowledged; `complaints` names every message that was lost, doubled, early,
-delivered although cancelled in time, or ended without a word.
+`KafkaFlow` is a Kafka producer and a `read_committed` consumer, `HttpFlow` a client of the HTTP interface of a node on
+the embedded log, and `LogFlow` writes to that log while no node runs. They record every request and acknowledgement;
+`complaints` lists every message that was lost, doubled, early, or delivered although it was cancelled in time, and
+every cancel that failed without a rejection.
 
-Knows nothing of pytest, and little of Chronos: its headers, its topics, its HTTP interface.
+This module does not use pytest, and of Chronos only its headers, topics and HTTP interface.
 """
 
 import datetime
@@ -35,48 +35,48 @@ TARGET_PARTITIONS = 3
 PADDING = "." * 120
 
 IN_TIME_MS = 500
-"""A cancel that was readable so long before the due time must win (law 6)."""
+"""A cancel that was readable this long before the due time must win (law 6)."""
 
 FLUSH_S = 120.0
-"""How long the producer may take to have everything acknowledged, a broker's restart included."""
+"""Bound for the acknowledgement of all records, a broker's restart included."""
 
 READ_S = 60.0
-"""How long a topic may take to be read to its end."""
+"""Bound for reading a topic to its end."""
 
 HTTP_MESSAGES = 50
-"""Messages of one POST."""
+"""Messages per POST."""
 
 LOG_MESSAGES = 2_000
-"""Messages written to the log at once."""
+"""Messages per write to the log."""
 
 
 def now_ms() -> int:
-    """This machine's clock, which is also the broker's."""
+    """Epoch milliseconds of this machine's clock, which is also the broker's."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass
 class Sent:
-    """One message: what was asked, and what is known of it."""
+    """One message: the request, and what is known of its outcome."""
 
     number: int
     id: str | None
-    """The user's own, or the address once that is known."""
+    """The user's id, or the generated id once that is known."""
     due_ms: int | None
-    """None: counted from the acknowledgement, which has not come."""
+    """None: counted from the acknowledgement, which has not arrived."""
     accepted: bool | None = None
-    """None: nobody knows, because the answer got lost."""
+    """None: unknown, because the answer was lost."""
     cancel_ms: int | None = None
-    """When a cancel was known to be readable."""
+    """When a cancel was known to be readable, epoch milliseconds."""
     cancel_unsure: bool = False
-    """A cancel may have been written later than `cancel_ms`, or not at all."""
+    """True if a cancel may have been written later than `cancel_ms`, or not at all."""
     cancel_result: str | None = None
-    """What the HTTP interface said."""
+    """The `result` in the answer of the HTTP interface."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One record of a target, rejected or dead-letter topic."""
+    """A record of a target, rejected or dead-letter topic."""
 
     number: int
     timestamp_ms: int
@@ -86,17 +86,17 @@ class Found:
 
 @dataclass
 class Watermarks:
-    """Behind the last record that was acknowledged, by shard."""
+    """The offset after the last acknowledged record, by shard."""
 
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def saw(self, shard: int, offset: int) -> None:
-        """A record was acknowledged there."""
+    def note(self, shard: int, offset: int) -> None:
+        """Note an acknowledged record."""
         self.offsets[shard] = max(self.offsets.get(shard, 0), offset + 1)
 
 
 class Flow:
-    """What both ways share: the plan and its check."""
+    """The common part of all flows: the plan and the check."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -105,7 +105,7 @@ class Flow:
         self.target = "target"
 
     def plan(self, soonest_ms: int, latest_ms: int, *, keyed: bool) -> Sent:
-        """The next message; its number is its payload."""
+        """Plan the next message; its payload begins with its number."""
         number = len(self.sent)
         message = Sent(
             number=number,
@@ -116,13 +116,13 @@ class Flow:
         return message
 
     def settings(self) -> dict[str, object]:
-        """What the service must be told to serve this flow."""
+        """The settings of a service for this flow."""
         return {"shards": SHARDS}
 
     # --- at the end
 
     def is_settled(self, service: Service) -> bool:
-        """Whether everything acknowledged was pulled, and nothing is pending."""
+        """Return whether all acknowledged records were pulled and no message is pending."""
         shards = service.shards()
         pulled = all(
             shard["pull_offset"] >= self.watermarks.offsets.get(shard["shard"], 0)
@@ -132,7 +132,7 @@ class Flow:
         return pulled and sum(shard["pending"] for shard in shards) == 0
 
     def wait_settled(self, service: Service, *, timeout_s: float = 90.0) -> None:
-        """Wait until everything acknowledged has come to its end."""
+        """Wait until every acknowledged message is settled."""
 
         def settled() -> bool:
             try:
@@ -140,22 +140,22 @@ class Flow:
             except (OSError, http.client.HTTPException):
                 return False
 
-        service.wait_until(settled, "settle everything", timeout_s=timeout_s)
+        service.wait_until(settled, "settle every message", timeout_s=timeout_s)
 
     def delivered(self) -> list[Found]:
-        """Everything in the target topic, as a `read_committed` reader finds it."""
+        """All records of the target topic that a `read_committed` consumer reads."""
         raise NotImplementedError
 
     def rejected(self) -> list[Found]:
-        """Everything in the rejected topic."""
+        """All records of the rejected topic."""
         raise NotImplementedError
 
     def dead_letters(self) -> list[Found]:
-        """Everything in the dead-letter topic."""
+        """All records of the dead-letter topic."""
         raise NotImplementedError
 
     def complaints(self) -> list[str]:
-        """What is wrong with the outcome: a line for each kind, with examples; empty when all is well."""
+        """Violations of the expected outcome: a line per kind, with examples; empty if there is none."""
         delivered, rejected, dead = self.delivered(), self.rejected(), self.dead_letters()
         times = Counter(found.number for found in delivered)
         too_late = Counter(found.number for found in rejected if found.headers.get("chronos-reason") == "too-late")
@@ -177,7 +177,7 @@ class Flow:
 
 
 def _fault(message: Sent, times: int, too_late: int) -> str | None:
-    """What is wrong with a message that was delivered, and whose cancel was refused, so many times."""
+    """The violation of a message that was delivered `times` times and whose cancel was rejected `too_late` times."""
     if times > 1:
         return "doubled"
     if message.accepted is False and times:
@@ -188,18 +188,18 @@ def _fault(message: Sent, times: int, too_late: int) -> str | None:
     if not asked:
         return None if times else "lost"
     if times and message.cancel_result == "cancelled":
-        return "delivered though said to be cancelled"
+        return "delivered though the answer said cancelled"
     if not times and message.cancel_result == "too_late":
-        return "lost though said to be too late to cancel"
+        return "lost though the answer said too late to cancel"
     if message.cancel_ms is None or message.cancel_unsure:
         return None
     assert message.due_ms is not None
     if times and message.cancel_ms < message.due_ms - IN_TIME_MS:
         return "delivered though cancelled in time"
     if not times and too_late:
-        return "lost: a cancel was too late, and yet nothing was delivered"
+        return "lost: a cancel was too late, but the message was not delivered"
     if times and not too_late:
-        return "silent: delivered in spite of a cancel, and nobody said so"
+        return "silent: delivered in spite of a cancel, without a rejection"
     return None
 
 
@@ -207,7 +207,7 @@ def _fault(message: Sent, times: int, too_late: int) -> str | None:
 
 
 class KafkaFlow(Flow):
-    """Through a Kafka producer, and out through a consumer, on topics of its own."""
+    """In through a Kafka producer and out through a consumer, on separate topics."""
 
     def __init__(self, kafka: Clients, seed: int) -> None:
         super().__init__(seed)
@@ -242,7 +242,7 @@ class KafkaFlow(Flow):
     def write(
         self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4, delays: float = 0.1
     ) -> list[Sent]:
-        """Write so many messages, due between the two times; some with ids, some with a delay for a time."""
+        """Write `count` messages due between the two times; some with ids, some with a delay instead of a time."""
         written = []
         for _ in range(count):
             message = self.plan(soonest_ms, latest_ms, keyed=self.random.random() < keyed)
@@ -262,7 +262,7 @@ class KafkaFlow(Flow):
         return written
 
     def cancel(self, messages: Iterable[Sent]) -> None:
-        """Ask for the end of messages: by their key, or by their address once it is known."""
+        """Cancel messages by their key, or by their generated id once it is known."""
         for message in messages:
             if message.id is None:
                 continue
@@ -274,6 +274,18 @@ class KafkaFlow(Flow):
                 shard = int(message.id.split("-")[0])
                 self._produce(None, str(message.number), headers, shard, self._cancelled(message))
         self._producer.poll(0)
+
+    def fire(self, messages: Iterable[Sent]) -> None:
+        """Make messages due now, by their key or by their generated id, which is known once they are acknowledged."""
+        for message in messages:
+            assert message.id is not None
+            message.due_ms = now_ms()
+            headers: dict[str, str | bytes | None] = {"chronos-action": b"fire-now"}
+            if message.id.startswith("order-"):
+                self._produce(message.id, None, headers, -1, _nothing)
+            else:
+                headers["chronos-id"] = message.id.encode()
+                self._produce(None, None, headers, int(message.id.split("-")[0]), _nothing)
 
     def _produce(
         self,
@@ -290,7 +302,7 @@ class KafkaFlow(Flow):
             shard, offset = message.partition(), message.offset()
             assert shard is not None
             assert offset is not None
-            self.watermarks.saw(shard, offset)
+            self.watermarks.note(shard, offset)
             done(message)
 
         self._unanswered += 1
@@ -330,16 +342,16 @@ class KafkaFlow(Flow):
         return note
 
     def poll(self) -> None:
-        """Take in the acknowledgements that have come."""
+        """Process the acknowledgements that have arrived."""
         self._producer.poll(0)
 
     def flush(self) -> None:
-        """Wait until everything is acknowledged."""
+        """Wait until all records are acknowledged."""
         if self._producer.flush(FLUSH_S) > 0 or self._unanswered:
             raise RuntimeError(f"{self._unanswered} records were not acknowledged in {FLUSH_S:g} s")
 
     def is_settled(self, service: Service) -> bool:
-        """As said; everything written counts, so it is waited for."""
+        """As in the base class; records that are not acknowledged yet count too."""
         self._producer.poll(0)
         return not self._unanswered and super().is_settled(service)
 
@@ -348,7 +360,7 @@ class KafkaFlow(Flow):
         return list(self._read(self.target))
 
     def rejected(self) -> list[Found]:
-        """The rejected topic. A cancel has no payload, so its message is found by its id."""
+        """The rejected topic. A cancel has no payload: its message is found by its id."""
         return list(self._read(f"{self.prefix}.rejected"))
 
     def dead_letters(self) -> list[Found]:
@@ -371,8 +383,12 @@ class KafkaFlow(Flow):
             )
 
 
+def _nothing(report: Message) -> None:
+    """An acknowledgement that changes nothing."""
+
+
 def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Every committed record of a topic up to where each of its partitions ends now."""
+    """Every committed record of a topic up to the current end of each partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -392,7 +408,9 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
         deadline = time.monotonic() + READ_S
         while unread:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{topic} could not be read to its end in {READ_S:g} s: {unread} are left")
+                raise RuntimeError(
+                    f"{topic} could not be read to its end within {READ_S:g} s: partitions {unread} are left"
+                )
             for message in consumer.consume(5_000, 0.1):
                 error = message.error()
                 if error is None:
@@ -409,23 +427,23 @@ def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
 
 
 class HttpFlow(Flow):
-    """Through the HTTP interface of a service on the embedded log, which may be killed at any moment."""
+    """In and out through the HTTP interface of a service on the embedded log, which may be killed at any time."""
 
     def __init__(self, service: Service, seed: int) -> None:
         super().__init__(seed)
         self._service = service
         self.refused: Counter[int] = Counter()
-        """Answers that were neither done nor lost, by status."""
+        """Answers other than 200 and 202, by status."""
 
     def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
-        """Write so many messages; a request whose answer got lost is repeated only if that is safe."""
+        """Write `count` messages; a request whose answer was lost is repeated only if that is safe."""
         written: list[Sent] = []
         while len(written) < count:
-            ours = self.random.random() < keyed
+            with_ids = self.random.random() < keyed
             size = min(HTTP_MESSAGES, count - len(written))
-            batch = [self.plan(soonest_ms, latest_ms, keyed=ours) for _ in range(size)]
+            batch = [self.plan(soonest_ms, latest_ms, keyed=with_ids) for _ in range(size)]
             written += batch
-            self._post(batch, repeat=ours)
+            self._post(batch, repeat=with_ids)
         return written
 
     def _post(self, batch: list[Sent], *, repeat: bool) -> None:
@@ -444,17 +462,17 @@ class HttpFlow(Flow):
                 for message, accepted in zip(batch, answer, strict=True):
                     message.accepted = True
                     message.id = accepted["id"]
-                    self.watermarks.saw(accepted["shard"], accepted["offset"])
+                    self.watermarks.note(accepted["shard"], accepted["offset"])
                 return
             if status is not None and 0 < status < 500:
                 raise RuntimeError(f"POST answered {status}: {answer}")
-            # Not connected, and 507: nothing was written. Anything else may have been.
+            # Not connected, or 507: nothing was written. In all other cases the messages may have been written.
             if status not in (NOT_CONNECTED, 507) and not repeat:
                 return
             time.sleep(0.01)
 
     def cancel(self, messages: Iterable[Sent]) -> None:
-        """Cancel messages, one request each; one whose answer got lost is not repeated."""
+        """Cancel messages, one request each; a request whose answer was lost is not repeated."""
         for message in messages:
             if message.id is None:
                 continue
@@ -464,10 +482,10 @@ class HttpFlow(Flow):
                 message.cancel_unsure = False
                 message.cancel_ms = now_ms()
                 message.cancel_result = answer["result"]
-                self.watermarks.saw(answer["shard"], answer["offset"])
+                self.watermarks.note(answer["shard"], answer["offset"])
 
     def _ask(self, method: str, path: str, body: object) -> tuple[int | None, Any]:
-        """The status and the answer; NOT_CONNECTED when nothing was sent, None when the answer got lost."""
+        """The status and the answer; NOT_CONNECTED if nothing was sent, None if the answer was lost."""
         try:
             status, answer = self._service.ask(method, path, body)
         except urllib.error.URLError as error:
@@ -520,15 +538,15 @@ class HttpFlow(Flow):
 
 
 NOT_CONNECTED = -1
-"""Stands for a status where nothing was sent."""
+"""In place of a status: no request was sent."""
 
 
 class LogFlow(HttpFlow):
-    """Into the embedded log of a service that does not run; out through its HTTP interface once it does."""
+    """In by writing to the embedded log of a stopped service, out through its HTTP interface once it runs."""
 
     @contextmanager
     def open(self) -> Iterator[Self]:
-        """The log is ours within."""
+        """Open the log for the block."""
         self._log = EmbeddedLog(
             self._service.data_dir / "log", clock=SystemClock(), disk_reserve_bytes=0, partitions_default=1
         )
@@ -538,7 +556,7 @@ class LogFlow(HttpFlow):
             self._log.close()
 
     def write(self, count: int, soonest_ms: int, latest_ms: int, *, keyed: float = 0.4) -> list[Sent]:
-        """Write so many messages."""
+        """Write `count` messages."""
         written: list[Sent] = []
         while len(written) < count:
             size = min(LOG_MESSAGES, count - len(written))
@@ -548,7 +566,7 @@ class LogFlow(HttpFlow):
         return written
 
     def end_of_target(self) -> int:
-        """Records in the target topic, which has one partition."""
+        """Number of records in the target topic, which has one partition."""
         return self._log.watermarks(self.target, 0).stable
 
     def _append(self, batch: list[Sent]) -> None:
@@ -564,21 +582,23 @@ class LogFlow(HttpFlow):
         for message, appended in zip(batch, self._log.append(records, READ_S), strict=True):
             message.accepted = True
             message.id = message.id or f"{appended.partition}-{message.due_ms}-{appended.offset}"
-            self.watermarks.saw(appended.partition, appended.offset)
+            self.watermarks.note(appended.partition, appended.offset)
 
     def cancel(self, messages: Iterable[Sent]) -> None:
-        """Cancel messages, by key or by address."""
-        for message in messages:
+        """Cancel messages by key or by generated id."""
+        chosen = list(messages)
+        records: list[Outgoing] = []
+        for message in chosen:
             assert message.id is not None
             name = message.id.encode()
             if message.id.startswith("order-"):
-                record: Outgoing = ("chronos.delay", name, None, {}, partition_of(name, SHARDS))
+                records.append(("chronos.delay", name, None, {}, partition_of(name, SHARDS)))
             else:
                 headers = {"chronos-action": b"cancel", "chronos-id": name}
-                record = ("chronos.delay", None, None, headers, int(message.id.split("-")[0]))
-            (appended,) = self._log.append([record], READ_S)
+                records.append(("chronos.delay", None, None, headers, int(message.id.split("-")[0])))
+        for message, appended in zip(chosen, self._log.append(records, READ_S), strict=True):
             message.cancel_ms = appended.timestamp_ms
-            self.watermarks.saw(appended.partition, appended.offset)
+            self.watermarks.note(appended.partition, appended.offset)
 
 
 def _epoch_ms(text: str) -> int:

@@ -1,7 +1,7 @@
-"""What clients that know nothing of Chronos do with Kafka: write any bytes, read everything, change topics.
+"""Kafka clients that are independent of Chronos: write any bytes, read everything, change topics.
 
-Not a client of Chronos and not a fixture. Header names that are not UTF-8 can only be written past the Python
-client, so `RawProducer` calls the librdkafka that comes with it.
+The Python client cannot write header names that are not UTF-8, so `RawProducer` calls the librdkafka that comes
+with it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, NamedTuple, Self
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from chronos.core.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
 
 READ_TIMEOUT_S = 60.0
-"""How long anything awaited may take; it bounds a test that fails, not one that passes."""
+"""Bound of every wait: only a test that fails takes this long."""
 
 Pairs = Sequence[tuple[str, bytes | None]]
 
 
 class Topics(NamedTuple):
-    """Chronos's own four, under names that no other test uses."""
+    """The four topics of Chronos, under unique names."""
 
     delay: str
     progress: str
@@ -38,18 +38,18 @@ class Topics(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str) -> Topics:
-        """The four topics of a service called so."""
+        """The four topics of a service, named with a prefix."""
         return cls(f"{prefix}.delay", f"{prefix}.progress", f"{prefix}.rejected", f"{prefix}.dead-letter")
 
-    def settings(self, *, shards: int = 1, **more: object) -> dict[str, object]:
-        """Settings of a service that uses them; a further one is `delivery__retry_base="1s"`."""
+    def settings(self, **more: object) -> dict[str, object]:
+        """Settings of a service on these topics; further ones as `delivery__retry_base="1s"`."""
         own: dict[str, object] = {f"topics.{name}": topic for name, topic in self._asdict().items()}
-        own |= {"cluster": self.delay, "shards": shards}
+        own |= {"cluster": self.delay, "shards": 1}
         return own | {name.replace("__", "."): value for name, value in more.items()}
 
 
 class Sent(NamedTuple):
-    """A record to be written."""
+    """A record to write."""
 
     value: bytes | None
     headers: Pairs = ()
@@ -58,7 +58,7 @@ class Sent(NamedTuple):
 
 
 class Got(NamedTuple):
-    """A record as it was read."""
+    """A record that was read."""
 
     topic: str
     partition: int
@@ -69,23 +69,23 @@ class Got(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
     def header(self, name: str) -> bytes | None:
-        """The last value of a header; None when it is not there."""
+        """The last value of a header; None if it is missing."""
         return dict(self.headers).get(name)
 
     @property
     def source(self) -> bytes | None:
-        """Which delay record it came from."""
+        """The position of the delay record: `<topic>/<partition>/<offset>`."""
         return self.header("chronos-source")
 
     @property
     def reason(self) -> str | None:
-        """Why it was refused or given up."""
+        """The reason of a rejection or a dead letter."""
         word = self.header("chronos-reason")
         return None if word is None else word.decode()
 
 
 def schedule(target: str, *, delay: str = "0ms", **more: bytes | None) -> list[tuple[str, bytes | None]]:
-    """The headers of a message for a topic; a further one is `target_key=b"k"` for `chronos-target-key`."""
+    """The headers of a message for a topic; further ones as `target_key=b"k"` for `chronos-target-key`."""
     headers: list[tuple[str, bytes | None]] = [
         ("chronos-target-topic", target.encode()),
         ("chronos-delay", delay.encode()),
@@ -94,7 +94,7 @@ def schedule(target: str, *, delay: str = "0ms", **more: bytes | None) -> list[t
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: object) -> list[tuple[int, int]]:
-    """Write records with confluent-kafka; partition and offset of each, once all are acknowledged."""
+    """Write records with confluent-kafka and wait until all are acknowledged; partition and offset of each."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -108,19 +108,22 @@ def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: obj
     places: dict[int, tuple[int, int]] = {}
     failures: list[KafkaError] = []
 
-    def reported(at: int) -> Callable[[KafkaError | None, Message], None]:
+    def note_at(at: int) -> Callable[[KafkaError | None, Message], None]:
         def note(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 failures.append(error)
-            else:
-                places[at] = message.partition(), message.offset()
+                return
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            places[at] = partition, offset
 
         return note
 
     count = 0
     for at, record in enumerate(records):
-        headers = list(record.headers)
-        producer.produce(topic, record.value, record.key, record.partition, on_delivery=reported(at), headers=headers)
+        headers: list[tuple[str, str | bytes | None]] = list(record.headers)
+        producer.produce(topic, record.value, record.key, record.partition, on_delivery=note_at(at), headers=headers)
         producer.poll(0)
         count += 1
     producer.flush(READ_TIMEOUT_S)
@@ -130,7 +133,7 @@ def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: obj
 
 
 class Tail:
-    """Reads topics from their beginning as a `read_committed` consumer, and keeps everything."""
+    """Reads topics from their beginning as a `read_committed` consumer, and keeps all records."""
 
     def __init__(self, bootstrap: str, *topics: str, isolation: str = "read_committed") -> None:
         self._consumer = Consumer(
@@ -159,7 +162,7 @@ class Tail:
         return range(len(seen.partitions))
 
     def read(self, wait_s: float = 0.05) -> int:
-        """Take what is there now; how many records came."""
+        """Read the records that are there now; return their number."""
         found = 0
         for message in self._consumer.consume(5_000, wait_s):
             error = message.error()
@@ -168,24 +171,25 @@ class Tail:
                     raise KafkaException(error)
                 continue
             found += 1
-            self.records[message.topic()].append(_got(message))
+            got = _got(message)
+            self.records[got.topic].append(got)
         return found
 
     def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = READ_TIMEOUT_S) -> None:
-        """Read on until it is so."""
+        """Read until the condition is true."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             seen = {topic: len(records) for topic, records in self.records.items()}
-            assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}; read so far: {seen}"
+            assert time.monotonic() < deadline, f"not found within {timeout_s:g} s: {what}; read so far: {seen}"
             self.read()
 
     def take(self, topic: str, count: int, *, timeout_s: float = READ_TIMEOUT_S) -> list[Got]:
-        """Everything in the topic, once it is at least so much."""
+        """All records of the topic, once they are at least `count`."""
         self.until(lambda: len(self.records[topic]) >= count, f"{count} records in {topic}", timeout_s=timeout_s)
         return self.records[topic]
 
     def settle(self, quiet_s: float = 0.7) -> Self:
-        """Read until nothing has come for a while: to see that no more comes."""
+        """Read until no record has come for `quiet_s`, to see that there are no more."""
         quiet_since = time.monotonic()
         while time.monotonic() - quiet_since < quiet_s:
             if self.read():
@@ -193,7 +197,7 @@ class Tail:
         return self
 
     def close(self) -> None:
-        """Give the consumer back."""
+        """Close the consumer."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -205,7 +209,9 @@ class Tail:
         self.close()
 
 
-_headers = methodcaller("headers")  # as in the adapter: a call written out is not always checked
+_headers = methodcaller(
+    "headers"
+)  # As in the adapter: CPython specialises a call written out, and then misses its SystemError.
 
 
 def _got(message: Message) -> Got:
@@ -213,10 +219,14 @@ def _got(message: Message) -> Got:
         headers = _headers(message) or []
     except SystemError:
         headers = []
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
     return Got(
-        message.topic(),
-        message.partition(),
-        message.offset(),
+        topic,
+        partition,
+        offset,
         message.timestamp()[1],
         message.key(),
         message.value(),
@@ -225,7 +235,7 @@ def _got(message: Message) -> Got:
 
 
 def read_all(bootstrap: str, topic: str) -> list[Got]:
-    """Everything a `read_committed` consumer finds in a topic now."""
+    """All records of a topic that a `read_committed` consumer reads now."""
     with Tail(bootstrap, topic) as tail:
         return tail.settle().records[topic]
 
@@ -239,7 +249,7 @@ def progress_of(bootstrap: str, topic: str) -> list[tuple[int, Progress]]:
 
 
 def delete_topic(kafka: Clients, *topics: str) -> None:
-    """Delete topics, and wait until no broker knows them."""
+    """Delete topics, and wait until the metadata no longer lists them."""
     admin = kafka.admin()
     for future in admin.delete_topics(list(topics), operation_timeout=30).values():
         future.result(30)
@@ -261,7 +271,7 @@ def alter_topic(kafka: Clients, topic: str, **settings: str) -> None:
 
 
 def topic_names_of(kafka: Clients) -> set[str]:
-    """Every topic there is."""
+    """The names of all topics."""
     return set(kafka.admin().list_topics(timeout=10).topics)
 
 
@@ -327,7 +337,7 @@ class RawProducer:
     def __init__(self, bootstrap: str, **settings: str) -> None:
         library = _librdkafka()
         conf = library.rd_kafka_conf_new()
-        said = ctypes.create_string_buffer(512)
+        reason = ctypes.create_string_buffer(512)
         wanted: Mapping[str, str] = {
             "bootstrap.servers": bootstrap,
             "message.max.bytes": str(64 << 20),
@@ -336,10 +346,10 @@ class RawProducer:
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
         for name, value in wanted.items():
-            failed = library.rd_kafka_conf_set(conf, name.encode(), value.encode(), said, len(said))
-            assert failed == _NO_ERROR, said.value
-        self._handle = library.rd_kafka_new(0, conf, said, len(said))
-        assert self._handle, said.value
+            failed = library.rd_kafka_conf_set(conf, name.encode(), value.encode(), reason, len(reason))
+            assert failed == _NO_ERROR, reason.value
+        self._handle = library.rd_kafka_new(0, conf, reason, len(reason))
+        assert self._handle, reason.value
 
     def produce(
         self,
@@ -349,7 +359,7 @@ class RawProducer:
         key: bytes | None = None,
         partition: int = -1,
     ) -> None:
-        """Hand a record over; it is written by `flush`."""
+        """Queue a record; `flush` waits until it is written."""
         library = _librdkafka()
         listed = library.rd_kafka_headers_new(8)
         for name, content in headers:
@@ -364,12 +374,12 @@ class RawProducer:
         assert not error, library.rd_kafka_error_string(error)
 
     def flush(self) -> None:
-        """Wait until the brokers have everything."""
+        """Wait until all records are written."""
         left = _librdkafka().rd_kafka_flush(self._handle, int(READ_TIMEOUT_S * 1_000))
         assert left == _NO_ERROR, f"flushing failed with {left}"
 
     def close(self) -> None:
-        """Give the producer back."""
+        """Close the producer."""
         _librdkafka().rd_kafka_destroy(self._handle)
 
     def __enter__(self) -> Self:

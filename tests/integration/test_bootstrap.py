@@ -1,7 +1,7 @@
-"""Replicas that begin with another node's checkpoint, over HTTP, and replicas that are compared by their digest.
+"""Replicas restored from another node's checkpoint over HTTP, and replicas compared by their digests.
 
-Three nodes, a real Kafka and a real ZooKeeper. No node has a `checkpoints.location`: what they have is in the logs and
-in each other.
+Three nodes, a real Kafka and a real ZooKeeper. No node has a `checkpoints.location`: a replica is restored from a peer
+or from the logs.
 """
 
 import json
@@ -25,7 +25,8 @@ from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
 from tests.chaos.fleet import Fleet
-from tests.harness.broker import Broker, free_port
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
@@ -33,22 +34,24 @@ from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MESSAGES = 48_000
-"""More in each shard than is replayed without asking anybody (`node.beginning`)."""
+"""More in each shard than a replica replays without asking for a checkpoint."""
+
+HOUR_MS = 3_600_000
 
 BEFORE_CUT_BYTES = 200_000
-"""What a gate lets through of an answer when it cuts: less than a checkpoint of 12,000 messages."""
+"""Bytes of an answer that a cutting gate forwards: less than a checkpoint of 12,000 messages."""
 
 AGREE_S = 60.0
 
 
 class Gate:
-    """A port in front of a node, under which the others know it; it can end every long answer in the middle."""
+    """A proxy port that a node advertises; it can cut every long answer in the middle."""
 
     def __init__(self) -> None:
         self.cutting = False
         self.cuts = 0
         self.target = 0
-        """The node's own port."""
+        """The port of the node."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -87,22 +90,15 @@ class Gate:
         self._listener.close()
 
 
-@pytest.fixture(scope="module")
-def zookeeper() -> Iterator[Ensemble]:
-    """One server for this file."""
-    with Ensemble() as server:
-        yield server
-
-
 @pytest.fixture
 def flow(broker: Broker) -> KafkaFlow:
-    """Messages, and topics of their own."""
+    """Messages on separate topics."""
     return KafkaFlow(broker, 1)
 
 
 @pytest.fixture
 def gates() -> Iterator[dict[str, Gate]]:
-    """One in front of each node."""
+    """A gate for each node."""
     with Gate() as one, Gate() as two, Gate() as three:
         yield {"n1": one, "n2": two, "n3": three}
 
@@ -111,7 +107,7 @@ def gates() -> Iterator[dict[str, Gate]]:
 def fleet(
     broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, gates: dict[str, Gate], tmp_path: Path
 ) -> Iterator[Fleet]:
-    """Three nodes that know each other by their gates, not started yet."""
+    """Three nodes that reach each other through their gates, not started yet."""
     with Fleet(
         tmp_path,
         bootstrap=broker.bootstrap,
@@ -126,7 +122,7 @@ def fleet(
 
 
 def digests(fleet: Fleet) -> list[dict[str, Any]]:
-    """Of every shard, once all replicas stand at the same progress record; each names its digest only once."""
+    """The digest of every shard, once all replicas stand at the same progress record and have equal digests."""
     agreed = []
     for shard in range(SHARDS):
         deadline = time.monotonic() + AGREE_S
@@ -134,7 +130,9 @@ def digests(fleet: Fleet) -> list[dict[str, Any]]:
             found = [node.get(f"/v1/shards/{shard}/digest") for node in fleet.running.values()]
             if len({each["applied"] for each in found}) == 1:
                 break
-            assert time.monotonic() < deadline, f"the replicas of shard {shard} do not meet: {found}"
+            assert time.monotonic() < deadline, (
+                f"the replicas of shard {shard} do not stand at the same record: {found}"
+            )
         assert len({each["node"] for each in found}) == len(fleet.running)
         assert len({(each["digest"], each["pending"], each["pull_offset"]) for each in found}) == 1, found
         agreed.append(found[0])
@@ -142,19 +140,19 @@ def digests(fleet: Fleet) -> list[dict[str, Any]]:
 
 
 def wipe(node: Service) -> None:
-    """Kill it, and take its disk away."""
+    """Kill the node and delete its data directory and log."""
     node.kill()
     shutil.rmtree(node.data_dir)
     node.log_path.unlink()
 
 
 def restored(node: Service) -> int:
-    """How many stores began with a checkpoint since the disk was taken away."""
+    """Number of stores restored from a checkpoint since the data directory was deleted."""
     return node.log_path.read_text().count('"event": "restored"')
 
 
-def told_to_the_coordinator(zookeeper: Ensemble, path: str) -> dict[str, Any]:
-    """What a znode holds."""
+def znode(zookeeper: Ensemble, path: str) -> dict[str, Any]:
+    """The content of a znode."""
     client = KazooClient(zookeeper.hosts)
     client.start()
     try:
@@ -165,7 +163,7 @@ def told_to_the_coordinator(zookeeper: Ensemble, path: str) -> dict[str, Any]:
 
 
 def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
-    """Cut both topics of every shard off behind what all replicas have applied, as checkpoints would allow."""
+    """Trim both topics of every shard up to the positions that all replicas have applied, as checkpoints would allow."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     places = [
         TopicPartition(f"{flow.prefix}.{topic}", each["shard"], each[position])
@@ -177,18 +175,18 @@ def trim(broker: Broker, flow: KafkaFlow, to: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(420)
-def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_in_between(
+def test_a_new_replica_is_restored_from_a_checkpoint_of_another_node_whatever_fails(
     fleet: Fleet, flow: KafkaFlow, broker: Broker, gates: dict[str, Gate]
 ) -> None:
-    """1. a peer fails in the middle: the next one gives it. 2. all fail: the logs. 3. all fail, and the logs are
-    trimmed: it waits, and says for whom. 4. a master is killed. After each all replicas have the same digests."""
+    """1. One peer fails in the middle: the next one is used. 2. All fail: the logs are replayed. 3. All fail and the logs
+    are trimmed: the replica waits and names the peers. 4. A master is killed. After each, all digests are equal."""
     fleet.start()
-    flow.write(MESSAGES, now_ms() + 100_000, now_ms() + 110_000, keyed=0.1, delays=0.0)
+    flow.write(MESSAGES, now_ms() + HOUR_MS, now_ms() + HOUR_MS, keyed=0.1, delays=0.0)
     flow.flush()
     newcomer = fleet.nodes["n3"]
     for shard in range(SHARDS):
         fleet.any().post(f"/v1/shards/{shard}/transfer?to=n2", None)
-    newcomer.wait_until(lambda: newcomer.pending() == MESSAGES, "hold what is pending")
+    newcomer.wait_until(lambda: newcomer.pending() == MESSAGES, "hold the pending messages")
     digests(fleet)
 
     # 1. Followers are asked first: n1, which fails; then n2.
@@ -233,6 +231,7 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
     digests(fleet)
     fleet.nodes["n2"].start()
     digests(fleet)
+    flow.fire(flow.sent)
     flow.flush()
     flow.wait_settled(newcomer, timeout_s=150.0)
     assert flow.complaints() == []
@@ -240,14 +239,14 @@ def test_a_new_replica_begins_with_a_checkpoint_of_another_node_whatever_fails_i
 
 
 @pytest.mark.timeout(180)
-def test_a_checkpoint_is_given_to_members_only_and_a_digest_to_everybody(
+def test_a_checkpoint_is_for_members_only_and_a_digest_for_every_client(
     fleet: Fleet, flow: KafkaFlow, zookeeper: Ensemble
 ) -> None:
-    """Who asks must show what only the coordinator was told; nothing that is shown anywhere gives that away."""
+    """The request needs a token that is stored in the coordinator only; no page, metric or log shows it."""
     fleet.start()
     node = fleet.nodes["n1"]
-    node.wait_until(lambda: node.ask("GET", "/v1/shards/0/digest")[0] == 200, "hold something of the shard")
-    token = told_to_the_coordinator(zookeeper, f"/chronos/{flow.prefix}/members/n2")["token"]
+    node.wait_until(lambda: node.ask("GET", "/v1/shards/0/digest")[0] == 200, "hold a replica of the shard")
+    token = znode(zookeeper, f"/chronos/{flow.prefix}/members/n2")["token"]
 
     def ask(**headers: str) -> int:
         request = urllib.request.Request(f"{node.url}/v1/shards/0/checkpoint", headers=headers)
@@ -268,7 +267,7 @@ def test_a_checkpoint_is_given_to_members_only_and_a_digest_to_everybody(
 
 
 def doctor(node: Service, *, settings: dict[str, object] | None = None) -> tuple[int, dict[str, list[str]]]:
-    """`chronos doctor` with a node's settings: its exit code, and what it says by verdict."""
+    """`chronos doctor` with a node's settings: its exit code, and its findings by verdict."""
     given = {**node.settings, **(settings or {})}
     arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
     done = subprocess.run(
@@ -277,54 +276,54 @@ def doctor(node: Service, *, settings: dict[str, object] | None = None) -> tuple
         text=True,
         timeout=90,
     )
-    said: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
+    findings: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
     for finding in json.loads(done.stdout)["findings"]:
-        said[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
-    return done.returncode, said
+        findings[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
+    return done.returncode, findings
 
 
 @pytest.mark.timeout(240)
 def test_the_doctor_sees_the_cluster_from_outside(
     fleet: Fleet, flow: KafkaFlow, gates: dict[str, Gate], zookeeper: Ensemble, tmp_path: Path
 ) -> None:
-    """A healthy cluster; a node that cannot be reached, one that is gone, an id that is taken; and no ZooKeeper."""
+    """A healthy cluster; an unreachable node, a dead node, an id that is taken; and no ZooKeeper."""
     fleet.start()
     flow.write(20, now_ms() + 600_000, now_ms() + 600_000)
     flow.flush()
     node = fleet.nodes["n1"]
-    node.wait_until(lambda: node.pending() == 20, "hold what is pending")
-    code, said = doctor(node)
-    assert (code, said["problem"]) == (0, [])
-    fine = "\n".join(said["ok"])
+    node.wait_until(lambda: node.pending() == 20, "hold the pending messages")
+    code, findings = doctor(node)
+    assert (code, findings["problem"]) == (0, [])
+    fine = "\n".join(findings["ok"])
     assert "a session begins" in fine
     assert "node n2: ready" in fine
     assert "every shard has a master" in fine
-    assert any("one replica only" in text and flow.target in text for text in said["note"])
+    assert any("one replica only" in text and flow.target in text for text in findings["note"])
 
-    # Somebody else with this node's name.
-    code, said = doctor(node, settings={"node.data_dir": tmp_path / "other"})
+    # Another data directory with this node's id.
+    code, findings = doctor(node, settings={"node.data_dir": tmp_path / "other"})
     assert code == 1
-    assert any("node.id n1 is taken by another data directory" in text for text in said["problem"])
+    assert any("node.id n1 is taken by another data directory" in text for text in findings["problem"])
 
-    # n2 answers ZooKeeper, but not at the address it gave; n3 is gone.
+    # n2 has a session, but does not answer at its address; n3 is dead.
     gates["n2"].target = 1
     fleet.nodes["n3"].kill()
-    node.wait_until(lambda: [each["node"] for each in node.get("/v1/nodes")["away"]] == ["n3"], "miss n3")
+    node.wait_until(lambda: [each["node"] for each in node.get("/v1/nodes")["away"]] == ["n3"], "list n3 as away")
     fleet.wait_led(without="n3")
-    code, said = doctor(node)
+    code, findings = doctor(node)
     assert code == 3
-    assert [text.split(",")[0] for text in said["problem"]] == ["node n2: it has a session with ZooKeeper"]
-    assert any("node n3 holds copies and is away" in text for text in said["note"])
+    assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it has a session with ZooKeeper"]
+    assert any("node n3 holds copies and is away" in text for text in findings["note"])
     gates["n2"].target = fleet.nodes["n2"].port
 
-    # A stopped node looks at its own stores besides.
+    # On a stopped node the doctor checks its stores too.
     assert fleet.nodes["n2"].stop() == 0
-    code, said = doctor(fleet.nodes["n2"])
-    assert (code, said["problem"]) == (0, [])
-    assert any("n2 is no member at the moment" in text for text in said["note"])
-    assert sum("every checksum is right" in text for text in said["ok"]) == SHARDS
+    code, findings = doctor(fleet.nodes["n2"])
+    assert (code, findings["problem"]) == (0, [])
+    assert any("n2 is no member at the moment" in text for text in findings["note"])
+    assert sum("every checksum is right" in text for text in findings["ok"]) == SHARDS
 
-    # Nobody there.
-    code, said = doctor(node, settings={"coordinator.zookeeper.hosts": f"127.0.0.1:{free_port()}"})
+    # No ZooKeeper.
+    code, findings = doctor(node, settings={"coordinator.zookeeper.hosts": f"127.0.0.1:{free_port()}"})
     assert code == 3
-    assert any("no ZooKeeper server answers" in text for text in said["problem"])
+    assert any("no ZooKeeper server answers" in text for text in findings["problem"])

@@ -1,7 +1,7 @@
-"""Brokers that die, hang and come back, and a service that hangs: it waits, says for what, and goes on alone."""
+"""Brokers that die, hang and restart, and a service that hangs: it waits, reports for what, and continues by itself."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,15 @@ TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""
 
 COMMIT_S = 1.0
-"""A commit that was asked for is carried out in milliseconds; this bounds a crowded machine."""
+"""A commit takes milliseconds; the bound is for a loaded machine."""
 
 NOTICE_S = 30.0
-"""A fault is noticed after a transaction's time-out, and the questions that go with a new start."""
+"""A fault is noticed after the transaction timeout and the requests of a new start."""
 
 
 @pytest.fixture
 def own_broker() -> Iterator[Broker]:
-    """A broker of this test alone, which looks for transactions out of time every second, not every ten."""
+    """A broker for one test that looks for expired transactions every second instead of every ten."""
     with Broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000}) as own:
         yield own
 
@@ -36,12 +36,12 @@ def serving(broker: Broker, flow: KafkaFlow, data_dir: Path, timeout_s: float) -
 
 
 def wait_paused(service: Service) -> list[str]:
-    """Wait until every shard says why it does not move; `/readyz` must say the same."""
+    """Wait until every shard is paused with a reason; `/readyz` must report them too."""
 
     def reasons() -> list[str]:
         return [shard["paused"] for shard in service.shards() if shard["paused"]]
 
-    service.wait_until(lambda: len(reasons()) == SHARDS, "say why it waits", timeout_s=NOTICE_S)
+    service.wait_until(lambda: len(reasons()) == SHARDS, "report why it waits", timeout_s=NOTICE_S)
     status, problem = service.ask("GET", "/readyz")
     assert status == 503, problem
     assert len(problem["errors"]) == SHARDS, problem
@@ -49,15 +49,15 @@ def wait_paused(service: Service) -> list[str]:
 
 
 def wait_delivered(service: Service, count: int) -> None:
-    """Wait until so many messages were delivered since the beginning."""
+    """Wait until `count` messages were delivered since the first start."""
     service.wait_until(
         lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count,
         f"deliver {count} messages",
     )
 
 
-def judge(flow: KafkaFlow, service: Service) -> None:
-    """All is brought to its end, once, by the process that was there from the beginning."""
+def check_outcome(flow: KafkaFlow, service: Service) -> None:
+    """Assert that every message has its one outcome."""
     flow.wait_settled(service)
     service.wait_ready()
     assert flow.complaints() == []
@@ -65,8 +65,8 @@ def judge(flow: KafkaFlow, service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_broker_that_is_killed_again_and_again_costs_nothing_but_time(own_broker: Broker, tmp_path: Path) -> None:
-    """Three kills under load: each time the service says what it waits for, and goes on by itself."""
+def test_a_broker_killed_repeatedly_costs_only_time(own_broker: Broker, tmp_path: Path) -> None:
+    """Three kills under load: each time the service reports why it waits, and continues by itself."""
     flow = KafkaFlow(own_broker, 1)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
@@ -74,7 +74,7 @@ def test_a_broker_that_is_killed_again_and_again_costs_nothing_but_time(own_brok
         for _ in range(3):
             delivered = sum(shard["totals"]["delivered"] for shard in service.shards())
             written = flow.write(4_000, now_ms() - 500, now_ms() + 8_000)
-            flow.flush()  # a shard that has nothing due asks no broker, and has nothing to complain of
+            flow.flush()  # A shard without due messages makes no request, and does not notice the fault.
             wait_delivered(service, delivered + 500)
             own_broker.kill()
             texts = wait_paused(service)
@@ -83,17 +83,17 @@ def test_a_broker_that_is_killed_again_and_again_costs_nothing_but_time(own_brok
             flow.cancel(written[::50])
             service.wait_ready()
         flow.flush()
-        judge(flow, service)
+        check_outcome(flow, service)
         assert service.pid == process
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("timeout_s", [TIMEOUT_S, 10])
-def test_a_broker_frozen_for_longer_than_a_transaction_may_take_is_waited_for(
+def test_a_service_waits_for_a_broker_frozen_beyond_the_transaction_timeout(
     own_broker: Broker, tmp_path: Path, timeout_s: int
 ) -> None:
-    """What was in flight is aborted or committed, never both and never twice."""
+    """A transaction in flight is aborted or committed, never both and never twice."""
     flow = KafkaFlow(own_broker, 2)
     with serving(own_broker, flow, tmp_path / "node", timeout_s) as service:
         service.start()
@@ -107,15 +107,13 @@ def test_a_broker_frozen_for_longer_than_a_transaction_may_take_is_waited_for(
             own_broker.thaw()
             service.wait_ready()
         flow.flush()
-        judge(flow, service)
+        check_outcome(flow, service)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_service_frozen_for_longer_than_a_transaction_may_take_recovers_alone(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    """Stopped amid a transaction, which the coordinator aborts meanwhile: it is fenced, and starts anew."""
+def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_broker: Broker, tmp_path: Path) -> None:
+    """Frozen within a transaction, which the coordinator aborts: the producer is fenced, and the replica starts again."""
     flow = KafkaFlow(own_broker, 3)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
@@ -125,26 +123,26 @@ def test_a_service_frozen_for_longer_than_a_transaction_may_take_recovers_alone(
             flow.flush()
             wait_delivered(service, delivered + 500)
             freeze_in_a_transaction(own_broker, flow, service)
-            wait_until(lambda: not open_transactions(own_broker, flow), "abort what was open")
+            wait_until(lambda: not open_transactions(own_broker, flow), "abort the open transaction")
             service.thaw()
             wait_until(lambda: "producer is of no use" in service.log_path.read_text(), "notice that it is fenced")
             service.wait_ready()
-        judge(flow, service)
+        check_outcome(flow, service)
 
 
 def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -> None:
-    """Freeze the process at a moment at which it has a transaction open."""
+    """Freeze the process while it has a transaction open."""
     for _ in range(1_000):
         service.freeze()
         if stays_open(broker, flow):
             return
         service.thaw()
         service.wait_until(lambda: service.pending() > 0, "have more to deliver", timeout_s=1.0)
-    raise AssertionError("it never was in a transaction")
+    raise AssertionError("the service had no open transaction in any of 1,000 tries")
 
 
 def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
-    """Whether a transaction is open whose commit was not asked for: such a one ends by itself within a moment."""
+    """True if the open transaction has no commit under way: otherwise it ends by itself within `COMMIT_S`."""
     deadline = time.monotonic() + COMMIT_S
     while time.monotonic() < deadline:
         if not open_transactions(broker, flow):
@@ -153,7 +151,7 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
 
 
 def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
-    """Partitions of the progress topic that end in a transaction which is neither committed nor aborted."""
+    """Number of partitions of the progress topic that end in an open transaction."""
     admin = broker.admin()
     watermarks = []
     for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
@@ -163,18 +161,17 @@ def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
     return sum(watermarks[0][shard] < watermarks[1][shard] for shard in range(SHARDS))
 
 
-def wait_until(condition: object, what: str, timeout_s: float = 40.0) -> None:
-    """Look until it is so."""
-    assert callable(condition)
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+    """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"it did not {what}"
+        assert time.monotonic() < deadline, f"the service did not {what} in time"
         time.sleep(0.05)
 
 
 @pytest.mark.timeout(180)
-def test_a_stop_is_not_held_up_by_a_broker_that_is_gone(own_broker: Broker, tmp_path: Path) -> None:
-    """SIGTERM while the brokers are away ends the process in order; the next one delivers what is left."""
+def test_a_stop_does_not_wait_for_a_dead_broker(own_broker: Broker, tmp_path: Path) -> None:
+    """SIGTERM while the broker is down ends the process cleanly; the next start delivers the remaining messages."""
     flow = KafkaFlow(own_broker, 4)
     with serving(own_broker, flow, tmp_path / "node", TIMEOUT_S) as service:
         service.start()
@@ -183,9 +180,9 @@ def test_a_stop_is_not_held_up_by_a_broker_that_is_gone(own_broker: Broker, tmp_
         wait_delivered(service, 100)
         own_broker.kill()
         wait_paused(service)
-        told_s = time.monotonic()
+        begun_s = time.monotonic()
         assert service.stop() == 0
-        assert time.monotonic() - told_s < 15.0
+        assert time.monotonic() - begun_s < 15.0
         own_broker.start()
         service.start()
-        judge(flow, service)
+        check_outcome(flow, service)

@@ -1,4 +1,4 @@
-"""A clock that is wrong, from the start or suddenly: nothing comes early, and the service says why it waits."""
+"""A clock that is wrong, from the start or stepped: no message is early, and the service reports why it waits."""
 
 import re
 import time
@@ -18,7 +18,8 @@ from chronos.adapters.clock import ShiftedClock
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.config import load
 from chronos.node import Node
-from tests.harness.broker import Broker, free_port
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
 from tests.integration.flow import Found, KafkaFlow, now_ms, read_committed
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -29,7 +30,7 @@ COUNT = 200
 
 @contextmanager
 def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) -> Iterator[Node]:
-    """A node in this process, so that its clock can be set."""
+    """Run a node in this process, so that its clock can be set."""
     own = {"node.data_dir": data_dir, "admin.port": free_port(), "limits.disk_reserve": "1MB", **settings}
     node = Node(load(None, {}, [f"{path}={value}" for path, value in own.items()]), clock=clock)
     node.start()
@@ -40,7 +41,7 @@ def running(data_dir: Path, clock: ShiftedClock, settings: dict[str, object]) ->
 
 
 def wait_for(condition: Callable[[], bool], what: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Look until it is so."""
+    """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -48,7 +49,7 @@ def wait_for(condition: Callable[[], bool], what: Callable[[], object], timeout_
 
 
 def paused(node: Node) -> list[str | None]:
-    """What the shards say of themselves."""
+    """The pause reason of every shard, or None."""
     return [shard.paused for shard in node.shards]
 
 
@@ -63,7 +64,7 @@ def cursor_ms(node: Node) -> int:
 
 
 def early(found: list[Found]) -> list[Found]:
-    """What was delivered more than the tolerance before its time, by the broker's clock."""
+    """Records delivered more than the tolerance before their due time, by the broker's clock."""
     return [each for each in found if each.timestamp_ms < int(each.headers["chronos-due-at"]) - TOLERANCE_MS]
 
 
@@ -71,12 +72,12 @@ def early(found: list[Found]) -> list[Found]:
 
 
 def kafka(broker: Broker, flow: KafkaFlow) -> dict[str, object]:
-    """Settings for this broker and the topics of the flow."""
+    """The settings for this broker and the topics of the flow."""
     return {"log.kind": "kafka", "log.kafka.bootstrap_servers": broker.bootstrap, **flow.settings()}
 
 
-def judge(flow: KafkaFlow, node: Node, *, in_time: bool = True) -> None:
-    """By the right time everything is delivered, once."""
+def check_outcome(flow: KafkaFlow, node: Node) -> None:
+    """Assert that every message is delivered once, and none early."""
     wait_for(lambda: node.ready and pending(node) == 0, lambda: (paused(node), pending(node)))
     found = flow.delivered()
     assert sorted(each.number for each in found) == [message.number for message in flow.sent]
@@ -86,8 +87,8 @@ def judge(flow: KafkaFlow, node: Node, *, in_time: bool = True) -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
-def test_a_clock_that_is_wrong_from_the_start_is_waited_for(broker: Broker, tmp_path: Path, wrong_ms: int) -> None:
-    """No shard gets its first word in before the clock agrees with the broker's; then all of them go on."""
+def test_a_node_with_a_wrong_clock_waits_until_it_is_right(broker: Broker, tmp_path: Path, wrong_ms: int) -> None:
+    """No shard commits a progress record before the clock agrees with the broker's; then all shards continue."""
     flow = KafkaFlow(broker, 1)
     clock = ShiftedClock(wrong_ms)
     flow.write(COUNT, now_ms() - 1_000, now_ms() + 1_500, delays=0)
@@ -98,21 +99,21 @@ def test_a_clock_that_is_wrong_from_the_start_is_waited_for(broker: Broker, tmp_
         for text in paused(node):
             assert text is not None
             assert "the broker's clock is" in text
-            apart_ms = int(re.findall(r"-?\d+", text)[0])
-            assert abs(apart_ms + wrong_ms) < 1_000
+            difference_ms = int(re.findall(r"-?\d+", text)[0])
+            assert abs(difference_ms + wrong_ms) < 1_000
             assert "NTP" in text
         assert not node.ready
         assert cursor_ms(node) <= now_ms()
         assert list(read_committed(broker.bootstrap, flow.target)) == []
         clock.shift(-wrong_ms)
-        judge(flow, node)
+        check_outcome(flow, node)
 
 
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
 def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
     broker: Broker, tmp_path: Path, wrong_ms: int
 ) -> None:
-    """What is due by the wrong clock stays where it is; what became due meanwhile is delivered at once."""
+    """Messages due by the wrong clock stay pending; messages that became due meanwhile are delivered at once."""
     flow = KafkaFlow(broker, 2)
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, kafka(broker, flow)) as node:
@@ -128,16 +129,16 @@ def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
         wait_for(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), lambda: "never")
         assert flow.delivered() == []
         clock.shift(-wrong_ms)
-        judge(flow, node)
+        check_outcome(flow, node)
 
 
 def test_records_from_the_future_pause_the_shard_until_their_time_has_come(broker: Broker, tmp_path: Path) -> None:
-    """A broker whose clock was ahead for a moment: nothing it stamped moves before that moment has come."""
+    """A broker whose clock was ahead for a moment: records with its timestamps wait until that time."""
     flow = KafkaFlow(broker, 3)
     ahead_ms = 4_000
     with running(tmp_path / "node", ShiftedClock(), kafka(broker, flow)) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
-        # Kafka lets nobody set its clock; a topic with the producer's timestamps looks the same to its readers.
+        # The clock of Kafka cannot be set; to consumers a topic with producer timestamps looks the same.
         alter(broker, flow.delay, "message.timestamp.type", "CreateTime")
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         stamp_ms = now_ms() + ahead_ms
@@ -176,7 +177,7 @@ def append(node: Node, due_ms: int, number: int) -> None:
 
 
 def delivered(node: Node) -> list[int]:
-    """Numbers in the target topic, none of which came before its time by the log's clock."""
+    """The numbers in the target topic; asserts that none is early by the log's clock."""
     assert isinstance(node.log, EmbeddedLog)
     if "target" not in node.log.topics():
         return []
@@ -192,7 +193,7 @@ def delivered(node: Node) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
 def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_path: Path, wrong_ms: int) -> None:
-    """Its only clock is the host's: once that was set, nothing is accepted or delivered, and it says so."""
+    """Its only clock is the host's: after a step nothing is accepted or delivered, and the pause says so."""
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
@@ -215,8 +216,8 @@ def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_p
 
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", [MINUTE_MS, HOUR_MS])
-def test_a_restart_takes_a_clock_that_was_set_ahead_for_the_right_one(tmp_path: Path, wrong_ms: int) -> None:
-    """As the pause says: it is the operator who knows which time is the right one."""
+def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(tmp_path: Path, wrong_ms: int) -> None:
+    """As the pause says: only the operator knows which time is right."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
         append(node, now_ms() + wrong_ms, 0)
@@ -228,8 +229,8 @@ def test_a_restart_takes_a_clock_that_was_set_ahead_for_the_right_one(tmp_path: 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", [-MINUTE_MS, -HOUR_MS])
-def test_an_embedded_log_from_the_future_is_waited_for(tmp_path: Path, wrong_ms: int) -> None:
-    """Started with a clock behind that of the last run, nothing moves; with the right clock all goes on."""
+def test_an_embedded_log_with_future_timestamps_waits_for_them(tmp_path: Path, wrong_ms: int) -> None:
+    """Started with a clock behind that of the last run, a node pauses; with the right clock it continues."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
         for number in range(8):

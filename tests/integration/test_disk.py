@@ -1,6 +1,6 @@
-"""A disk that fills up: nothing is lost, the service says what to do, and goes on once there is room.
+"""A disk that fills up: nothing is lost, the service reports what to do, and continues once there is space.
 
-On a small file system in memory, which takes root to mount; where that is not allowed these tests fail.
+The tests mount a small tmpfs, which takes root; where that is not allowed they fail.
 """
 
 import os
@@ -17,12 +17,12 @@ from tests.integration.flow import SHARDS, HttpFlow, KafkaFlow, now_ms
 DISK_MB = 192
 RESERVE_MB = 48
 SMALL = {"store.memtable": "1MiB", "store.flush_every": "500ms"}
-"""So that a full disk is met soon: memory that is written to it often."""
+"""A small memtable and frequent flushes, so that a full disk is noticed soon."""
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, small enough to be filled."""
+    """A file system small enough to be filled."""
     place = tmp_path / "disk"
     place.mkdir()
     asked = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "chronos-test", str(place)]
@@ -35,7 +35,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, left_mb: float) -> Path:
-    """Leave so much room on the disk; the file that takes the rest."""
+    """Fill the disk except for `left_mb`; the file that takes the space."""
     ballast = disk / "ballast"
     with ballast.open("wb") as file:
         while (room := free_bytes(disk) - int(left_mb * 2**20)) > 0:
@@ -48,47 +48,49 @@ def fill(disk: Path, left_mb: float) -> Path:
 
 
 def free_bytes(disk: Path) -> int:
-    """What is left on the disk."""
+    """Free bytes on the disk."""
     found = os.statvfs(disk)
     return found.f_bavail * found.f_frsize
 
 
 def reasons(service: Service) -> str:
-    """What `/readyz` says is wrong; nothing when all is well."""
+    """The reasons in the answer of `/readyz`; empty if the node is ready."""
     status, answer = service.ask("GET", "/readyz")
     return "" if status == 200 else str(answer["detail"])
 
 
 def paused(service: Service) -> list[str]:
-    """Why shards do not move; those that do say nothing."""
+    """The reasons of the shards that are paused."""
     return [shard["paused"] for shard in service.shards() if shard["paused"]]
 
 
 def post(service: Service, due_ms: int) -> tuple[int, object]:
-    """Try to schedule one message that belongs to no flow."""
+    """Try to schedule a message outside the flow."""
     return service.ask("POST", "/v1/messages", {"target": {"topic": "other"}, "value": "x", "deliver_at": due_ms})
 
 
 # ------------------------------------------------------------------------------------------------------- reserve
 
 
-def test_below_the_reserve_nothing_moves_and_above_it_all_goes_on_on_kafka(broker: Broker, disk: Path) -> None:
-    """No step starts, HTTP answers, `paused` names the setting; with room again nothing has been lost."""
+def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_kafka(broker: Broker, disk: Path) -> None:
+    """No step starts, HTTP answers, `paused` names the setting; once there is space again nothing has been lost."""
     flow = KafkaFlow(broker, 1)
     settings = {**flow.settings(), "limits.disk_reserve": f"{RESERVE_MB}MiB"}
     with Service(disk / "node", bootstrap=broker.bootstrap, settings=settings) as service:
         service.start()
         flow.write(1_000, now_ms(), now_ms() + 3_000)
         flow.flush()
-        service.wait_until(lambda: service.pending() > 0, "take something in")
+        service.wait_until(lambda: service.pending() > 0, "accept some messages")
         ballast = fill(disk, RESERVE_MB / 2)
-        service.wait_until(lambda: len(paused(service)) == SHARDS, "say why it waits")
+        service.wait_until(lambda: len(paused(service)) == SHARDS, "report why it waits")
         assert all("limits.disk_reserve" in text and str(disk) in text for text in paused(service))
         assert "limits.disk_reserve" in reasons(service)
         before = [shard["pull_offset"] for shard in service.shards()]
         flow.write(1_000, now_ms(), now_ms() + 1_000)
         flow.flush()
-        service.wait_until(lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), "see time pass")
+        service.wait_until(
+            lambda: now_ms() > max(message.due_ms or 0 for message in flow.sent), "reach the last due time"
+        )
         assert [shard["pull_offset"] for shard in service.shards()] == before
         ballast.unlink()
         service.wait_ready()
@@ -97,14 +99,14 @@ def test_below_the_reserve_nothing_moves_and_above_it_all_goes_on_on_kafka(broke
 
 
 @pytest.mark.integration
-def test_below_the_reserve_nothing_moves_and_above_it_all_goes_on_on_the_embedded_log(disk: Path) -> None:
-    """Here the log is on the full disk too: what is sent is refused with 507, and nothing of it is kept."""
+def test_below_the_disk_reserve_a_node_pauses_and_above_it_continues_on_the_embedded_log(disk: Path) -> None:
+    """Here the log is on the full disk too: requests are refused with 507, and none of their messages is kept."""
     with Service(disk / "node", settings={"limits.disk_reserve": f"{RESERVE_MB}MiB"}) as service:
         flow = HttpFlow(service, 2)
         service.start()
         flow.write(1_000, now_ms(), now_ms() + 3_000)
         ballast = fill(disk, RESERVE_MB / 2)
-        service.wait_until(lambda: len(paused(service)) == SHARDS, "say why it waits")
+        service.wait_until(lambda: len(paused(service)) == SHARDS, "report why it waits")
         assert all("limits.disk_reserve" in text for text in paused(service))
         status, problem = post(service, now_ms())
         assert status == 507, problem
@@ -120,8 +122,8 @@ def test_below_the_reserve_nothing_moves_and_above_it_all_goes_on_on_the_embedde
 # ------------------------------------------------------------------------------------------------- really full
 
 
-def test_a_disk_that_is_really_full_costs_nothing_on_kafka(broker: Broker, disk: Path) -> None:
-    """With hardly a reserve the store itself fails to write: it says so, and goes on by itself with room."""
+def test_a_completely_full_disk_loses_nothing_on_kafka(broker: Broker, disk: Path) -> None:
+    """Without a reserve the store itself fails to write: the node reports it, and continues by itself once there is space."""
     flow = KafkaFlow(broker, 3)
     settings = {**flow.settings(), **SMALL, "limits.disk_reserve": "0"}
     with Service(disk / "node", bootstrap=broker.bootstrap, settings=settings) as service:
@@ -130,11 +132,11 @@ def test_a_disk_that_is_really_full_costs_nothing_on_kafka(broker: Broker, disk:
         for _ in range(2):
             flow.write(20_000, now_ms(), now_ms() + 5_000)
             flow.flush()
-            # A shard that does not need to write at this moment has nothing to say.
-            service.wait_until(lambda: "No space left on device" in reasons(service), "say why it waits")
+            # A shard that does not need to write at this moment is not paused.
+            service.wait_until(lambda: "No space left on device" in reasons(service), "report why it waits")
             ballast.unlink()
             service.wait_ready()
-            service.wait_until(lambda: service.pending() < 20_000, "move again")
+            service.wait_until(lambda: service.pending() < 20_000, "deliver again")
             ballast = fill(disk, 0)
         ballast.unlink()
         flow.wait_settled(service)
@@ -142,16 +144,16 @@ def test_a_disk_that_is_really_full_costs_nothing_on_kafka(broker: Broker, disk:
 
 
 @pytest.mark.integration
-def test_a_disk_that_is_really_full_costs_nothing_on_the_embedded_log(disk: Path) -> None:
-    """What was acknowledged is delivered once, what was refused with 507 or 503 is at most delivered once."""
+def test_a_completely_full_disk_loses_nothing_on_the_embedded_log(disk: Path) -> None:
+    """Acknowledged messages are delivered once, those refused with 507 or 503 at most once."""
     with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": "0"}) as service:
         flow = HttpFlow(service, 4)
         service.start()
         for _ in range(2):
             flow.write(2_000, now_ms(), now_ms() + 4_000)
             ballast = fill(disk, 0)
-            service.wait_until(lambda: post(service, now_ms())[0] == 507, "refuse for want of room")
-            service.wait_until(lambda: bool(paused(service)), "say why it waits")
+            service.wait_until(lambda: post(service, now_ms())[0] == 507, "refuse for lack of space")
+            service.wait_until(lambda: bool(paused(service)), "report why it waits")
             assert service.ask("GET", "/livez")[0] == 200
             ballast.unlink()
             service.wait_ready()
@@ -162,8 +164,8 @@ def test_a_disk_that_is_really_full_costs_nothing_on_the_embedded_log(disk: Path
 
 @pytest.mark.integration
 @pytest.mark.parametrize("reserve", ["0", f"{RESERVE_MB}MiB"])
-def test_a_start_on_a_full_disk_says_so_and_loses_nothing(disk: Path, reserve: str) -> None:
-    """It may end or wait, but in so many words; with room the next start delivers what was accepted."""
+def test_a_start_on_a_full_disk_reports_it_and_loses_nothing(disk: Path, reserve: str) -> None:
+    """It may exit or wait, but reports the reason; with space the next start delivers every accepted message."""
     with Service(disk / "node", settings={**SMALL, "limits.disk_reserve": reserve}) as service:
         flow = HttpFlow(service, 5)
         service.start()
@@ -171,7 +173,7 @@ def test_a_start_on_a_full_disk_says_so_and_loses_nothing(disk: Path, reserve: s
         service.kill()
         ballast = fill(disk, 0)
         service.launch()
-        service.wait_until(lambda: said_full(service), "say that the disk is full")
+        service.wait_until(lambda: reported_full(service), "report that the disk is full")
         assert "Traceback" not in service.log_path.read_text()
         service.close()
         ballast.unlink()
@@ -180,7 +182,7 @@ def test_a_start_on_a_full_disk_says_so_and_loses_nothing(disk: Path, reserve: s
         assert flow.complaints() == []
 
 
-def said_full(service: Service) -> bool:
-    """Whether the log of the process names what is wrong."""
+def reported_full(service: Service) -> bool:
+    """Return whether the log of the process names the full disk or the setting."""
     text = service.log_path.read_text()
     return "No space left on device" in text or "limits.disk_reserve" in text

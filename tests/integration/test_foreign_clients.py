@@ -1,4 +1,4 @@
-"""Whoever can write to Kafka can use Chronos: Java's console programs, librdkafka, not a line of ours."""
+"""Any Kafka client can use Chronos: Java's console programs and librdkafka, without a Chronos library."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.harness.service import Service
 from tests.integration.foreign import Got, Sent, Tail, Topics, produce, schedule
 
 EARLY_MS = 0
-"""A delivery may be this much before its due time by the broker's clock, which is this machine's."""
+"""Tolerance for early deliveries: the broker's clock is that of this machine."""
 
-LATE_MS = 1_500
-"""Bound for a machine that runs a broker and a JVM on two cores beside the service."""
+LATE_MS = 3_000
+"""Bound of the lateness on two cores with a broker, a JVM and another test beside the service."""
 
 MURMUR2 = {"partitioner": "murmur2_random"}
 
 
 class Chronos:
-    """A running service, and what the tests of this file do with it."""
+    """A running service and its clients."""
 
     def __init__(self, broker: Broker, service: Service, topics: Topics) -> None:
         self.broker = broker
@@ -41,7 +41,7 @@ class Chronos:
         return produce(self.broker.bootstrap, self.topics.delay, records, **settings)
 
     def read(self, topic: str, count: int) -> list[Got]:
-        """What is in a topic, once it is so much."""
+        """The records of a topic, once they are at least `count`."""
         with Tail(self.broker.bootstrap, topic) as tail:
             return tail.take(topic, count)
 
@@ -58,7 +58,7 @@ class Chronos:
 
 
 def running(broker: Broker, folder: Path, **settings: object) -> Iterator[Chronos]:
-    """A service of its own topics for as long as the tests need it."""
+    """A service with separate topics."""
     topics = Topics.of(f"f{uuid.uuid4().hex[:8]}")
     with Service(
         folder / "node", bootstrap=broker.bootstrap, settings=topics.settings(shards=2, **settings)
@@ -67,6 +67,10 @@ def running(broker: Broker, folder: Path, **settings: object) -> Iterator[Chrono
         yield Chronos(broker, service, topics)
         assert service.running, service.tail()
         assert service.stop() == 0
+
+
+# One node serves all of them.
+pytestmark = pytest.mark.xdist_group("foreign clients")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,7 @@ def due_ms(got: Got) -> int:
 
 
 def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> None:
-    """No library, no client of ours: a shell is enough."""
+    """Without any library: a shell is enough."""
     target = chronos.target()
     started_ms = time.time_ns() // 1_000_000
     own = [
@@ -116,7 +120,7 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
     assert started_ms + 1_000 <= int(headers["chronos-due-at"] or "") <= hello.timestamp_ms
     topic, partition, _ = (headers["chronos-source"] or "").split("/")
     assert topic == chronos.topics.delay
-    # Java places the id where Chronos looks for it.
+    # Java's partitioner chooses the partition that Chronos computes for the id.
     assert int(partition) == partition_of(f"id-{target}".encode(), 2)
     assert (plain.key, {"chronos-occurrence", "chronos-attempt"} & set(headers)) == (None, set())
     shard, due, place = (dict(plain.headers)["chronos-id"] or "").split("-")
@@ -125,8 +129,8 @@ def test_the_console_programs_of_kafka_schedule_and_read(chronos: Chronos) -> No
 
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
-def test_every_way_to_say_when_is_understood(chronos: Chronos, settings: dict[str, object]) -> None:
-    """Delays count from the broker's timestamp, times are absolute; nothing comes early."""
+def test_every_format_of_a_time_is_understood(chronos: Chronos, settings: dict[str, object]) -> None:
+    """Delays count from the broker's timestamp, times are absolute; no message is early."""
     target = chronos.target()
     delays = {
         "0": 0,
@@ -144,7 +148,7 @@ def test_every_way_to_say_when_is_understood(chronos: Chronos, settings: dict[st
         (now + timedelta(seconds=1)).isoformat(timespec="milliseconds"): 1_000,
         (now + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"): 1_000,
         (now - timedelta(days=1)).isoformat(): 0,
-        "0": 0,
+        "1000000000000": 0,
     }
     records = [Sent(text.encode(), schedule(target, delay=text)) for text in delays]
     aim = ("chronos-target-topic", target.encode())
@@ -164,7 +168,7 @@ def test_every_way_to_say_when_is_understood(chronos: Chronos, settings: dict[st
 
 
 def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> None:
-    """Null, empty and binary are three different things, in a payload, a key and a header."""
+    """Null, empty and binary payloads, keys and headers are kept apart."""
     target = chronos.target()
     every = bytes(range(256))
     odd = [
@@ -191,12 +195,12 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
         assert (got.value, got.key) == (sent.value, dict(sent.headers).get("chronos-target-key"))
         assert own_headers(got) == [*odd, ("last", b"l")]
         if got.key is not None:
-            assert got.partition == partition_of(got.key, 3), "keys are placed as Java places them"
+            assert got.partition == partition_of(got.key, 3), "a key is not in the partition of Java's partitioner"
 
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
-def test_what_is_asked_later_about_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
-    """Cancel, reschedule, fire, replace: the same producer reaches its message, however it places keys."""
+def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
+    """Cancel, reschedule, fire and replace reach the message of the same producer, whatever its partitioner."""
     target = chronos.target()
     ids = {name: f"{name}-{target}".encode() for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")}
     chronos.send(*(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings)
@@ -223,8 +227,8 @@ def test_what_is_asked_later_about_an_id_wins(chronos: Chronos, settings: dict[s
     assert {found[ids[name]].value for name in ("later", "fire")} == {b"first"}
 
 
-def test_what_cannot_be_done_comes_back_with_its_reason(chronos: Chronos) -> None:
-    """Never ignored: the record as it came, its place, a word for programs and a sentence for people."""
+def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -> None:
+    """The rejection has the record unchanged, its source, a reason for programs and a detail for people."""
     target = chronos.target()
     key = f"taken-{target}".encode()
     (first,) = chronos.send(Sent(b"first", schedule(target, delay="1h"), key))
@@ -239,6 +243,7 @@ def test_what_cannot_be_done_comes_back_with_its_reason(chronos: Chronos) -> Non
         ("no-target", Sent(b"x", [("chronos-delay", b"1s")])),
         ("no-time", Sent(b"x", [("chronos-target-topic", target.encode())])),
         ("bad-value", Sent(b"x", schedule(target, delay="soon"))),
+        ("bad-value", Sent(b"x", [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"1700000000")])),
         ("bad-value", Sent(b"x", schedule("no such name"))),
         ("bad-value", Sent(b"x", schedule("."))),
         ("bad-value", Sent(b"x", schedule(target, action=b"explode"))),
@@ -268,17 +273,19 @@ def test_what_cannot_be_done_comes_back_with_its_reason(chronos: Chronos) -> Non
             "chronos-reason",
             "chronos-detail",
         ]
-    assert [got.value for got in chronos.read(target, 1)] == [b"fine"], "ignored, and in nobody's way"
+    assert [got.value for got in chronos.read(target, 1)] == [b"fine"], (
+        "the ignored message was delivered, or the one after it was not"
+    )
     assert first
 
 
-def test_a_message_that_is_too_old_goes_to_the_dead_letters_instead(chronos: Chronos) -> None:
-    """`chronos-expire-at`: a frozen service wakes up too late for one of two messages."""
+def test_an_expired_message_is_dead_lettered(chronos: Chronos) -> None:
+    """`chronos-expire-at`: a service is frozen until one of two messages has expired."""
     target = chronos.target()
     soon_ms = time.time_ns() // 1_000_000 + 1_000
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % soon_ms)]
     chronos.send(Sent(b"stale", [*aim, ("chronos-expire-at", b"%d" % (soon_ms + 200))]), Sent(b"kept", aim))
-    chronos.service.wait_until(lambda: chronos.service.pending() >= 2, "take both in")
+    chronos.service.wait_until(lambda: chronos.service.pending() >= 2, "accept both")
     chronos.service.freeze()
     time.sleep(2.5)
     chronos.service.thaw()
@@ -290,8 +297,8 @@ def test_a_message_that_is_too_old_goes_to_the_dead_letters_instead(chronos: Chr
     assert [got.reason for got in dead if got.value == b"stale"] == ["expired"]
 
 
-def test_a_delivered_message_may_be_sent_round_again_as_it_is(chronos: Chronos) -> None:
-    """Its receipt is dropped, so that a consumer needs to strip nothing; ids are free of it."""
+def test_a_delivered_message_can_be_scheduled_again_unchanged(chronos: Chronos) -> None:
+    """Its receipt headers are dropped, so a consumer need not remove them; it gets a new id."""
     target = chronos.target()
     own = [("n", b"1"), ("traceparent", b"00-1-2-01")]
     chronos.send(Sent(b"round", [*own, *schedule(target, target_key=b"k")], f"r-{target}".encode()))
@@ -312,14 +319,14 @@ def test_a_delivered_message_may_be_sent_round_again_as_it_is(chronos: Chronos) 
     assert again.header("chronos-id") != once.header("chronos-id")
 
 
-def test_a_message_without_a_key_is_cancelled_by_its_address(chronos: Chronos) -> None:
-    """The address is known from the producer's own report and the time it asked for."""
+def test_a_message_without_a_key_is_cancelled_by_its_generated_id(chronos: Chronos) -> None:
+    """The generated id follows from the producer's delivery report and the requested time."""
     target = chronos.target()
     at_ms = time.time_ns() // 1_000_000 + 2_000
     aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % at_ms)]
     (gone, kept) = chronos.send(Sent(b"gone", aim, partition=1), Sent(b"kept", aim, partition=1))
-    address = b"%d-%d-%d" % (gone[0], at_ms, gone[1])
-    cancel = [("chronos-action", b"cancel"), ("chronos-id", address)]
+    generated = b"%d-%d-%d" % (gone[0], at_ms, gone[1])
+    cancel = [("chronos-action", b"cancel"), ("chronos-id", generated)]
     elsewhere, _ = chronos.send(Sent(None, cancel, partition=0), Sent(None, cancel, partition=1))
 
     assert [got.reason for got in chronos.rejected(elsewhere)] == ["wrong-shard"]
@@ -330,7 +337,7 @@ def test_a_message_without_a_key_is_cancelled_by_its_address(chronos: Chronos) -
 
 
 def test_keyed_deliveries_keep_their_order(chronos: Chronos) -> None:
-    """Per key by due time, then by arrival; from one shard, since one partition brought them."""
+    """Per key by due time, then by arrival; for messages of one shard."""
     target = chronos.target()
     start_ms = time.time_ns() // 1_000_000 + 1_500
     made = [
@@ -357,8 +364,8 @@ def test_keyed_deliveries_keep_their_order(chronos: Chronos) -> None:
         assert order == sorted(order)
 
 
-def test_ids_can_be_bound_to_javas_partitions(broker: Broker, tmp_path: Path) -> None:
-    """`topics.partitioner=murmur2`: a client that places keys otherwise is told so."""
+def test_ids_can_be_bound_to_the_partitions_of_javas_partitioner(broker: Broker, tmp_path: Path) -> None:
+    """`topics.partitioner=murmur2`: an id in another partition is rejected."""
     for chronos in running(broker, tmp_path, topics__partitioner="murmur2"):
         target = chronos.target()
         keys = [b"order-%d" % number for number in range(40)]

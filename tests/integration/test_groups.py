@@ -1,4 +1,4 @@
-"""The places of consumer groups, asked of brokers whose coordinator has hardly begun."""
+"""Committed offsets of consumer groups, on a broker whose group coordinator has just started."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from chronos.adapters.kafka.log import KafkaLog
 from tests.harness.broker import Broker
 
-ASK = """
+QUERY = """
 import sys
 from chronos.adapters.kafka.log import KafkaLog
 log = KafkaLog(bootstrap_servers=sys.argv[1], properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10)
@@ -19,16 +19,16 @@ log.close()
 
 
 @pytest.mark.timeout(180)
-def test_asking_for_groups_that_never_were_does_not_end_the_process(own_broker: Broker) -> None:
-    """Several processes are the first to ask: the offsets' own topic is not made yet, then not loaded."""
+def test_looking_up_unknown_groups_does_not_crash_the_process(own_broker: Broker) -> None:
+    """Several processes ask first: the offsets topic does not exist yet, then is not loaded yet."""
     own_broker.create_topic("topic")
     asking = [
-        subprocess.Popen([sys.executable, "-X", "faulthandler", "-c", ASK, own_broker.bootstrap, str(number)],
+        subprocess.Popen([sys.executable, "-X", "faulthandler", "-c", QUERY, own_broker.bootstrap, str(number)],
                          stderr=subprocess.PIPE, text=True)
         for number in range(3)
     ]  # fmt: skip
-    said = [process.communicate(timeout=120)[1] for process in asking]
-    assert [process.returncode for process in asking] == [0, 0, 0], said
+    errors = [process.communicate(timeout=120)[1] for process in asking]
+    assert [process.returncode for process in asking] == [0, 0, 0], errors
     log = KafkaLog(
         bootstrap_servers=own_broker.bootstrap, properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10
     )

@@ -1,4 +1,4 @@
-"""Fewer copies than nodes: every node answers for every shard, also for those that it does not hold."""
+"""Fewer copies than nodes: every node answers for every shard, also for shards it does not hold."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,20 +19,17 @@ MESSAGES = 400
 
 @pytest.fixture
 def flow(broker: Broker) -> KafkaFlow:
-    """Messages, and topics of their own."""
+    """Messages on separate topics."""
     return KafkaFlow(broker, 1)
 
 
 @pytest.fixture
-def fleet(broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
     """Three nodes, each shard on two of them."""
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2}
-    with (
-        Ensemble() as zookeeper,
-        Fleet(
-            tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
-        ) as nodes,
-    ):
+    with Fleet(
+        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
+    ) as nodes:
         yield nodes.start()
 
 
@@ -49,7 +46,7 @@ def listed(node: Service) -> list[str]:
 
 
 def holders(fleet: Fleet) -> dict[int, set[str]]:
-    """By shard, the nodes that have a copy of it."""
+    """The nodes with a copy, by shard."""
     return {
         shard: {node["node"] for node in fleet.nodes_seen()["nodes"] if node["shards"][shard]["role"] != "none"}
         for shard in range(SHARDS)
@@ -58,7 +55,7 @@ def holders(fleet: Fleet) -> dict[int, set[str]]:
 
 @pytest.mark.timeout(300)
 def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
-    """Look-ups, lists, counts and actions; and when all nodes with a shard are gone, that is what is said."""
+    """Look-ups, lists, counts and actions; and an error that says so when all nodes with a shard are gone."""
     due_ms = now_ms() + 45_000
     written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
     flow.flush()
@@ -66,10 +63,10 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     held = holders(fleet)
     assert all(len(names) == 2 for names in held.values())
     for node in nodes:
-        node.wait_until(lambda node=node: node.pending() == MESSAGES, "count what the others hold")  # type: ignore[misc]
+        node.wait_until(lambda node=node: node.pending() == MESSAGES, "count the messages of all nodes")  # type: ignore[misc]
         assert all(shard["node"] in held[shard["shard"]] for shard in node.shards())
 
-    # Look-ups: each message through each node, and an id that there is not.
+    # Look-ups: each message through each node, and ids that do not exist.
     places = {message.id: nodes[0].get(f"/v1/messages/{message.id}")["shard"] for message in written[:40]}
     assert set(places.values()) == set(range(SHARDS))
     for node in nodes:
@@ -85,7 +82,7 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert lists[0] == lists[1] == lists[2]
     assert [node.get("/v1/timeline", **{"from": due_ms - 60_000})["pending"] for node in nodes] == [MESSAGES] * 3
 
-    # Actions through a node that holds nothing of them.
+    # Actions through a node that does not hold the shard.
     shard = 0
     other = next(node for name, node in fleet.nodes.items() if name not in held[shard])
     holder = fleet.nodes[sorted(held[shard])[0]]
@@ -99,12 +96,12 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert other.get(cancelled)["state"] == "cancelled"
     there[0].due_ms, there[1].cancel_result, there[1].cancel_unsure = now_ms() - 60_000, "cancelled", True
 
-    # A question that a node passed on is answered by the one who holds the shard, or not at all.
+    # A request for given shards is answered only by a node that holds them.
     assert other.ask("GET", f"{path}?shards={shard}")[0] == 503
     assert holder.ask("GET", f"{path}?shards={shard}")[0] == 200
     assert other.ask("GET", "/v1/messages?shards=9")[0] == 422
 
-    # One of the two goes, then the other.
+    # One of the two is killed, then the other.
     holder.kill()
     assert other.get(cancelled)["state"] == "cancelled"
     second = fleet.nodes[sorted(held[shard])[1]]
@@ -113,11 +110,11 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert (status, held[shard] <= set(problem["detail"].replace(",", "").split())) == (503, True)
     assert other.ask("GET", "/v1/timeline")[0] == 503
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         shown = other.shards()[shard]
         return shown["node"] is None and "no node" in shown["paused"]
 
-    other.wait_until(is_told, "say what part is missing")
+    other.wait_until(is_reported, "report the missing shard")
     mine = next(number for number, names in held.items() if names != held[shard])
     elsewhere = next(id_ for id_, at in places.items() if at == mine)
     assert other.get(f"/v1/messages/{elsewhere}?shards={mine}")["id"] == elsewhere

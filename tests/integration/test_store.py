@@ -1,4 +1,4 @@
-"""The store of a real node is old, gone, or damaged: the logs bring it back, or a named error says what to do."""
+"""The store of a real node is old, missing or damaged: it is rebuilt from the logs, or an error says what to do."""
 
 import shutil
 import subprocess
@@ -13,12 +13,12 @@ from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
 AHEAD_MS = 6_000
-"""Messages are due from now to so much later: some are delivered before the store is changed, some after."""
+"""Messages are due within this time: some are delivered before the store is changed, some after."""
 
 
 @pytest.fixture
 def flow(broker: Broker) -> KafkaFlow:
-    """Messages through the shared broker, always the same ones."""
+    """The same messages in every run, through the shared broker."""
     return KafkaFlow(broker, seed=11)
 
 
@@ -65,7 +65,7 @@ def test_a_store_that_was_removed_is_rebuilt_from_the_logs(flow: KafkaFlow, brok
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_damaged_store_ends_the_node_with_the_remedy_and_removing_it_heals(
+def test_a_damaged_store_ends_the_node_with_a_remedy_that_works(
     flow: KafkaFlow, broker: Broker, tmp_path: Path, damage: str
 ) -> None:
     with served(flow, broker, tmp_path) as service:
@@ -94,7 +94,7 @@ def test_a_damaged_store_ends_the_node_with_the_remedy_and_removing_it_heals(
 
 
 def spoil(table: Path, damage: str) -> None:
-    """Damage a file the way disks and people do."""
+    """Damage a file as disks and operators do."""
     if damage == "missing":
         table.unlink()
         return

@@ -1,7 +1,6 @@
-"""Chronos's own topics in the hands of others: deleted, made again, trimmed, widened, filled before.
+"""Chronos's own topics changed by others: deleted, created again, trimmed, extended, or filled before the first start.
 
-The law is the same everywhere: a named end or a pause that says what to do; nothing doubled, nothing lost in
-silence.
+The result is always an exit or a pause with a reason that says what to do; no message is doubled or silently lost.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -36,7 +35,7 @@ CONFIGURATION_EXIT, MISMATCH_EXIT = 2, 1
 
 
 class Place:
-    """One service, its topics and a target of its own, on the broker that all share."""
+    """A service on the shared broker, with separate topics and a target topic."""
 
     def __init__(self, broker: Broker, folder: Path) -> None:
         self.broker = broker
@@ -46,11 +45,11 @@ class Place:
         self.service = self.make()
 
     def make(self, **settings: object) -> Service:
-        """A service over the same topics and data."""
+        """A service on the same topics and data."""
         return Service(self.folder / "node", bootstrap=self.broker.bootstrap, settings=self.topics.settings(**settings))
 
     def send(self, *values: bytes, delay: str = "0ms", partition: int = 0) -> None:
-        """Messages for the target."""
+        """Write messages for the target."""
         headers = schedule(self.target, delay=delay)
         produce(
             self.broker.bootstrap,
@@ -59,7 +58,7 @@ class Place:
         )
 
     def begin(self) -> None:
-        """Deliver two messages, and hold one that is not due."""
+        """Deliver two messages, and keep one pending."""
         self.service.start()
         self.send(b"a", b"b")
         self.send(b"later", delay="1h")
@@ -67,7 +66,7 @@ class Place:
         self.service.wait_until(lambda: self.service.pending() == 1, "hold one message")
 
     def arrived(self, *values: bytes) -> None:
-        """Exactly these are in the target, after a while in which more could have come."""
+        """Assert that the target contains exactly these messages, also after a short wait for more."""
         with Tail(self.broker.bootstrap, self.target) as tail:
             tail.take(self.target, len(values))
             assert sorted(got.value or b"" for got in tail.settle().records[self.target]) == sorted(values)
@@ -91,47 +90,47 @@ def place(broker: Broker, tmp_path: Path) -> Iterator[Place]:
     place.service.close()
 
 
-def says(service: Service, *words: str) -> None:
-    """The last line of its log says what happened and what to do."""
+def check_log(service: Service, *words: str) -> None:
+    """Assert that the last lines of the log contain the words: what happened and what to do."""
     last = service.tail(3)
     assert all(word in last for word in words), last
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_a_topic_deleted_while_it_runs_ends_the_service_with_its_name(place: Place, which: str) -> None:
+def test_a_topic_deleted_at_run_time_ends_the_service_with_the_name_of_the_topic(place: Place, which: str) -> None:
     place.begin()
     topic = getattr(place.topics, which)
     delete_topic(place.broker, topic)
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, topic, "deleted")
+    check_log(place.service, topic, "deleted")
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_a_topic_made_again_while_it_runs_is_not_mistaken_for_the_old_one(place: Place, which: str) -> None:
-    """The client would read on at its old offset: the first records of the new topic would be lost in silence."""
+def test_a_topic_recreated_at_run_time_ends_the_service(place: Place, which: str) -> None:
+    """The client would continue at its old offset: the first records of the new topic would be silently lost."""
     place.begin()
     topic = getattr(place.topics, which)
     place.remake(topic)
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, topic, "deleted and created again")
+    check_log(place.service, topic, "deleted and created again")
     place.arrived(b"a", b"b")
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_a_topic_made_again_while_it_was_stopped_is_found_at_the_start(place: Place, which: str) -> None:
+def test_a_topic_recreated_while_the_service_was_stopped_is_noticed_at_the_start(place: Place, which: str) -> None:
     place.begin()
     assert place.service.stop() == 0
     place.remake(getattr(place.topics, which))
     place.service.launch()
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, f"{which}_topic_id", "to start anew, remove the data directory")
+    check_log(place.service, f"{which}_topic_id", "to start anew, remove the data directory")
     place.arrived(b"a", b"b")
 
 
-def test_starting_anew_after_that_works_as_it_says(place: Place) -> None:
+def test_the_remedy_for_a_recreated_topic_works(place: Place) -> None:
     """Data directory and both topics removed: the new messages are delivered, the old ones not again."""
     place.begin()
     place.service.stop()
@@ -145,8 +144,10 @@ def test_starting_anew_after_that_works_as_it_says(place: Place) -> None:
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
 @pytest.mark.parametrize("keeps_store", [True, False], ids=["store-kept", "store-lost"])
-def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(place: Place, which: str, keeps_store: bool) -> None:
-    """With a store that is ahead of the gap all is well; without one the gap is named."""
+def test_a_topic_trimmed_ahead_of_the_store_is_noticed_at_the_start(
+    place: Place, which: str, keeps_store: bool
+) -> None:
+    """A store beyond the gap continues; without a store the error names the gap."""
     place.begin()
     place.service.stop()
     place.trim(getattr(place.topics, which), 1)
@@ -159,12 +160,12 @@ def test_a_topic_trimmed_ahead_of_the_store_is_found_at_the_start(place: Place, 
     place.service.launch()
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, f"{getattr(place.topics, which)}/0 begins at 1", "trimmed ahead of the store")
+    check_log(place.service, f"{getattr(place.topics, which)}/0 begins at 1", "trimmed ahead of the store")
     place.arrived(b"a", b"b")
 
 
 def test_records_trimmed_before_they_were_pulled_end_the_service(place: Place) -> None:
-    """Accepted by the log, seen by nobody, gone: that is said, whether it runs or starts."""
+    """Records that were accepted and are lost are reported, with the store and without."""
     place.begin()
     place.service.stop()
     place.send(b"lost-1", b"lost-2")
@@ -172,22 +173,22 @@ def test_records_trimmed_before_they_were_pulled_end_the_service(place: Place) -
     place.service.launch()
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, "begins at 5", "needs it from 3 on")
+    check_log(place.service, "begins at 5", "needs it from 3 on")
 
     shutil.rmtree(place.service.data_dir)
     place.service.launch()
-    assert place.service.wait_exit() == MISMATCH_EXIT, "replay does not step over the gap either"
+    assert place.service.wait_exit() == MISMATCH_EXIT, "replay must not skip the gap either"
     place.arrived(b"a", b"b")
 
 
-def test_a_partition_added_while_it_runs_is_found_and_can_be_taken_in(place: Place) -> None:
-    """Nobody would read it. What to do instead works: more shards, rebuilt from the logs, nothing doubled."""
+def test_a_partition_added_at_run_time_is_noticed_and_can_become_a_shard(place: Place) -> None:
+    """No shard would read it. The remedy works: more shards, rebuilt from the logs, nothing doubled."""
     place.begin()
     admin = place.broker.admin()
     admin.create_partitions([NewPartitions(place.topics.delay, 2)])[place.topics.delay].result(30)
 
     assert place.service.wait_exit() == CONFIGURATION_EXIT
-    says(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1")
+    check_log(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1")
 
     admin.create_partitions([NewPartitions(place.topics.progress, 2)])[place.topics.progress].result(30)
     shutil.rmtree(place.service.data_dir / "shards")
@@ -200,8 +201,8 @@ def test_a_partition_added_while_it_runs_is_found_and_can_be_taken_in(place: Pla
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
-def test_producers_clocks_on_its_own_topics_are_refused(place: Place, which: str) -> None:
-    """`CreateTime`, found at once while it runs and at every start; the text is the command that mends it."""
+def test_producer_timestamps_on_its_own_topics_are_refused(place: Place, which: str) -> None:
+    """`CreateTime` is noticed at run time and at every start; the error contains the command that repairs it."""
     place.begin()
     topic = getattr(place.topics, which)
     alter_topic(place.broker, topic, message_timestamp_type="CreateTime")
@@ -209,7 +210,7 @@ def test_producers_clocks_on_its_own_topics_are_refused(place: Place, which: str
     place.service.launch()
 
     assert place.service.wait_exit() == CONFIGURATION_EXIT
-    says(place.service, f"--topic {topic} --add-config message.timestamp.type=LogAppendTime")
+    check_log(place.service, f"--topic {topic} --add-config message.timestamp.type=LogAppendTime")
 
     alter_topic(place.broker, topic, message_timestamp_type="LogAppendTime")
     place.service.start()
@@ -228,8 +229,8 @@ def test_a_topic_filled_before_the_first_start_is_delivered_from_its_beginning(p
     assert place.service.pending() == 1
 
 
-def test_a_topic_trimmed_before_the_first_start_begins_where_it_begins(place: Place) -> None:
-    """What is gone before Chronos came was never Chronos's to deliver."""
+def test_a_topic_trimmed_before_the_first_start_is_read_from_its_first_offset(place: Place) -> None:
+    """Records deleted before the first start were never accepted."""
     place.broker.create_topic(place.topics.delay, config=STAMPED)
     place.send(b"gone-1", b"gone-2", b"kept")
     place.trim(place.topics.delay, 2)
@@ -247,38 +248,38 @@ def test_a_topic_trimmed_before_the_first_start_begins_where_it_begins(place: Pl
     ],
     ids=["create-time", "compacted"],
 )
-def test_a_topic_made_by_others_must_be_as_chronos_needs_it(
+def test_a_topic_created_by_others_with_wrong_settings_is_refused(
     place: Place, topic: str, config: dict[str, object], code: int
 ) -> None:
     place.broker.create_topic(getattr(place.topics, topic), config=config)
     place.service.launch()
 
     assert place.service.wait_exit() == code
-    says(place.service, "Chronos needs", "kafka-configs --alter")
+    check_log(place.service, "Chronos needs", "kafka-configs --alter")
 
 
-def test_a_progress_topic_with_other_peoples_records_is_refused(place: Place) -> None:
-    """Nobody's progress records are guessed at."""
+def test_a_progress_topic_with_foreign_records_is_refused(place: Place) -> None:
+    """A record that is not a progress record is never skipped."""
     place.broker.create_topic(place.topics.progress, config=STAMPED)
     produce(place.broker.bootstrap, place.topics.progress, [Sent(b"hello")])
     place.service.launch()
 
     assert place.service.wait_exit() == MISMATCH_EXIT
-    says(place.service, "progress record", "topics.progress")
+    check_log(place.service, "progress record", "topics.progress")
 
 
-def test_topics_are_not_made_where_others_make_them(place: Place) -> None:
-    """`topics.create=off` names all that are missing."""
+def test_missing_topics_are_not_created_if_that_is_switched_off(place: Place) -> None:
+    """With `topics.create=off` the error names all missing topics."""
     service = place.make(topics__create="off")
     service.launch()
 
     assert service.wait_exit() == CONFIGURATION_EXIT
-    says(service, *place.topics)
+    check_log(service, *place.topics)
 
 
 @pytest.mark.parametrize("which", ["rejected", "dead_letter"])
-def test_without_a_place_for_what_fails_the_shard_waits_and_says_so(place: Place, which: str) -> None:
-    """Neither lost nor skipped: it goes on when the topic is there again."""
+def test_without_its_rejected_or_dead_letter_topic_a_shard_pauses_with_a_reason(place: Place, which: str) -> None:
+    """The message is neither lost nor skipped: the shard continues when the topic exists again."""
     place.begin()
     topic = getattr(place.topics, which)
     delete_topic(place.broker, topic)
@@ -304,7 +305,7 @@ def test_without_a_place_for_what_fails_the_shard_waits_and_says_so(place: Place
 
 
 def test_progress_is_written_for_every_step_and_never_twice(place: Place) -> None:
-    """What the tests of this file rest on: positions only move forward, whatever happened between."""
+    """Positions only move forward, also across a kill."""
     place.begin()
     place.service.kill()
     place.service.start()

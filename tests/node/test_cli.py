@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from chronos.cli.reference import reference
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -545,7 +545,7 @@ def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
                "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
-    assert f"log.kafka.bootstrap_servers is {address}" in done.err
+    assert address in done.err
 
 
 def test_a_service_without_assertions_does_not_start(tmp_path):

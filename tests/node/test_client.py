@@ -18,7 +18,7 @@ from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachab
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules
-from tests.harness.broker import free_port
+from tests.harness.ports import free_port
 from tests.harness.service import Service
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.files import no_more_files
 
-KILLS = int(os.environ.get("CHRONOS_TEST_KILLS", "30"))
+KILLS = [8, pytest.param(30, marks=pytest.mark.slow)]
 ACKED_MIN = 20
 """Acknowledgements to wait for before a kill, so that there is something to lose."""
 
@@ -90,12 +89,13 @@ def values(log: EmbeddedLog, topic: str, partition: int) -> dict[int, str]:
     return found
 
 
-def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing(tmp_path):
+@pytest.mark.parametrize("kills", KILLS)
+def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing(tmp_path, kills):
     """The same log over many kills: acknowledged records stay at their offsets, transactions are whole."""
     dice = random.Random(7)
     acknowledged: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     trimmed = 0
-    for run in range(KILLS):
+    for run in range(kills):
         command = [sys.executable, "-c", WRITE, str(tmp_path / "log"), str(run)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -117,7 +117,7 @@ def test_a_log_killed_at_any_moment_keeps_what_it_acknowledged_and_tears_nothing
             assert int(offset) not in acknowledged[topic, int(partition)], "an offset was given twice"
             acknowledged[topic, int(partition)][int(offset)] = value
         _check(tmp_path / "log", acknowledged, trimmed)
-    assert sum(map(len, acknowledged.values())) > KILLS * ACKED_MIN / 2
+    assert sum(map(len, acknowledged.values())) > kills * ACKED_MIN / 2
     assert trimmed > 0
 
 

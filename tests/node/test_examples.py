@@ -20,13 +20,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service for all examples: each makes up names of its own."""
+    """One service for all examples: each uses ids of its own."""
     with Service(tmp_path_factory.mktemp("examples") / "data") as running:
         yield running.start()
 
 
 def play(name: str, *arguments: str) -> str:
-    """What the example prints; it must end well."""
+    """The output of an example; it must exit with 0."""
     program = EXAMPLES / name / f"{name}.py"
     done = subprocess.run(
         [sys.executable, program, *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -36,7 +36,7 @@ def play(name: str, *arguments: str) -> str:
 
 
 def verbs(output: str) -> list[str]:
-    """The first word of every line and who it is about, without what differs from run to run."""
+    """The first two words of every line, without the parts that differ from run to run."""
     return [" ".join(line.split()[:2]).split("-")[0] for line in output.splitlines()]
 
 
@@ -52,14 +52,14 @@ def test_unpaid_orders_are_closed_and_paid_ones_are_not(service: Service) -> Non
 def test_reminders_move_along_with_their_customer(service: Service) -> None:
     """The same wall-clock time in another zone is another instant."""
     output = play("reminders", "--server", service.url)
-    told = ["set pills:", "set letter:", "moved pills:", "moved letter:", "came pills:", "drop letter:"]
-    assert verbs(output) == told
+    expected = ["set pills:", "set letter:", "moved pills:", "moved letter:", "came pills:", "drop letter:"]
+    assert verbs(output) == expected
     assert output.endswith("drop   letter: cancelled\n")
 
 
 @pytest.mark.slow
-def test_the_readme_can_be_tried_out_as_it_stands(tmp_path: Path) -> None:
-    """Its first commands, one after the other, on a service that is new."""
+def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
+    """Its first commands, in order, on a new service."""
     readme = (EXAMPLES.parent / "README.md").read_text()
     first = re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0]
     commands = [shlex.split(line)[1:] for line in first.splitlines() if line.startswith("chronos ")]
@@ -103,7 +103,7 @@ def reminders() -> ModuleType:
         ("2030-10-27T02:30:00", None, "2030-10-27T02:30:00+00:00"),
     ],
 )
-def test_a_wall_clock_time_is_one_instant_on_odd_nights_too(
+def test_a_wall_clock_time_is_one_instant_also_when_clocks_change(
     reminders: ModuleType, wall: str, odd: str | None, due: str
 ) -> None:
     """The table of the README: Lisbon changes its clocks on 2030-03-31 and 2030-10-27."""

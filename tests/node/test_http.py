@@ -24,6 +24,7 @@ from chronos.admin.messages import merge
 from chronos.admin.routes import table
 from chronos.admin.schemas import (
     BASE64_ID_PATTERN,
+    DURATION_PATTERN,
     HEADER_NAME_PATTERN,
     INSTANT_PATTERN,
     PATTERN_TEXTS,
@@ -172,7 +173,8 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),
-        ({"delay": "1h", "expire_at": 5}, "expire_at", "before"),
+        ({"delay": "1h", "expire_at": 10**12}, "expire_at", "before"),
+        ({"delay": "1h", "expire_at": 5}, "expire_at", "looks like seconds"),
         ({"delay": "1h", "expire_at": "never"}, "expire_at", "never"),
         ({"delay": "1h", "on_conflict": "reject"}, "on_conflict", "without an id"),
         ({"delay": "1h", "id": "0-5-5"}, "id", "looks like the id"),
@@ -247,6 +249,22 @@ def test_the_first_100_errors_of_a_batch_are_listed_and_all_are_counted(service)
     status, problem = service.ask("POST", "/v1/messages", [{"value": 5}] * 5_000)
     assert (status, len(problem["errors"]), problem["errors_total"]) == (422, 100, 10_000)
     assert problem["detail"].endswith("(and 9999 more)")
+
+
+@pytest.mark.parametrize(
+    ("last", "field", "detail"),
+    [
+        ({"target": {}}, "target.topic", "required field is missing"),
+        ({"dealy": 1}, "dealy", "unknown field"),
+        ({"delay": "soon"}, "delay", PATTERN_TEXTS[DURATION_PATTERN]),
+    ],
+)
+def test_a_body_with_a_million_values_is_answered_with_its_first_error(service, last, field, detail):
+    """The search for all errors would take a multiple of the body in memory."""
+    wide = message(target={"headers": {f"h{at}": "" for at in range(900)}})
+    batch = [wide] * 1_150 + [message() | last] + [{}] * 100
+    status, problem = service.ask("POST", "/v1/messages", batch)
+    assert (status, problem["errors"]) == (422, [{"index": 1_150, "field": field, "detail": detail}])
 
 
 def test_the_only_message_of_an_array_is_not_numbered_in_the_text(service):

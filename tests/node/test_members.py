@@ -1,4 +1,4 @@
-"""Nodes of a cluster as a node's HTTP interface sees them: the wait for a new node, and the nodes that hold a shard."""
+"""The wait of a request for a node that this node does not see yet."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from collections.abc import Iterator
 
 from chronos.admin.cluster import wait_for_member
 from chronos.admin.waiting import poll
-from chronos.core.roles import Member, ReplicaReport, Roles
+from chronos.core.roles import Member, Roles
 from chronos.ports import ClusterSnapshot
-from chronos.workers.membership import Membership
-from tests.harness.clock import HandClock
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
 
 
-def member(node: str, role: str | None = None, applied: int | None = None) -> Member:
-    """A node whose replica of shard 0 has the role and has applied so many progress records; without a role no replica."""
-    replicas = {} if role is None else {0: ReplicaReport(role=role, applied=applied)}
-    return Member(
-        node=node, instance=f"i-{node}", address=f"http://{node}", version="0", started_ms=0, replicas=replicas
-    )
+def member(node: str) -> Member:
+    """A node without replicas."""
+    return Member(node=node, instance=f"i-{node}", address=f"http://{node}", version="0", started_ms=0)
 
 
 def snapshots(*nodes: tuple[str, ...]) -> Iterator[ClusterSnapshot]:
@@ -90,33 +85,3 @@ def test_a_node_that_joins_is_found_through_a_client_of_the_coordinator():
     assert found is not None
     assert found.node == "n3"
     assert looks <= 4
-
-
-def test_the_holders_of_a_shard_are_the_other_nodes_with_data_in_the_preferred_order():
-    """By role, then the furthest first; nodes without data and the node itself are left out."""
-    world = World(1)
-    ensemble = Ensemble(world, shards=1, replication=None, session_ms=6_000)
-    nodes = [
-        member("n1", "follower", 99),
-        member("behind", "follower", 5),
-        member("ahead", "follower", 9),
-        member("master", "master", 9),
-        member("changing", "recovering", 7),
-        member("empty", "none", 0),
-        member("failed", "failed", 9),
-        member("unknown", "starting", None),
-        member("without"),
-    ]
-    for each in nodes:
-        SimCoordinator(ensemble, each.node, lambda _: None).join(each)
-    coordinator = ensemble.clients[0]
-    coordinator.refresh()
-    membership = Membership(
-        coordinator, node="n1", clock=HandClock(), describe=lambda: nodes[0], plan=lambda view: view.roles
-    )
-
-    def holders(*preferred: str) -> list[str]:
-        return [found.node for found, _ in membership.holders(0, preferred)]
-
-    assert holders("master", "follower") == ["master", "ahead", "behind", "changing"]
-    assert holders("follower", "master") == ["ahead", "behind", "master", "changing"]

@@ -22,7 +22,8 @@ from tests.harness.service import Service
 # 501 is the answer of a standalone node, 403 that of a request which only nodes of the cluster may send.
 SEMANTIC = [200, 202, 403, 404, 409, 410, 422, 501]
 
-pytestmark = pytest.mark.slow
+# One node answers all of them.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openapi")]
 
 
 @pytest.fixture(scope="module")

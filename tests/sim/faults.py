@@ -130,7 +130,7 @@ FAULTS: dict[str, list[Change]] = {
         ),
     ],
     "the retention takes what is pending": [
-        (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, stood", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
+        (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, cursor_key", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
     ],
     "a reader runs ahead of the progress record": [
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),

@@ -121,7 +121,7 @@ class Run:
     def _write(self, key: str | None, value: str | None, headers: dict[str, str | bytes | None], shard: int) -> None:
         def seen(error: Any, record: Any) -> None:
             assert error is None, error
-            self.flow.watermarks.saw(record.partition(), record.offset())
+            self.flow.watermarks.note(record.partition(), record.offset())
 
         self._producer.produce(self.flow.delay, value, key, shard, headers=headers, on_delivery=seen)
         assert self._producer.flush(60) == 0

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
-from chronos.adapters.kafka.log import BATCH_BYTES
+from chronos.adapters.kafka.settings import BATCH_BYTES
 from chronos.cli.backfill import _end, _replay
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost

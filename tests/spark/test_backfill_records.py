@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
-from chronos.adapters.kafka.log import BATCH_BYTES
+from chronos.adapters.kafka.settings import BATCH_BYTES
 from chronos.core.message import ConditionalSchedule, Entry, Record
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules

@@ -71,7 +71,7 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
 
 
 @given(scripts)
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each occurrence once; else it is pending."""
     master = Master()
@@ -98,7 +98,7 @@ def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None
 
 
 @given(scripts)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_settled_messages_may_be_left_out_of_the_events(script: Sequence[Step]) -> None:
     """An action on a message that is not among the events has no effect on messages settled when it was staged."""
     master = Master()

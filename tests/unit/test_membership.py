@@ -164,7 +164,8 @@ PREVIOUS = ShardRoles(master="a", epoch=2, previous="b")
 def test_a_new_master_waits_for_a_predecessor_that_can_finish_its_step(
     case: Case, roles: ShardRoles, role: str, log: str, expected: bool
 ) -> None:
-    case.b.report(0, role=role)
+    for node in (case.a, case.b):
+        node.report(0, role=role)
     case.b.member = replace(case.b.member, log=log)
     case.publish(0, roles)
     assert case.a.membership.assignment(0).predecessor_active == expected

@@ -1,7 +1,7 @@
-"""A checkpoint as files on this machine: made of a store, described, checked, packed into one stream and unpacked.
+"""A checkpoint as files on this machine: copied from a store, described, checked, packed into one stream and unpacked.
 
-Where it is kept is not known here (`checkpoints`). A copy counts only if every byte of it is the one that was
-described, and the store in it opens and has the digest it should have.
+Where it is kept is the business of `checkpoints.folder`. A copy counts only if every byte matches its manifest, and the
+store in it opens and has the digest of the manifest.
 """
 
 import hashlib
@@ -26,41 +26,41 @@ from chronos.errors import ConfigurationError, NoSpace, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 
 FORMAT = 1
-"""Of the manifest and of what is described by it."""
+"""Version of the manifest and of the files it describes."""
 
 MANIFEST = "manifest.json"
 
 MANIFEST_BYTES_MAX = 4_000_000
-"""Twenty thousand files; a store of ten million messages has some hundred."""
+"""Enough for twenty thousand files; a store of ten million messages has some hundred."""
 
 CHUNK_BYTES = 1 << 20
-"""Read and written at a time."""
+"""Bytes read and written at a time."""
 
 CACHE_BYTES = 8 << 20
-"""Block cache of a copy that is read once."""
+"""Block cache of a copy, which is read once."""
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 NOT_CONTENT = re.compile(r"LOG(\.old.*)?|LOCK")
-"""RocksDB's own notes and lock."""
+"""RocksDB's info log and lock."""
 
-COPY_REMEDY = "It is a copy of this node's store, so that one is damaged too: remove it, it is rebuilt from a checkpoint and the logs."
+COPY_REMEDY = "It is a copy of this node's store, so the store is damaged too: remove it, it is rebuilt from a checkpoint and the logs."
 
 Opener = Callable[[Path], Store]
-"""Opens a copy to read it, and leaves its files as they are."""
+"""Opens a copy for reading and changes none of its files."""
 
 
 def open_copy(path: Path) -> Store:
-    """A store on the disk, only to read."""
+    """Open a copy on disk, read-only."""
     return RocksStore(path, block_cache=CACHE_BYTES, remedy=COPY_REMEDY, read_only=True)
 
 
 def encode_manifest(checkpoint: Checkpoint) -> bytes:
-    """JSON, indented: it is read by people on a bad day."""
+    """Encode as indented JSON: operators read it during an incident."""
     return msgspec.json.format(msgspec.json.encode(checkpoint), indent=2)
 
 
 def decode_manifest(data: bytes, where: str) -> Checkpoint:
-    """What a manifest says; StoreCorrupt when it is damaged, of a newer format, or names files that cannot be."""
+    """Decode a manifest. Raises StoreCorrupt if it is damaged, of another format, or names impossible files."""
     try:
         form = msgspec.json.decode(data, type=_Form).format
         if form != FORMAT:
@@ -83,13 +83,14 @@ class _Form(msgspec.Struct):
 
 
 class Copier:
-    """Makes copies of this node's stores, and takes in those of others. Any thread may call."""
+    """Copies this node's stores, and receives copies of other nodes' stores. Any thread may call."""
 
     def __init__(
         self, scratch: Path, *, node: str, version: str, remembered_ms: int = 0, open_store: Opener = open_copy
     ) -> None:
-        """`scratch`: a folder of its own for what is being copied, on the disk of the stores, so that files are linked
-        and not copied; whatever is in it is removed. `remembered_ms`: for the digest, `workers.delete.id_states_kept_ms`."""
+        """`scratch`: a folder for copies under way, on the disk of the stores so that files are hard links; its content is
+        deleted. `remembered_ms`: for the digest, `workers.delete.id_states_kept_ms`. `open_store`: opens a copy.
+        """
         self.open_store = open_store
         self.node = node
         self._scratch = scratch
@@ -98,30 +99,30 @@ class Copier:
         shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
-    def made(self, shard: int, store: Store, now_ms: int) -> Iterator[tuple[Path, Checkpoint]]:
-        """A copy of the store, with its description, for as long as the context lasts.
+    def temporary_copy(self, shard: int, store: Store, now_ms: int) -> Iterator[tuple[Path, Checkpoint]]:
+        """Copy the store and describe the copy; the copy is deleted at the end of the context.
 
-        Raises StoreCorrupt when the store is found to be damaged while it is read.
+        Raises StoreCorrupt if reading it shows that the store is damaged.
         """
         folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
         try:
             store.checkpoint(folder)
             names = sorted(file.name for file in folder.iterdir() if not NOT_CONTENT.fullmatch(file.name))
             files = tuple(describe_file(folder / name) for name in names)
-            yield folder, self._described(shard, folder, now_ms, files)
+            yield folder, self._manifest(shard, folder, now_ms, files)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def digest(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
-        """What a checkpoint made now would say of itself, but for its files: its digest, and where it stands."""
+        """Return the manifest of a checkpoint made now, without its files: the digest and the positions."""
         folder = self._scratch / f"{shard}-{uuid.uuid4().hex}"
         try:
             store.checkpoint(folder)
-            return self._described(shard, folder, now_ms, ())
+            return self._manifest(shard, folder, now_ms, ())
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _described(self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]) -> Checkpoint:
+    def _manifest(self, shard: int, folder: Path, now_ms: int, files: tuple[CheckpointFile, ...]) -> Checkpoint:
         copy = self.open_store(folder)
         try:
             data, named = copy.get([STATE_KEY, IDENTITY_KEY])
@@ -148,29 +149,29 @@ class Copier:
             copy.close()
 
     def check(self, folder: Path, checkpoint: Checkpoint, where: str) -> None:
-        """Open what was fetched: the store in it must be the one that was described. StoreCorrupt otherwise."""
+        """Open a copy that was fetched. Raises StoreCorrupt unless the store in it matches the manifest."""
         copy = self.open_store(folder)
         try:
             data, named = copy.get([STATE_KEY, IDENTITY_KEY])
             state = FRESH if data is None else unpack_state(data)
-            for what, told, found in (
+            for name, expected, found in (
                 ("identity", checkpoint.identity, named and unpack_identity(named)),
                 ("applied", checkpoint.applied, state.applied),
                 ("pull_offset", checkpoint.pull_offset, state.pull_offset),
                 ("digest", checkpoint.digest, digest(copy, remembered_ms=checkpoint.remembered_ms)),
             ):
-                if told != found:
+                if expected != found:
                     raise StoreCorrupt(
-                        f"{where} is no copy of what it says: {what} is {found}, not {told}. Use another one"
+                        f"{where} does not match its manifest: {name} is {found}, not {expected}. Use another one"
                     )
         finally:
             copy.close()
 
     @contextmanager
-    def taking(self, into: Path) -> Iterator[Path]:
-        """A folder to fetch into, which becomes `into` when all went well, and else is gone."""
+    def receiving(self, into: Path) -> Iterator[Path]:
+        """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted otherwise."""
         if into.exists():
-            raise ConfigurationError([f"{into} is there already: a checkpoint does not take the place of a store"])
+            raise ConfigurationError([f"{into} is there already: a checkpoint never overwrites a store"])
         part = into.with_name(f"{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -187,15 +188,17 @@ class Copier:
     # --- one stream, from one node to another
 
     def stream(self, shard: int, store: Store, now_ms: int) -> Generator[bytes, None, None]:
-        """A checkpoint of the store as a tar: the manifest, then its files. Close it when it is not read to the end."""
-        with self.made(shard, store, now_ms) as (folder, checkpoint):
+        """Stream a checkpoint of the store as a tar: the manifest, then its files. Close the generator if it is not read to the end."""
+        with self.temporary_copy(shard, store, now_ms) as (folder, checkpoint):
             yield from pack(folder, checkpoint)
 
     def receive(self, chunks: Iterable[bytes], into: Path, identity: Identity | None = None) -> Checkpoint:
-        """Make a folder of a stream: all of it, and checked, or nothing. StoreCorrupt when it is damaged or ends early,
-        or is of something else than `identity`."""
+        """Unpack a stream into a new folder: all of it, checked, or nothing.
+
+        Raises StoreCorrupt if it is damaged, ends early, or is of a store with another identity.
+        """
         where = "the checkpoint of another node"
-        with self.taking(into) as part:
+        with self.receiving(into) as part:
             checkpoint = unpack(chunks, part)
             if identity is not None and checkpoint.identity != identity:
                 raise StoreCorrupt(f"{where} is of {checkpoint.identity}, not of {identity}: it serves other topics")
@@ -204,7 +207,7 @@ class Copier:
 
 
 def pack(folder: Path, checkpoint: Checkpoint) -> Iterator[bytes]:
-    """A tar of the manifest and the files it names."""
+    """Yield a tar of the manifest and the files it names."""
     manifest = encode_manifest(checkpoint)
     yield _head(MANIFEST, len(manifest)) + _padded(manifest)
     for file in checkpoint.files:
@@ -216,7 +219,7 @@ def pack(folder: Path, checkpoint: Checkpoint) -> Iterator[bytes]:
 
 
 def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
-    """Write the files of a stream, each checked against the manifest that comes first."""
+    """Write the files of a stream, each checked against the manifest, which comes first."""
     where = "the stream of a checkpoint"
     try:
         with tarfile.open(fileobj=_Source(chunks), mode="r|", bufsize=CHUNK_BYTES) as tar:
@@ -229,7 +232,7 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
                 file = missing.pop(member.name, None)
                 if file is None or not member.isreg() or member.size != file.bytes:
                     raise StoreCorrupt(f"{where} holds {member.name}, which its manifest does not name: fetch it again")
-                take_file(chunks_of(_content(tar, member)), folder / file.name, file, where)
+                write_file(chunks_of(_content(tar, member)), folder / file.name, file, where)
     except (tarfile.TarError, EOFError) as error:
         raise StoreCorrupt(f"{where} is damaged or ended early ({error}): fetch it again") from error
     if missing:
@@ -238,7 +241,7 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
 
 
 class _Source(io.RawIOBase):
-    """Chunks as a file that is read."""
+    """Chunks as a readable file."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -282,13 +285,13 @@ def _padded(data: bytes) -> bytes:
 
 
 def chunks_of(source: Any) -> Iterator[bytes]:
-    """What an open file still holds, in portions."""
+    """Yield the rest of an open file in chunks."""
     while chunk := source.read(CHUNK_BYTES):
         yield chunk
 
 
 def describe_file(path: Path) -> CheckpointFile:
-    """Name, size and digest of a file."""
+    """Return the name, size and digest of a file."""
     hashed, size = hashlib.blake2b(digest_size=32), 0
     with path.open("rb") as file:
         for chunk in chunks_of(file):
@@ -298,7 +301,7 @@ def describe_file(path: Path) -> CheckpointFile:
 
 
 def check_bytes(chunks: Iterable[bytes], file: CheckpointFile, where: str) -> Iterator[bytes]:
-    """Passes the chunks on; StoreCorrupt at their end when they are not what was described."""
+    """Pass the chunks on; raise StoreCorrupt at their end if they do not match the description."""
     hashed, size = hashlib.blake2b(digest_size=32), 0
     for chunk in chunks:
         hashed.update(chunk)
@@ -311,15 +314,15 @@ def check_bytes(chunks: Iterable[bytes], file: CheckpointFile, where: str) -> It
         )
 
 
-def take_file(chunks: Iterable[bytes], path: Path, file: CheckpointFile, where: str) -> None:
-    """Write a file that must be what was described."""
+def write_file(chunks: Iterable[bytes], path: Path, file: CheckpointFile, where: str) -> None:
+    """Write a file that must match its description."""
     with _writing(path):
-        taken = path.open("xb")
-    with taken:
-        # What the chunks raise is not about this disk.
+        target = path.open("xb")
+    with target:
+        # An error raised by the chunks is not an error of this disk.
         for chunk in check_bytes(chunks, file, where):
             with _writing(path):
-                taken.write(chunk)
+                target.write(chunk)
 
 
 @contextmanager
@@ -338,9 +341,9 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def damaged(checkpoints: Sequence[str]) -> StoreCorrupt:
-    """None of those there are can be used."""
+def all_damaged(names: Sequence[str]) -> StoreCorrupt:
+    """The error for a shard whose checkpoints are all damaged."""
     return StoreCorrupt(
-        f"no checkpoint of this shard can be used, all are damaged: {', '.join(checkpoints)}. Fetch one from another node;"
-        " or, if the logs were never trimmed, take them away: the store is rebuilt from the logs"
+        f"no checkpoint of this shard can be used, all are damaged: {', '.join(names)}. Fetch one from another node;"
+        " or, if the logs were never trimmed, move them away: the store is rebuilt from the logs"
     )

@@ -1,7 +1,7 @@
 """Checkpoints in a folder or in object storage, through fsspec: `<location>/<cluster>/<shard>/<applied>-<node>/`.
 
-A checkpoint counts once its manifest is there, which is written last, after every byte was read back. Nothing is ever
-changed in place. Those of other topics with the same names (a topic deleted and created again) are left alone.
+A checkpoint counts once its manifest is there, which is written last, after every byte was read back. No file is ever
+changed in place. Checkpoints of other topics of the same names (a topic deleted and created again) are left alone.
 """
 
 import os
@@ -18,12 +18,12 @@ from fsspec.implementations.local import LocalFileSystem
 from chronos.adapters.checkpoints.files import (
     MANIFEST,
     Copier,
+    all_damaged,
     check_bytes,
     chunks_of,
-    damaged,
     decode_manifest,
     encode_manifest,
-    take_file,
+    write_file,
 )
 from chronos.core.codec import Identity
 from chronos.errors import ChronosError, ConfigurationError, Retry, StoreCorrupt
@@ -38,8 +38,8 @@ class CheckpointFolder:
     """See `ports.Checkpoints`. Any thread may call, one at a time for one shard."""
 
     def __init__(self, location: str, cluster: str, copier: Copier, *, data_dir: Path) -> None:
-        """`location` is a folder or a URL that fsspec knows; a folder inside `data_dir` is refused."""
-        # A URL may hold a password, and texts end up in logs.
+        """`location`: a folder, or a URL that fsspec knows. Raises ConfigurationError, also for a folder inside `data_dir`."""
+        # A URL may hold a password, and error texts end up in logs.
         self._shown = re.sub(r"//[^/@]*@", "//********@", location)
         self._copier = copier
         try:
@@ -60,12 +60,12 @@ class CheckpointFolder:
     def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
         """1. copy and describe, 2. write the files, 3. read them back, 4. write the manifest.
 
-        One that this node has made of the same state before is as good, and is not made again.
+        If this node made a checkpoint of the same state before, that one is returned instead.
         """
-        with self._copier.made(shard, store, now_ms) as (folder, checkpoint):
+        with self._copier.temporary_copy(shard, store, now_ms) as (folder, checkpoint):
             place = self._place(shard, checkpoint.name)
             with self._reaching("writing"):
-                # One that was cut short while it was written makes none: it is made anew.
+                # One whose upload was cut short is made again.
                 with suppress(StoreCorrupt):
                     known = self._read_manifest(place)
                     if known is not None and _same(known, checkpoint) and self.is_intact(known):
@@ -93,10 +93,10 @@ class CheckpointFolder:
                 file.flush()
                 os.fsync(file.fileno())
 
-    # --- what there is
+    # --- listing and checking
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        """The whole ones of this shard of these topics, the furthest first."""
+        """Return the complete checkpoints of this shard of these topics, the furthest first."""
         found = []
         with self._reaching("reading"):
             for name in self._names(shard):
@@ -110,11 +110,11 @@ class CheckpointFolder:
         return found
 
     def newest(self, shard: int, identity: Identity) -> Checkpoint | None:
-        """The furthest one; None: there is none."""
+        """Return the furthest one; None if there is none."""
         return next(iter(self.kept(shard, identity)), None)
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Whether all its files are there in their sizes."""
+        """Return whether all its files are there in their sizes."""
         place = self._place(checkpoint.shard, checkpoint.name)
         with self._reaching("reading"):
             self._files.invalidate_cache()
@@ -125,7 +125,7 @@ class CheckpointFolder:
         return all(listed.get(file.name) == file.bytes for file in checkpoint.files)
 
     def verify(self, checkpoint: Checkpoint) -> None:
-        """Read every byte of it. StoreCorrupt names what is damaged."""
+        """Read every byte of it. StoreCorrupt names the damaged file."""
         with self._reaching("reading"):
             self._check_files(checkpoint)
 
@@ -150,22 +150,22 @@ class CheckpointFolder:
             return None
         return decode_manifest(data, f"{place}/{MANIFEST}")
 
-    # --- getting back
+    # --- restoring
 
     def fetch(self, checkpoint: Checkpoint, into: Path) -> None:
-        """Make a store of it, in a folder that must not exist yet; all of it and checked, or nothing.
+        """Fetch it into a folder that must not exist yet: all of it, checked, or nothing.
 
-        Raises StoreCorrupt when anything of it is not what it was.
+        Raises StoreCorrupt if any byte differs from its manifest.
         """
         place = self._place(checkpoint.shard, checkpoint.name)
-        with self._copier.taking(into) as part:
+        with self._copier.receiving(into) as part:
             with self._reaching("reading"):
                 for file in checkpoint.files:
-                    take_file(self._read(checkpoint, file), part / file.name, file, place)
+                    write_file(self._read(checkpoint, file), part / file.name, file, place)
             self._copier.check(part, checkpoint, place)
 
     def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
-        """Fetch the furthest one that is not damaged; None: there are none. StoreCorrupt: there are, all damaged."""
+        """Fetch the furthest one that is not damaged; None if there is none. Raises StoreCorrupt if all are damaged."""
         tried = []
         for checkpoint in self.kept(shard, identity):
             try:
@@ -176,7 +176,7 @@ class CheckpointFolder:
             else:
                 return checkpoint
         if tried:
-            raise damaged(tried)
+            raise all_damaged(tried)
         return None
 
     def _read(self, checkpoint: Checkpoint, file: CheckpointFile) -> Iterator[bytes]:
@@ -188,27 +188,27 @@ class CheckpointFolder:
         with source:
             yield from check_bytes(chunks_of(source), file, place)
 
-    # --- giving space back
+    # --- pruning
 
     def prune(self, shard: int, identity: Identity, keep: int) -> list[str]:
-        """Remove all but the furthest `keep`, and half ones that lie behind them."""
-        assert keep > 0, "nothing would be left to start from"
+        """Remove all but the furthest `keep`, and incomplete ones that lie behind them; return the names removed."""
+        assert keep > 0, "no checkpoint would be left to start from"
         kept = self.kept(shard, identity)
         if len(kept) < keep:
             return []
         oldest = kept[keep - 1].name
         removed = []
         with self._reaching("removing"):
-            whole = {checkpoint.name for checkpoint in kept}
+            complete = {checkpoint.name for checkpoint in kept}
             for name in self._names(shard):
                 place = self._place(shard, name)
-                if name < oldest and (name in whole or not self._files.exists(f"{place}/{MANIFEST}")):
+                if name < oldest and (name in complete or not self._files.exists(f"{place}/{MANIFEST}")):
                     self._remove(place)
                     removed.append(name)
         return removed
 
     def _remove(self, place: str) -> None:
-        """The manifest first, so that no half one counts."""
+        """Remove the manifest first, so that an incomplete checkpoint never counts."""
         with suppress(FileNotFoundError):
             self._files.rm_file(f"{place}/{MANIFEST}")
         if self._files.exists(place):
@@ -219,15 +219,15 @@ class CheckpointFolder:
 
     @contextmanager
     def _reaching(self, doing: str) -> Iterator[None]:
-        """Whatever the storage raises means that it cannot be used now; each kind of it has errors of its own."""
+        """Translate every error of the storage to Retry; each kind of storage has errors of its own."""
         try:
             yield
         except ChronosError:
             raise
         except Exception as error:
-            told = re.sub(r"//[^/@]*@", "//********@", f"{type(error).__name__}: {error}")
+            cause = re.sub(r"//[^/@]*@", "//********@", f"{type(error).__name__}: {error}")
             raise Retry(
-                f"{doing} at checkpoints.location {self._shown} failed ({told}): is it there, with room, and may this"
+                f"{doing} at checkpoints.location {self._shown} failed ({cause}): is it there, with room, and may this"
                 " process write there?"
             ) from error
 

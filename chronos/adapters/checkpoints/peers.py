@@ -1,6 +1,6 @@
-"""What one node asks of another, over HTTP: a checkpoint of a shard, as a stream.
+"""Fetching a checkpoint of a shard from another node, over HTTP.
 
-Blocking, for the thread of the shard that has nothing else to do until it has a store.
+Blocking: the thread of a shard has nothing else to do until it has a store.
 """
 
 import http.client
@@ -13,21 +13,22 @@ from chronos.adapters.checkpoints.files import CHUNK_BYTES
 from chronos.errors import Retry
 
 BEGIN_S = 120.0
-"""How long a node may take to begin: it reads all of its store first, to say what its digest is."""
+"""How long a node may take to start: it reads its whole store first, for the digest."""
 
 SILENCE_S = 10.0
-"""How long it may send nothing after that; then it hangs."""
+"""How long it may then send nothing before it counts as hanging."""
 
 PROBLEM_BYTES_MAX = 100_000
+"""Most that is read of an error answer."""
 
 
-def checkpoint_of(address: str, shard: int, *, node: str, token: str) -> Iterator[bytes]:
-    """A checkpoint of the shard, made at `address` now. Raises Retry, also in the middle.
+def fetch_checkpoint(address: str, shard: int, *, node: str, token: str) -> Iterator[bytes]:
+    """Stream a checkpoint of the shard that the node at `address` makes now. Raises Retry, also in the middle.
 
-    `node` asks, and shows the `token` that the coordinator gave out with its membership.
+    `node`: this node. `token`: proof of its membership, which the coordinator shows to the other nodes.
     """
     url = urlsplit(address)
-    # Without the password that a URL may hold.
+    # Without the password that the URL may hold.
     place = f"{url.hostname}:{url.port}"
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     connection = kind(url.hostname or "", url.port, timeout=BEGIN_S)
@@ -41,12 +42,12 @@ def checkpoint_of(address: str, shard: int, *, node: str, token: str) -> Iterato
         connection.request("GET", f"{url.path.rstrip('/')}/v1/shards/{shard}/checkpoint", headers=headers)
         answer = connection.getresponse()
         if answer.status != http.HTTPStatus.OK:
-            raise Retry(f"{place} gives none: {_reason(answer)}")
+            raise Retry(f"{place} sends no checkpoint: {_reason(answer)}")
         sock.settimeout(SILENCE_S)
         while chunk := answer.read(CHUNK_BYTES):
             yield chunk
     except (OSError, http.client.HTTPException) as error:
-        raise Retry(f"{place} does not answer, or not to the end: {str(error) or type(error).__name__}") from error
+        raise Retry(f"{place} does not answer, or stopped answering: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
 

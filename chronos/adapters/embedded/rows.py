@@ -1,12 +1,12 @@
-"""The rows of the embedded log, as bytes: by their first byte, integers big-endian so that order is kept.
+"""The rows of the embedded log as bytes, told apart by their first byte; integers big-endian, so that rows sort by number.
 
     v                                          version of this layout
     t  name                                    topic: version byte, msgpack [number, id, partitions, own]
-    s  number u32, partition u32               start offset u64, once something was trimmed
+    s  number u32, partition u32               start offset u64, written by the first trim
     r  number u32, partition u32, offset u64   record: version byte, timestamp_ms u64,
                                                msgpack [key, value, [[header name, header value], ...]]
 
-Changing one of them follows the rules of `core.codec`.
+A change follows the rules of `core.codec`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,16 @@ _u64 = Layout(">Q")
 
 
 class TopicRow(Struct, frozen=True, array_like=True):
-    """A topic as it is kept. Field order is the layout."""
+    """A topic as stored. The order of fields is the layout."""
 
     number: int
-    """Stands for the name in the other rows; never given again."""
+    """Stands for the name in the other rows; never reused."""
     id: str
+    """Topic id."""
     partitions: int
+    """Number of partitions."""
     own: bool
-    """Chronos's own, made by `prepare`: nothing in it expires unless its settings say so."""
+    """One of Chronos's own topics, created by `prepare`: its records expire only if its settings say so."""
 
 
 class _Body(Struct, frozen=True, array_like=True, gc=False):
@@ -53,27 +55,27 @@ _decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
 
 
 def topic_key(name: str) -> bytes:
-    """Where a topic stands."""
+    """Key of a topic."""
     return b"t" + name.encode()
 
 
 def topic_name(key: bytes) -> str:
-    """The name in a topic's key."""
+    """Name in a topic's key."""
     return key[1:].decode()
 
 
 def record_key(number: int, partition: int, offset: int) -> bytes:
-    """Where a record stands: 17 bytes."""
+    """Key of a record: 17 bytes."""
     return _record_key(b"r", number, partition, offset)
 
 
 def record_offset(key: bytes) -> int:
-    """The offset in a record's key."""
+    """Offset in a record's key."""
     return int.from_bytes(key[9:])
 
 
 def start_key(number: int, partition: int) -> bytes:
-    """Where a partition keeps its first offset."""
+    """Key of a partition's start offset."""
     return _start_key(b"s", number, partition)
 
 
@@ -83,22 +85,22 @@ def pack_offset(offset: int) -> bytes:
 
 
 def unpack_offset(data: bytes) -> int:
-    """The start offset in the bytes."""
+    """Start offset in the bytes."""
     return int.from_bytes(data)
 
 
 def pack_body(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """The part of a record that is known before it is written. A header name must be valid Unicode."""
+    """Key, value and headers of a record: the part known before it is written. Raises UnicodeEncodeError for a header name."""
     return _encode((key, value, list(headers.items()) if isinstance(headers, Mapping) else headers))
 
 
 def pack_stamp(timestamp_ms: int) -> bytes:
-    """The part of a record before its body."""
+    """The part of a record in front of its body."""
     return RECORD_VERSION + _u64.pack(timestamp_ms)
 
 
 def unpack_record(offset: int, data: bytes) -> Record:
-    """The record in the bytes; StoreCorrupt when they are of another version or damaged."""
+    """Record in the bytes. Raises StoreCorrupt when they are damaged or of another version."""
     if data[:1] != RECORD_VERSION:
         raise _unknown("a record", data)
     try:
@@ -114,7 +116,7 @@ def pack_topic(topic: TopicRow) -> bytes:
 
 
 def unpack_topic(data: bytes) -> TopicRow:
-    """The topic in the bytes; StoreCorrupt when they are of another version or damaged."""
+    """Topic in the bytes. Raises StoreCorrupt when they are damaged or of another version."""
     if data[:1] != TOPIC_VERSION:
         raise _unknown("a topic", data)
     try:

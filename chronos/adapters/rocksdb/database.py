@@ -1,8 +1,8 @@
-"""RocksDB as Chronos uses it: one column family of raw bytes, and its errors in Chronos's words.
+"""RocksDB as Chronos uses it: one column family of raw bytes, with its errors translated.
 
-What `rocks` (the store) and `embedded` (the log) have in common. Knows nothing of what the rows mean. Keeps
-two promises that the client, rocksdict, does not: a read never ends early in silence at a damaged block, and
-no call waits inside RocksDB with Python's lock held.
+Shared by the store (`rocksdb.store`) and the embedded log (`embedded.journal`); it does not know what the rows mean. It
+keeps two promises that the client, rocksdict, does not: a read never ends early in silence at a damaged block, and no
+call waits inside RocksDB while it holds the GIL.
 """
 
 import shutil
@@ -34,40 +34,41 @@ from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Sto
 KeyValue = tuple[bytes, bytes]
 
 KEYS_MAX = 1_000
-"""Keys of one multi-get, which holds Python's lock for 0.7 µs a key."""
+"""Keys of one multi-get, which holds the GIL for 0.7 µs a key."""
 
 STALL_MAX_S = 30.0
-"""How long a write waits for RocksDB to flush or compact before it gives up, with nothing written."""
+"""How long a write waits for RocksDB to flush or compact before it fails with nothing written."""
 
 STALL_POLL_S = 0.002
-"""Between two looks at whether RocksDB takes writes again; it has no way of telling."""
+"""Pause before RocksDB is tried again after a write stall; it has no notification."""
 
 VERIFY_ROWS, VERIFY_BYTES = 1_000, 4_000_000
-"""Read at a time while verifying, so that others get their turn in between."""
+"""Rows and bytes read at a time while verifying, so that other threads run in between."""
 
 OPEN_FILES_MAX = 256
-"""Per database. Each open table costs a descriptor and some memory; five million rows need about 30."""
+"""Open tables per database. Each costs a file descriptor and some memory; five million rows need about 30."""
 
 L0_FILES_MAX = 40
-"""Tables not compacted yet, each of which every read asks, at which writes wait. Compaction begins at 4."""
+"""Tables in level 0, each of which every read must search, at which writes stall. Compaction begins at 4."""
 
 FIRST_MANIFEST = "MANIFEST-000001"
-"""Written before the first CURRENT and gone soon after it: alone, it is what a kill left of making a new database."""
+"""Written before the first CURRENT and removed soon after it: alone, it is the remains of a kill while creating a database."""
 
+# Parts of RocksDB's error texts; the client raises one class for all errors.
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
-NOT_OURS = ("Permission denied", "Read-only file system", "Not a directory", "Operation not permitted")
-MANY_FILES = "Too many open files"
+NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "Operation not permitted")
+TOO_MANY_FILES = "Too many open files"
 STALLED = "Write stall"
 
 
 def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
-    """Options under which memory is bounded by the cache and two memtables, however many rows there are."""
+    """Options that bound memory by the cache and two memtables, for any number of rows."""
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_block_size(16 * 1024)
     table.set_format_version(5)
     table.set_bloom_filter(10, False)
-    # Otherwise indexes and filters stay in memory for every open table, outside any bound.
+    # By default the indexes and filters of every open table stay in memory, without a bound.
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
 
@@ -77,10 +78,10 @@ def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     options.set_paranoid_checks(True)
     options.set_max_open_files(OPEN_FILES_MAX)
-    # A torn record at the very end was never acknowledged; damage anywhere else must not pass as an end.
+    # A torn record at the very end was never acknowledged; damage anywhere else must not be taken for the end.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     _bound_memory(options, memtable_bytes)
-    _store_large_values_apart(options, blob_bytes_min)
+    _use_blob_files(options, blob_bytes_min)
     _bound_info_log(options)
     return options
 
@@ -88,7 +89,7 @@ def tuned(*, cache: Cache, memtable_bytes: int, blob_bytes_min: int) -> Options:
 def _bound_memory(options: Options, memtable_bytes: int) -> None:
     options.set_write_buffer_size(memtable_bytes)
     options.set_max_write_buffer_number(2)
-    # A slowed write would sleep inside RocksDB with Python's lock held: it is taken at once, or refused.
+    # A slowed write would sleep inside RocksDB while it holds the GIL: take it at once, or refuse it.
     options.set_level_zero_slowdown_writes_trigger(L0_FILES_MAX)
     options.set_level_zero_stop_writes_trigger(L0_FILES_MAX)
     options.set_soft_pending_compaction_bytes_limit(0)
@@ -97,7 +98,7 @@ def _bound_memory(options: Options, memtable_bytes: int) -> None:
     options.set_compaction_readahead_size(1 << 20)
 
 
-def _store_large_values_apart(options: Options, blob_bytes_min: int) -> None:
+def _use_blob_files(options: Options, blob_bytes_min: int) -> None:
     options.set_enable_blob_files(True)
     options.set_min_blob_size(blob_bytes_min)
     options.set_blob_compression_type(DBCompressionType.lz4())
@@ -113,14 +114,14 @@ def _bound_info_log(options: Options) -> None:
 
 
 class Database:
-    """An open RocksDB. Any thread may call; every call but `sync`, `flush` and `compact` is short.
+    """An open RocksDB. Any thread may call; every call but `sync`, `flush`, `checkpoint` and `compact` is short.
 
-    One lock around the short ones costs nothing, because Python's own is held in them anyway, and means that
-    no iterator is alive when the database is closed: one that is would keep the directory locked.
+    One lock around the short calls costs nothing, because they hold the GIL anyway. It ensures that no iterator is open
+    when the database is closed, which would keep the directory locked.
     """
 
     def __init__(self, path: Path, options: Options, *, wal: bool, remedy: str, read_only: bool = False) -> None:
-        """`read_only` leaves every file as it is; only what is written to nobody may be opened so."""
+        """`remedy`: advice for an error about damage. `read_only` changes no file; no other process may write to these files."""
         self.path = path
         self._access = AccessType.read_only() if read_only else AccessType.read_write()
         self._remedy = remedy
@@ -130,12 +131,12 @@ class Database:
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
         self._options = options
-        self.lives = 0
-        """How often it was opened: what an earlier life did not flush may be gone."""
+        self.times_opened = 0
+        """Times it was opened: what was not flushed before the last time may be lost."""
         self._open()
 
     def _open(self) -> None:
-        self.lives += 1
+        self.times_opened += 1
         try:
             self._check_complete()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -147,13 +148,13 @@ class Database:
             raise self._translated(error, "opening") from error
 
     def reopen(self) -> None:
-        """Close and open anew, as after a crash: without a WAL, what was not flushed is gone."""
-        with suppress(ChronosError):  # that it cannot flush was known
+        """Close and open again, as after a crash: without a WAL, what was not flushed is lost."""
+        with suppress(ChronosError):  # it is known that it cannot flush
             self.close()
         self._open()
 
     def replace(self, folder: Path) -> None:
-        """Be the database in `folder`, which takes the place of this one's; what was here is gone."""
+        """Replace this database by the one in `folder`, which is moved here; the old content is deleted."""
         old = self.path.with_name(f"{self.path.name}.old")
         try:
             shutil.rmtree(old, ignore_errors=True)
@@ -170,7 +171,7 @@ class Database:
         if not self.path.is_dir():
             return
         logs = [*self.path.glob("MANIFEST-*"), *self.path.glob("*.log")]
-        # Without CURRENT RocksDB takes the directory for a new one, and deletes what is in it.
+        # Without CURRENT RocksDB takes the directory for a new one and deletes what is in it.
         if not (self.path / "CURRENT").exists():
             if all(log.name == FIRST_MANIFEST for log in logs) and not any(self.path.glob("*.sst")):
                 return
@@ -179,7 +180,7 @@ class Database:
             check_records(log, self._remedy)
 
     def _check_blobs(self) -> None:
-        # Tables are checked by RocksDB on opening; blob files only when something in them is read.
+        # RocksDB checks tables when it opens them, but blob files only when a value in them is read.
         sizes = [blob.stat().st_size for blob in self.path.glob("*.blob")]
         count = self._property("num-blob-files")
         size = self._property("total-blob-file-size")
@@ -196,7 +197,7 @@ class Database:
     # --- reading
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of the keys, in their order."""
+        """Return the values of the keys, in their order; None for a missing key."""
         values: list[bytes | None] = []
         for at in range(0, len(keys), KEYS_MAX):
             try:
@@ -209,7 +210,7 @@ class Database:
     def scan(
         self, start: bytes, stop: bytes | None, count_max: int, bytes_max: int, *, fill_cache: bool = True
     ) -> list[KeyValue]:
-        """Rows with `start <= key < stop` in order, at most so many and so large, one if there is one."""
+        """Return rows with `start <= key < stop` in order, within both limits but at least one if there is one."""
         bounds = ReadOptions()
         bounds.fill_cache(fill_cache)  # type: ignore[call-arg]
         if stop is not None:
@@ -224,7 +225,7 @@ class Database:
         rows: list[KeyValue] = []
         size = 0
         while True:
-            # Twice as fast as the raw iterator, but it ends at a damaged block as it does at the last row.
+            # Twice as fast as the raw iterator, but it ends at a damaged block as it does after the last row.
             for row in self._db.items(from_key=start, read_opt=bounds):
                 size += len(row[0]) + len(row[1])  # type: ignore[arg-type]
                 if len(rows) >= count_max or (size > bytes_max and rows):
@@ -237,11 +238,11 @@ class Database:
             if not last.valid():
                 last.status()
                 return rows
-            # Either a row was added this moment, or the error has gone: read on.
+            # A row was added just now, or the error is gone: read on.
             start = last.key()
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """The greatest key with `start <= key < stop`."""
+        """Return the greatest key with `start <= key < stop`; None where there is none."""
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(stop)
         try:
@@ -257,7 +258,7 @@ class Database:
             raise self._translated(error, "reading") from error
 
     def verify(self) -> int:
-        """Read every row and every checksum without filling the cache; how many rows."""
+        """Read every row, check every checksum without filling the cache, and return the number of rows."""
         count, start = 0, b""
         while rows := self.scan(start, None, VERIFY_ROWS, VERIFY_BYTES, fill_cache=False):
             count += len(rows)
@@ -267,9 +268,9 @@ class Database:
     # --- writing
 
     def write(self, make: Callable[[], WriteBatch]) -> None:
-        """Write all of a batch or nothing; it is durable after `sync` (with a WAL) or `flush`.
+        """Write a whole batch or nothing; it is durable after `sync` (with a WAL) or `flush`.
 
-        The client takes a batch away also when it does not write it, hence a maker.
+        `make` is called for every attempt, because the client consumes a batch even when it does not write it.
         """
         while True:
             batch = make()
@@ -280,9 +281,9 @@ class Database:
             except Exception as error:
                 if STALLED not in str(error):
                     raise self._translated(error, "writing") from error
-            self._wait_until_taken()
+            self._wait_while_stalled()
 
-    def _wait_until_taken(self) -> None:
+    def _wait_while_stalled(self) -> None:
         deadline = time.monotonic() + STALL_MAX_S
         while (refusal := self._refusal()) is not None and STALLED in refusal:
             if time.monotonic() > deadline:
@@ -290,7 +291,7 @@ class Database:
             time.sleep(STALL_POLL_S)
 
     def _refusal(self) -> str | None:
-        # An empty write changes nothing and is refused like any other; the counter of errors never falls again.
+        # An empty write changes nothing and is refused like any other. RocksDB's counter of errors is no help: it never falls.
         try:
             with self._lock:
                 self._db.write(WriteBatch(raw_mode=True), self._unlogged)
@@ -299,19 +300,19 @@ class Database:
         return None
 
     def sync(self) -> None:
-        """Make what was written durable through the WAL. Other threads may read and write meanwhile."""
+        """Sync the WAL. Other threads may read and write meanwhile."""
         self._slowly(self._sync_lock, "syncing", lambda: self._db.flush_wal(True))
 
     def flush(self) -> None:
-        """Make what was written durable as tables."""
+        """Write the memtables to tables. Other threads may read and write meanwhile."""
         self._slowly(self._sync_lock, "flushing", lambda: self._db.flush())
 
     def checkpoint(self, path: Path) -> None:
-        """A copy of what was written, in a folder that must not exist yet: links where it is the same disk."""
+        """Copy what was written to a folder that must not exist yet, with hard links on the same disk."""
         if path.exists():
             raise ConfigurationError([f"{path} is there already: a checkpoint goes into a folder of its own"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Measured: making it holds Python's lock while it flushes. After this there is next to nothing to flush.
+        # Measured: it holds the GIL while it flushes. After this flush there is next to nothing left.
         self.flush()
         self._slowly(self._sync_lock, "copying", lambda: self._checkpoint(path))
 
@@ -321,38 +322,38 @@ class Database:
         Checkpoint(self._db).create_checkpoint(str(path))
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Give back the space of what was deleted in a range."""
+        """Compact a range, which frees the space of what was deleted in it."""
         self._slowly(self._compact_lock, "compacting", lambda: self._db.compact_range(start, stop))
 
     def _slowly(self, lock: threading.Lock, doing: str, do: Callable[[], None]) -> None:
         try:
-            # Python's lock is free meanwhile, and the database must not be closed under its own feet.
+            # The GIL is free meanwhile, and the database must not be closed during the call.
             with lock:
                 do()
         except Exception as error:
             raise self._translated(error, doing) from error
 
     def background_error(self) -> str | None:
-        """Why RocksDB refuses all writes at this moment, if it does; it goes on once a full disk has room."""
+        """Return why RocksDB refuses all writes at the moment; None when it takes them or stalls."""
         refusal = self._refusal()
         return None if refusal is not None and STALLED in refusal else refusal
 
     def unflushed_bytes(self) -> int:
-        """About how much would be lost, or read from the WAL again, if the process ended now."""
+        """Return about how many bytes would be lost, or read from the WAL again, if the process ended now."""
         return self._property("cur-size-all-mem-tables")
 
     def size_bytes(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
         size = 0
         for file in self.path.iterdir():
             try:
                 size += file.stat().st_size
             except FileNotFoundError:
-                continue  # compaction removed it just now
+                continue  # compaction has just removed it
         return size
 
     def close(self) -> None:
-        """Flush and close; a second time it does nothing. It is closed also when this raises."""
+        """Flush and close; closed even if this raises. A second call does nothing."""
         with self._compact_lock, self._sync_lock, self._lock:
             try:
                 self._db.close()
@@ -361,30 +362,30 @@ class Database:
             except Exception as error:
                 raise self._translated(error, "closing") from error
             finally:
-                # Dropping the last reference closes what `close` did not.
+                # Dropping the last reference closes it even where `close` failed.
                 self._db = _Closed()  # type: ignore[assignment]
 
     # --- errors
 
     def _translated(self, error: Exception, doing: str) -> ChronosError:
-        """What an error of RocksDB asks of us. It has only texts to tell errors by."""
+        """Translate an error of RocksDB, by its text: the client has one class for all of them."""
         text = str(error)
         where = f"{doing} {self.path}: {text}"
         if isinstance(error, DbClosedError):
             return Retry(f"{self.path} is closed")
-        if any(sign in text for sign in NO_SPACE):
+        if any(part in text for part in NO_SPACE):
             return NoSpace(f"{where}. Make room on that disk; nothing is lost.")
         if f"{self.path}/LOCK" in text or "lock hold by current process" in text:
             return StoreInUse(f"{self.path} is in use by another process: stop it, or use another directory.")
-        if any(sign in text for sign in NOT_OURS) or isinstance(error, FileExistsError):
+        if any(part in text for part in NOT_WRITABLE) or isinstance(error, FileExistsError):
             return ConfigurationError([f"{where}. This process must be able to write there."])
-        if MANY_FILES in text:
+        if TOO_MANY_FILES in text:
             return Retry(f"{where}. Raise the limit of open files (ulimit -n) to 4096 or more.")
         return StoreCorrupt(f"{where}. {self._remedy}")
 
 
 class _Closed:
-    """Stands where a database was."""
+    """Takes the place of a closed database: every call raises DbClosedError."""
 
     def __getattr__(self, name: str) -> Any:
         raise DbClosedError

@@ -1,9 +1,9 @@
-"""What must be true of a RocksDB log file, WAL or MANIFEST, before RocksDB is given it to read.
+"""Checks a log file of RocksDB, WAL or MANIFEST, before RocksDB reads it.
 
-Both are cut into blocks of 32 KiB; a record in them is crc u32, length u16, type u8 (little-endian), payload.
-RocksDB checks the crc itself, but of single flipped bits two kinds escape it (measured): a type it does not
-expect makes it loop for ever, and a length that points behind the end of the file makes everything from there
-on look like a write torn by a power cut, which is dropped in silence. Both are found here.
+Both consist of blocks of 32 KiB; a record in them is crc u32, length u16, type u8 (little-endian), payload. RocksDB
+checks the crc itself, but misses two kinds of single flipped bits (measured): a type it does not expect makes it loop for
+ever, and a length that points behind the end of the file makes everything from there on look like a write torn by a power
+cut, which it drops in silence. This check finds both.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from chronos.errors import StoreCorrupt
 BLOCK_BYTES = 32 * 1024
 HEADER_BYTES = 7
 TYPES = range(1, 5)
-"""Full, first, middle, last. The others belong to features that are not in use."""
+"""Full, first, middle, last. The other types belong to features that Chronos does not use."""
 
 
 def check_records(file: Path, remedy: str) -> None:
-    """StoreCorrupt when the file holds a record that RocksDB would take wrongly."""
+    """Raise StoreCorrupt if the file holds a record that RocksDB would misread."""
     with file.open("rb") as log:
         block_at = 0
         while block := log.read(BLOCK_BYTES):
@@ -32,18 +32,18 @@ def _first_bad(block: bytes) -> int | None:
     while at + HEADER_BYTES <= len(block):
         kind, end = _header(block, at)
         if kind == 0 and not any(block[at:]):
-            return None  # room that was reserved and not used
+            return None  # space reserved and not used
         if kind not in TYPES:
             return at
         if end > len(block):
-            # Nothing was ever written behind a torn record.
+            # Nothing is ever written behind a torn record.
             return at if _holds_a_record(block, at + 1) else None
         at = end
     return None
 
 
 def _header(block: bytes, at: int) -> tuple[int, int]:
-    """Type of a record, and where it ends."""
+    """Type of a record, and its end."""
     length = block[at + 4] | block[at + 5] << 8
     return block[at + 6], at + HEADER_BYTES + length
 

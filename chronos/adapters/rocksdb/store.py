@@ -1,9 +1,8 @@
-"""The store of a shard on RocksDB, without a write-ahead log: the two Kafka logs are it.
+"""The store of a shard on RocksDB, without a write-ahead log: the delay and the progress partition are its WAL.
 
-Rows reach the disk when a memtable is full and on `flush`, always as a prefix of what was written, because
-there is one column family and every write is one batch. So after a crash the store is an earlier state of
-itself, and the positions in that state say from where to replay. How rows are read and written safely is in
-`rocksdb`.
+Rows reach the disk when a memtable is full and on `flush`, always as a prefix of what was written, because there is one
+column family and every write is one batch. So after a crash the store is an earlier state of itself, and the positions in
+that state say where to replay from. How rows are read and written safely is in `rocksdb.database`.
 """
 
 import os
@@ -18,13 +17,13 @@ from chronos.errors import NoSpace
 MEMTABLE_BYTES = 32 << 20
 BLOCK_CACHE_BYTES = 64 << 20
 BLOB_BYTES_MIN = 16 << 10
-
+"""Values of this size or more are kept in blob files."""
 
 BlockCache = Cache
 
 
 def shared_cache(size_bytes: int) -> BlockCache:
-    """A block cache for the stores of all shards: one bound for the process, used where the work is."""
+    """Return a block cache for the stores of all shards: one bound for the process, used where it is needed."""
     return Cache(size_bytes)
 
 
@@ -41,9 +40,9 @@ class RocksStore:
         remedy: str | None = None,
         read_only: bool = False,
     ) -> None:
-        """`remedy` is what an error about damage advises; by default to have the store rebuilt from the logs.
+        """`remedy`: advice for an error about damage; by default to have the store rebuilt from the logs.
 
-        `read_only` is for a checkpoint: none of its files is changed.
+        `read_only` is for checkpoints: it changes no file.
         """
         cache = Cache(block_cache) if isinstance(block_cache, int) else block_cache
         options = tuned(cache=cache, memtable_bytes=memtable_bytes, blob_bytes_min=blob_bytes_min)
@@ -63,13 +62,16 @@ class RocksStore:
         self.close = self._db.close
 
     @property
-    def lives(self) -> int:
-        """How often it was opened: what an earlier life did not flush may be gone."""
-        return self._db.lives
+    def times_opened(self) -> int:
+        """Times it was opened: what was not flushed before the last time may be lost."""
+        return self._db.times_opened
 
     def reopen(self) -> None:
-        """A store that failed to write, opened anew. RocksDB mends itself after a full disk, but not always: measured,
-        one of several stores was still refusing all writes when there had been room for minutes."""
+        """Reopen a store that failed to write, with what was flushed.
+
+        RocksDB recovers from a full disk by itself, but not always: measured, one of several stores still refused all
+        writes when there had been room for minutes.
+        """
         disk = os.statvfs(self._db.path)
         if disk.f_bavail * disk.f_frsize < self._reopen_bytes:
             raise NoSpace(
@@ -79,7 +81,7 @@ class RocksStore:
         self._db.reopen()
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """First the deletes, then the puts, all or nothing."""
+        """Apply the deletes, then the puts, all or nothing."""
 
         def make() -> WriteBatch:
             batch = WriteBatch(raw_mode=True)
@@ -93,7 +95,7 @@ class RocksStore:
         self._db.write(make)
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
-        """Drop `start <= key < stop`, by one mark; the space comes back with compaction."""
+        """Delete `start <= key < stop` with one range tombstone; compaction frees the space."""
 
         def make() -> WriteBatch:
             batch = WriteBatch(raw_mode=True)

@@ -1,14 +1,14 @@
-"""Membership and the controller on ZooKeeper: what a node does with its sessions (`zookeeper_session`).
+"""Membership and the controller on ZooKeeper: what a node does with its sessions (`zookeeper.session`).
 
     <path>/<cluster>/members/<node>     ephemeral; a Member as JSON. The oldest of them is the controller.
-    <path>/<cluster>/roles              Roles as JSON; written by the controller only, and only over the version it read
-    <path>/<cluster>/requests/request-  Request as JSON, in sequence; deleted in the transaction that answers it
+    <path>/<cluster>/roles              Roles as JSON; written only by the controller, and only over the version it read
+    <path>/<cluster>/requests/request-  Request as JSON, sequential; deleted in the transaction that answers it
 
-The controller is the member whose znode is the oldest: a queue for a lock, without znodes of its own. An older one
-can go but none can come, so who is the oldest stays it for as long as its znode is there; and publishing is one
-transaction that asks for that znode too. So a controller that was deposed, even one that does not know, writes nothing.
+The controller is the member with the oldest znode: a lock's queue that needs no znodes of its own. An older znode can
+vanish but never appear, so a member stays the oldest for as long as its znode exists, and publishing is one transaction
+that also requires that znode. A controller that was deposed therefore writes nothing, even if it does not know yet.
 
-Everything kazoo raises, or the system below it, becomes CoordinatorUnavailable here and nowhere else.
+Everything that kazoo or the system below it raises becomes CoordinatorUnavailable here and nowhere else.
 """
 
 import os
@@ -30,14 +30,14 @@ from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTak
 from chronos.ports import ClusterSnapshot
 
 CLOSE_S = 2.0
-"""How long `leave` waits for the servers to end the session; after that they find out by themselves."""
+"""How long `leave` waits for the servers to end the session; after that they end it by its time-out."""
 
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
-"""kazoo's own longest pause between two attempts is an hour. A session of 4 s must outlive some of them."""
+"""Pauses between attempts to connect, in seconds. kazoo's longest is an hour; a session of 4 s must outlive several."""
 
 
 class ZooKeeperCoordinator:
-    """One node's place in a cluster. `look` and `request` may be called by any thread, the others by one."""
+    """One node's place in a cluster. See `ports.Coordinator`. Any thread may call `look` and `request`, one the other verbs."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ZooKeeperCoordinator:
         certfile: str | None = None,
         keyfile: str | None = None,
     ) -> None:
-        """`authentication` is `none`, `digest` or `sasl`; `acl` is `open`, or `creator`: only who authenticated alike.
+        """`authentication`: `none`, `digest` or `sasl`. `acl`: `open`, or `creator` for clients that authenticate alike.
 
-        Raises ConfigurationError for a file or a package that is missing. Connects to nobody: `join` does.
+        Raises ConfigurationError for a file or a package that is missing. Only `join` connects.
         """
         self._cluster = cluster
         self._node = node
@@ -71,8 +71,9 @@ class ZooKeeperCoordinator:
         self._replication = replication
         self._session_timeout_s = session_timeout_s
         self._rebalance_after_ms = rebalance_after_ms
-        self._base = f"{path.rstrip('/')}/{cluster}"
-        self._settings: dict[str, Any] = {
+        self.base = f"{path.rstrip('/')}/{cluster}"
+        """The znode that holds the cluster."""
+        self.settings: dict[str, Any] = {
             "hosts": hosts,
             "timeout": session_timeout_s,
             "connection_retry": RECONNECT,
@@ -81,25 +82,25 @@ class ZooKeeperCoordinator:
         }
         _check(authentication, ca=ca, certfile=certfile, keyfile=keyfile)
         if authentication == "digest":
-            self._settings["auth_data"] = [("digest", f"{username}:{password}")]
+            self.settings["auth_data"] = [("digest", f"{username}:{password}")]
         elif authentication == "sasl":
             sasl = {"mechanism": "DIGEST-MD5", "username": username, "password": password}
-            self._settings["sasl_options"] = sasl
+            self.settings["sasl_options"] = sasl
         if tls:
-            self._settings |= {"use_ssl": True, "ca": ca, "certfile": certfile, "keyfile": keyfile}
-            self._settings["check_hostname"] = True
+            self.settings |= {"use_ssl": True, "ca": ca, "certfile": certfile, "keyfile": keyfile}
+            self.settings["check_hostname"] = True
         self._woken = threading.Event()
         self._session: Session | None = None
 
-    # The verbs
+    # --- the port
 
     def join(self, member: Member) -> None:
-        """Begin a session and take this node's place in it. Raises NodeIdTaken, CoordinatorUnavailable."""
+        """Start a session and take this node's place in it. Raises NodeIdTaken, CoordinatorUnavailable."""
         with _translated():
             self._end_session()
-            session = self._session = Session(self._settings, self._base, self._woken)
+            session = self._session = Session(self.settings, self.base, self._woken)
             try:
-                session.begin()
+                session.start()
                 self._take_place(session, member)
                 session.refresh()
             except BaseException:
@@ -107,32 +108,32 @@ class ZooKeeperCoordinator:
                 raise
 
     def report(self, member: Member) -> None:
-        """Publish what this node is now. Raises CoordinatorUnavailable, also when the session is lost."""
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
         session = self._connected()
         try:
             with _translated():
                 session.answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
         except CoordinatorUnavailable as error:
             if isinstance(error.__cause__, NoNodeError):
-                session.lose()  # Somebody removed it: as after the end of a session, the place must be taken again.
+                session.lose()  # the znode was removed: as after the end of a session, the place must be taken again
             raise
 
     def look(self) -> ClusterSnapshot:
-        """What is known now, without asking anybody."""
+        """Return what is known now, without asking a server."""
         session = self._session
         if session is None or session.lost:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)
         return ClusterSnapshot(roles=session.roles, members=session.members, confirmed=session.confirmed)
 
     def request(self, request: Request) -> None:
-        """Leave a request to the controller. Raises CoordinatorUnavailable."""
+        """Leave a request for the controller. Raises CoordinatorUnavailable."""
         session = self._connected()
         with _translated():
-            path = f"{self._base}/{REQUESTS}/request-"
+            path = f"{self.base}/{REQUESTS}/request-"
             session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """If this node is the controller and sure of it: look, plan, and publish what changed; whether it is."""
+        """Act as the controller if this node is it for certain: read, plan, publish what changed; return whether it is."""
         session = self._session
         if session is None or session.lost or not session.connected:
             return False
@@ -143,35 +144,35 @@ class ZooKeeperCoordinator:
             requests = session.read_requests()
             view = self._view(session, tuple(requests.values()))
             roles = plan(view)
-            if requests or session.is_news(roles):
+            if requests or session.must_publish(roles):
                 session.publish(roles, answered=list(requests), node=self._node)
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the outlook may have changed; False after the time."""
+        """Wait until the snapshot may have changed; False after the time."""
         woken = self._woken.wait(timeout_s)
         self._woken.clear()
         session = self._session
         if session is not None and session.connected and not session.lost:
-            # What cannot be read now stays marked, and is read by the next call.
+            # What cannot be read now stays marked as stale and is read by the next call.
             with suppress(CoordinatorUnavailable), _translated():
                 session.refresh()
         return woken
 
     def leave(self) -> None:
-        """Give the place and the session back; others need not wait for it to expire."""
+        """End the session and give up the place, so that other nodes need not wait for it to expire."""
         closing = self._end_session()
         if closing is not None:
             closing.join(CLOSE_S)
 
-    # Within
+    # --- inside
 
     def _connected(self) -> Session:
         session = self._session
         if session is None or session.lost:
             raise CoordinatorUnavailable("the session with ZooKeeper is over; this node has to join again")
         if not session.connected:
-            raise CoordinatorUnavailable(f"no ZooKeeper server of {self._settings['hosts']} answers")
+            raise CoordinatorUnavailable(f"no ZooKeeper server of {self.settings['hosts']} answers")
         return session
 
     def _end_session(self) -> threading.Thread | None:
@@ -179,9 +180,9 @@ class ZooKeeperCoordinator:
         return None if session is None else session.end()
 
     def _take_place(self, session: Session, member: Member) -> None:
-        """Make this node's znode; in one transaction with the removal of the one its own last session left.
+        """Create this node's znode, in one transaction with the removal of the one that its own last session left.
 
-        So that nobody ever sees this node gone, and its shards stay where they are.
+        So no other node ever sees this node gone, and its shards stay where they are.
         """
         path, data = session.member_path(self._node), msgspec.json.encode(member)
         deadline = time.monotonic() + self._session_timeout_s + 1.0
@@ -226,7 +227,7 @@ class ZooKeeperCoordinator:
 
 
 def _check(authentication: str, **files: str | None) -> None:
-    """What kazoo would find out only in a thread of its own, where nobody hears of it."""
+    """Raise ConfigurationError for what kazoo would find out only in a thread of its own, where the error is lost."""
     problems = [
         f"coordinator.zookeeper.{key}: {file} cannot be read"
         for key, file in files.items()
@@ -250,5 +251,5 @@ def _translated() -> Iterator[None]:
         reason = str(error) or type(error).__name__
         raise CoordinatorUnavailable(f"ZooKeeper did not do what it was asked: {reason}") from error
     except (OSError, RuntimeError) as error:
-        # This machine has no descriptor, or no thread, left.
+        # This machine has no file descriptor, or no thread, left.
         raise CoordinatorUnavailable(f"ZooKeeper could not be asked: {error}") from error

@@ -1,6 +1,6 @@
-"""A look at ZooKeeper from outside the cluster, for `chronos doctor`: can a node have its session here, and write?
+"""Inspection of ZooKeeper from outside the cluster, for `chronos doctor`: can a node get a session here, and write?
 
-Joins nothing and changes nothing that a node would not make itself at its first start; what it writes goes with its session.
+It does not join, and creates only the znodes that a node's first start creates; a test znode ends with its session.
 """
 
 import time
@@ -18,32 +18,34 @@ from chronos.errors import CoordinatorUnavailable
 
 
 class ClusterInspection(Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """What the inspection found."""
 
     hosts: str
+    """Servers, `host:port` separated by commas."""
     base: str
-    """The znode under which the cluster lives."""
+    """The znode that holds the cluster."""
     asked_ms: int
-    """The session's time-out that was asked for."""
+    """Session time-out that was requested."""
     given_ms: int
-    """The one that the server gave."""
+    """Session time-out that the server granted."""
     clock_ms: int
-    """How far the server's clock is from this machine's; 0 where the answer came too late to tell."""
+    """Least difference between the server's clock and this machine's; 0 where the answer came too late to tell."""
     members: dict[str, Member]
     unreadable: tuple[str, ...]
-    """Members of which another version of Chronos wrote what they are."""
+    """Members whose znode another version of Chronos wrote."""
     roles: Roles | None
+    """As published; None where there are none, or none that can be read."""
 
 
-def survey(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
-    """Begin a session with the coordinator's settings, write, read, and end it. Raises CoordinatorUnavailable."""
-    settings, base = coordinator._settings, coordinator._base
+def inspect(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
+    """Start a session with the coordinator's settings, write, read, and end it. Raises CoordinatorUnavailable."""
+    settings, base = coordinator.settings, coordinator.base
     client = KazooClient(**{**settings, "connection_retry": {"max_tries": 1}})
     hosts = ",".join(f"{host}:{port}" for host, port in client.hosts)
     try:
         if not client.start_async().wait(CONNECT_S):
             raise CoordinatorUnavailable(f"no ZooKeeper server answers within {CONNECT_S:g} s ({hosts})")
-        return _survey(client, base, hosts, asked_ms=round(settings["timeout"] * 1_000))
+        return _inspect(client, base, hosts, asked_ms=round(settings["timeout"] * 1_000))
     except KazooTimeoutError as error:
         raise CoordinatorUnavailable(f"ZooKeeper did not answer within {ANSWER_S:g} s") from error
     except KazooException as error:
@@ -54,7 +56,7 @@ def survey(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
         client.close()
 
 
-def _survey(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> ClusterInspection:
+def _inspect(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> ClusterInspection:
     client.ensure_path_async(f"{base}/{MEMBERS}").get(timeout=ANSWER_S)
     before_ms = time.time_ns() // 1_000_000
     made = client.create_async(f"{base}/doctor-", b"", ephemeral=True, sequence=True).get(timeout=ANSWER_S)

@@ -1,7 +1,6 @@
 """One session with ZooKeeper, through kazoo, and what was last read in it.
 
-Watches only leave a mark. All reading is done by the thread that asks for it, and every question has a bound in time.
-Only this file and `zookeeper`, which decides what a session is for, import kazoo.
+Watches only mark what is stale. The calling thread does all reading, and every request has a time limit.
 """
 
 import logging
@@ -27,18 +26,18 @@ from chronos.errors import CoordinatorUnavailable
 log = structlog.get_logger("chronos.zookeeper")
 
 CONNECT_S = 5.0
-"""How long a new session may take to begin."""
+"""How long a new session may take to start."""
 
 ANSWER_S = 2.0
 """How long an answer is waited for; a healthy ensemble takes milliseconds."""
 
 PROGRESS_EVERY_S = 2.0
-"""How often roles are published of which nothing is new but the progress: it grows all the time, and a successor needs
-it only to tell a replica that lacks something from one that is a moment behind."""
+"""Least pause between two publications of roles that differ only in progress: it grows all the time, and a new controller
+needs it only to tell a replica that lacks records from one that is a moment behind."""
 
 MEMBERS, ROLES, REQUESTS = "members", "roles", "requests"
 
-# kazoo warns of every attempt at every server; here it is said once, when it changes.
+# kazoo warns about every attempt at every server; `_on_state` logs each change once.
 KAZOO_LOG = logging.getLogger("chronos.zookeeper.kazoo")
 KAZOO_LOG.setLevel(logging.ERROR)
 
@@ -46,10 +45,11 @@ T = TypeVar("T")
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's own, which gives one server no more of the session's time than leaves some for the others.
+    """kazoo's handler, with a limit on the part of the session's time that one server may take.
 
-    kazoo waits as long as the session lasts for a connection, and, where there is one server, for its first word: one
-    that takes connections and says nothing, as while it starts, or behind a network that is cut, costs the session.
+    kazoo waits for the whole session time-out for a connection, and where there is one server also for its first answer.
+    A server that accepts connections and does not answer, while it starts or behind a partitioned network, would cost the
+    session.
     """
 
     def __init__(self, attempt_s: float) -> None:
@@ -61,28 +61,28 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return super().create_connection(*arguments, timeout=min(timeout, self._attempt_s), **more)
 
     def select(self, reading: list[Any], writing: list[Any], failing: list[Any], timeout: float) -> Any:
-        """Wait for sockets; for one alone while the rest of what it says or takes is due."""
+        """Wait for sockets; a single one is waited for in the middle of an exchange, so it gets the limit too."""
         if len(reading) + len(writing) == 1:
             timeout = min(timeout, self._attempt_s)
         return super().select(reading, writing, failing, timeout)
 
 
 class Session:
-    """One session with ZooKeeper, from its beginning to its end, and what was last read in it."""
+    """One session with ZooKeeper, from its start to its end, and what was last read in it."""
 
     def __init__(self, settings: Mapping[str, Any], base: str, woken: threading.Event) -> None:
         self.connected = False
-        """A server answers."""
+        """A server is connected."""
         self.confirmed = False
-        """Everything was read since it last did not."""
+        """Everything was read again since the last time no server was connected."""
         self.lost = False
-        """The session is over, and with it this node's znode."""
+        """The session has ended, and with it this node's znode."""
         self.roles: Roles | None = None
         self.members: Mapping[str, Member] = {}
         self.since_ms: Mapping[str, int] = {}
         """For each member, when its znode was first seen."""
         self.epoch = 0
-        """Of this session as the controller; 0 before it is."""
+        """This session's epoch as the controller; 0 before it is one."""
         self._stats: dict[str, ZnodeStat] = {}
         self._members: dict[str, Member] = {}
         self._seen_ms: dict[str, tuple[int, int]] = {}
@@ -99,8 +99,8 @@ class Session:
         self.client = KazooClient(handler=Handler(settings["timeout"] / (servers + 1)), **settings)
         self.client.add_listener(self._on_state)
 
-    def begin(self) -> None:
-        """Connect, and make the znodes that stay."""
+    def start(self) -> None:
+        """Connect, and create the persistent znodes."""
         connected = self.client.start_async()
         if not connected.wait(CONNECT_S):
             raise CoordinatorUnavailable(f"no ZooKeeper server answers within {CONNECT_S:g} s ({self._hosts()})")
@@ -109,28 +109,30 @@ class Session:
             self.answer(self.client.ensure_path_async(f"{self._base}/{name}"))
 
     def end(self) -> threading.Thread:
-        """Give the session back. kazoo may wait ten seconds for a server that does not answer: not here."""
+        """End the session in a thread, because kazoo may wait ten seconds for a server that does not answer."""
         self.lose()
         closing = threading.Thread(target=self._close, name="zookeeper-close", daemon=True)
         closing.start()
         return closing
 
     def now_ms(self) -> int:
-        """Epoch ms by the clock as it was when the session began: one that is set meanwhile must not make a member that
-        has just come, or gone, one that did so an hour ago."""
+        """Return epoch milliseconds by the clock as it was when the session started.
+
+        A clock that is set later must not date a member that has just joined, or left, an hour back.
+        """
         return self._ahead_ms + time.monotonic_ns() // 1_000_000
 
     def lose(self) -> None:
-        """The session is not to be used any more."""
+        """Mark the session as ended: it must not be used again."""
         self.lost, self.confirmed = True, False
         self._woken.set()
 
     def answer(self, result: IAsyncResult) -> Any:
-        """What a question was answered, within ANSWER_S; raises what kazoo raises.
+        """Return the answer to a request within ANSWER_S; raises what kazoo raises.
 
-        kazoo takes every request it sends for a heartbeat: with one in each of its periods it never notices that nothing
-        is answered, and the session runs out on a server that hangs (measured). So the connection is ended here, and
-        kazoo goes to another server with the same session.
+        kazoo counts every request it sends as a heartbeat: with one in each of its periods it never notices that nothing
+        is answered, and the session expires on a server that hangs (measured). So this closes the connection, and kazoo
+        continues the same session on another server.
         """
         try:
             return result.get(timeout=ANSWER_S)
@@ -142,17 +144,17 @@ class Session:
             raise
 
     def member_path(self, node: str) -> str:
-        """The znode of a member."""
+        """Path of a member's znode."""
         return f"{self._base}/{MEMBERS}/{node}"
 
     def replace_member(self, path: str, data: bytes, version: int) -> bool:
-        """Put this session's znode in the place of another one's; whether that was still the one read."""
+        """Replace another session's znode by one of this session; return whether it was still the one read."""
         change = self.client.transaction()
         change.delete(path, version)
         change.create(path, data, ephemeral=True)
         return not any(isinstance(result, Exception) for result in self.answer(change.commit_async()))
 
-    # What kazoo's threads say
+    # --- called by kazoo's threads
 
     def _on_state(self, state: str) -> None:
         with self._lock:
@@ -160,7 +162,7 @@ class Session:
             if not self.connected:
                 self.confirmed = False
                 self._drops += 1
-                # Watches end with a connection.
+                # Watches end with the connection.
                 self._stale |= {MEMBERS, ROLES, REQUESTS, *map(self.member_path, self._stats)}
             ended = self.lost
             if state == KazooState.LOST:
@@ -169,18 +171,18 @@ class Session:
         if not ended:
             log.log(logging.INFO if self.connected else logging.WARNING, "zookeeper session", state=state.lower())
 
-    def _mark(self, what: str) -> Callable[[WatchedEvent], None]:
+    def _marking(self, name: str) -> Callable[[WatchedEvent], None]:
         def mark(_: WatchedEvent) -> None:
             with self._lock:
-                self._stale.add(what)
+                self._stale.add(name)
             self._woken.set()
 
         return mark
 
-    # Reading
+    # --- reading
 
     def refresh(self) -> None:
-        """Read what is marked, and watch it again."""
+        """Read what is stale, and watch it again."""
         with self._lock:
             stale, drops = self._stale, self._drops
             self._stale = set()
@@ -200,11 +202,13 @@ class Session:
             self.confirmed = self.connected and not self.lost and drops == self._drops
 
     def _children(self, name: str) -> list[str]:
-        names: list[str] = self.answer(self.client.get_children_async(f"{self._base}/{name}", watch=self._mark(name)))
+        names: list[str] = self.answer(
+            self.client.get_children_async(f"{self._base}/{name}", watch=self._marking(name))
+        )
         return names
 
     def _read_roles(self) -> None:
-        data, stat = self.answer(self.client.get_async(f"{self._base}/{ROLES}", watch=self._mark(ROLES)))
+        data, stat = self.answer(self.client.get_async(f"{self._base}/{ROLES}", watch=self._marking(ROLES)))
         roles = decoded(data, Roles) if data else None
         if data and roles is None:
             raise CoordinatorUnavailable(f"{self._base}/{ROLES} in ZooKeeper holds what this version cannot read")
@@ -214,7 +218,7 @@ class Session:
         names = set(self._children(MEMBERS)) if MEMBERS in stale else set(self._stats)
         new = {name for name in names if name not in self._stats or self.member_path(name) in stale}
         asked = {
-            name: self.client.get_async(self.member_path(name), watch=self._mark(self.member_path(name)))
+            name: self.client.get_async(self.member_path(name), watch=self._marking(self.member_path(name)))
             for name in sorted(new)
         }
         for name in set(self._stats) - names:
@@ -222,7 +226,7 @@ class Session:
         for name, result in asked.items():
             try:
                 data, stat = self.answer(result)
-            except NoNodeError:  # It went while we asked; its parent is marked by that.
+            except NoNodeError:  # it vanished meanwhile, which marks its parent
                 self._forget(name)
                 continue
             self._stats[name] = stat
@@ -242,36 +246,36 @@ class Session:
             known.pop(name, None)
 
     def read_requests(self) -> dict[str, Request]:
-        """The requests not yet answered, oldest first, by the paths of their znodes."""
+        """Return the requests not yet answered, oldest first, by the paths of their znodes."""
         asked = {path: self.client.get_async(path) for path in self._request_paths()}
         found = {}
         for path, result in asked.items():
             with suppress(NoNodeError):
-                # What cannot be read is answered like any other: by a refusal that people can see.
+                # A request that cannot be read is answered like any other, by a refusal that operators can see.
                 found[path] = decoded(self.answer(result)[0], Request) or Request(kind="unreadable", node="-")
         return found
 
     def _request_paths(self) -> list[str]:
         return [f"{self._base}/{REQUESTS}/{name}" for name in self._requests]
 
-    # The controller
+    # --- the controller
 
     def is_oldest(self, node: str) -> bool:
-        """Whether this session made the oldest of the members' znodes."""
+        """Return whether this session created the oldest of the members' znodes."""
         own = self._stats.get(node)
         if own is None or self.client.client_id is None or own.ephemeralOwner != self.client.client_id[0]:
             return False
         return all(own.czxid <= stat.czxid for stat in self._stats.values())
 
-    def is_news(self, roles: Roles) -> bool:
-        """Whether the roles are worth publishing now."""
+    def must_publish(self, roles: Roles) -> bool:
+        """Return whether the roles differ enough to be published now."""
         if roles == self.roles:
             return False
         quiet_s = time.monotonic() - self._published_s
         return quiet_s >= PROGRESS_EVERY_S or self.roles is None or _decisions(roles) != _decisions(self.roles)
 
     def publish(self, roles: Roles, *, answered: list[str], node: str) -> None:
-        """Write the roles over those that were read, and remove the requests: all, or nothing."""
+        """Write the roles over those that were read and delete the requests, all or nothing."""
         change = self.client.transaction()
         change.check(self.member_path(node), -1)
         change.set_data(f"{self._base}/{ROLES}", msgspec.json.encode(roles), version=self._roles_version)
@@ -280,7 +284,7 @@ class Session:
         try:
             results = self.answer(change.commit_async())
         finally:
-            # Read again what was written, also when it is not known whether it was.
+            # Read back what was written, also when it is unknown whether it was.
             with self._lock:
                 self._stale |= {ROLES, REQUESTS}
         refused = [result for result in results if isinstance(result, Exception)]
@@ -303,12 +307,12 @@ class Session:
             self.client.stop()
             self.client.close()
         except Exception as error:
-            # Nobody waits for it, and the servers end the session by themselves in its time.
+            # No caller waits for it, and the servers end the session after its time-out.
             log.info("session not closed", why=str(error))
 
 
 def decoded(data: bytes, kind: type[T]) -> T | None:
-    """The value, or None for what is none of its kind."""
+    """Return the decoded value; None if the bytes are not of its type."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -316,5 +320,5 @@ def decoded(data: bytes, kind: type[T]) -> T | None:
 
 
 def _decisions(roles: Roles) -> Roles:
-    """The roles without the progress that is noted in them."""
+    """The roles without the progress in them."""
     return replace(roles, shards={shard: replace(given, applied=0) for shard, given in roles.shards.items()})

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -185,9 +185,8 @@ class Backfill:
         request, count = report.request, deliveries.count()
         rows = selection.with_records(deliveries, self._tables.messages, span)
         if rows.select("shard").count() < count:
-            rows = selection.with_records(
-                deliveries, self._tables.messages, None
-            )  # some records were first due outside the window
+            # Some records were first due outside the window.
+            rows = selection.with_records(deliveries, self._tables.messages, None)
         rows = rows.where(selection.has_headers(request))
         topics, absent = self._topics(request, deliveries)
         rows = rows.join(f.broadcast(topics), "target", "left")
@@ -357,7 +356,8 @@ class Backfill:
         def report() -> None:
             done = before
             while not ended.wait(POLL_S):
-                done = max(done, self._sent(run, before))
+                with suppress(ArchiveFailed):  # a count that cannot be read now is read next time
+                    done = max(done, self._sent(run, before))
                 self._watch(structs.replace(step, done=done))
 
         thread = threading.Thread(target=report, name="backfill-progress", daemon=True)

@@ -1,0 +1,51 @@
+"""The Kafka log without a broker: every error names the bootstrap servers that were asked. Needs no Java."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from chronos.adapters.kafka.bulk import BulkOpener
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.errors import LogUnavailable
+from chronos.ports import TopicSpec
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """An address that refuses connections."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound, and never listening
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_every_error_without_a_broker_names_the_bootstrap_servers(address: str) -> None:
+    """All requests at once, because each waits for its own time-out; `commit_offsets` is left out, it takes 45 s."""
+    log = KafkaLog(
+        bootstrap_servers=address, properties={}, cluster="c", progress_topic="progress", transaction_timeout_s=1.0
+    )
+    requests = {
+        "prepare": lambda: log.prepare([TopicSpec(name="t", partitions=1, settings={})], create=True),
+        "describe": lambda: log.describe(["t"]),
+        "names": log.names,
+        "watermarks": lambda: log.watermarks("t", 0),
+        "stable_end": lambda: log.stable_end("t", 0),
+        "offset_at": lambda: log.offset_at("t", 0, 1),
+        "trim": lambda: log.trim("t", 0, 1),
+        "committed": lambda: log.committed("g", "t", 0),
+        "append": lambda: log.append([("t", None, b"v", [], 0)], 1.0),
+        "writer": lambda: log.writer(0),
+        "bulk": lambda: BulkOpener(bootstrap_servers=address, properties={}, timeout_s=1.0).open("id"),
+    }
+    with ThreadPoolExecutor(len(requests)) as pool:
+        futures = {name: pool.submit(request) for name, request in requests.items()}
+        errors = {name: future.exception(TIMEOUT_S) for name, future in futures.items()}
+    assert not log.ping(0.1)
+    log.close()
+    assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(requests, LogUnavailable)
+    assert [name for name, error in errors.items() if address not in str(error)] == []
