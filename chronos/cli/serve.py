@@ -16,7 +16,7 @@ import structlog
 
 from chronos.cli.output import complain
 from chronos.client import SERVER
-from chronos.errors import ConfigurationError, LogUnavailable
+from chronos.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from chronos.admin import Server
@@ -81,11 +81,6 @@ def run(path: str | None, overrides: list[str], *, from_checkpoint: bool = False
     except KeyboardInterrupt:
         # The node has stopped everything it had started.
         return
-    except LogUnavailable as error:
-        if config.log.kind != "kafka":
-            raise
-        with_address = f"{error}\nlog.kafka.bootstrap_servers is {config.log.kafka.bootstrap_servers}"
-        raise LogUnavailable(with_address) from error
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:

@@ -545,7 +545,7 @@ def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
                "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
-    assert f"log.kafka.bootstrap_servers is {address}" in done.err
+    assert address in done.err
 
 
 def test_a_service_without_assertions_does_not_start(tmp_path):
@@ -603,7 +603,7 @@ def examine(service: Service, *arguments: str) -> Done:
 def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
     """And finds nothing wrong."""
     with Service(tmp_path / "data", settings={"shards": 2}) as service:
-        assert "is not there yet" in examine(service).out
+        assert "does not exist yet" in examine(service).out
         service.start()
         service.post("/v1/messages", [{"target": {"topic": "t"}, "value": "x", "delay": "1h"} for _ in range(100)])
         service.wait_until(lambda: service.pending() == 100, "take them in")
