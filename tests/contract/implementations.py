@@ -27,6 +27,12 @@ from chronos.adapters.memory import MemoryStore
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.ports import Clock, Log, Store, TopicSpec
 from tests.harness.broker import Broker
+from tests.sim.broker import PROGRESS, Brokers
+from tests.sim.log import SimLog
+from tests.sim.node import SimClock
+from tests.sim.simulation import Observer
+from tests.sim.store import Disk, SimStore
+from tests.sim.world import World
 
 TIMEOUT_S = 30.0
 
@@ -138,6 +144,46 @@ def kafka_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase
         log.close()
 
 
+class SimulatedClient(Observer):
+    """A thread to which nothing happens, and which waits in simulated time."""
+
+    def sleep(self, wait_ms: int) -> None:
+        """Let the time of the simulation pass."""
+        self.world.pass_time(wait_ms)
+
+
+@dataclass(kw_only=True)
+class SimulatedLogCase(LogCase):
+    """The simulator's log, whose time passes only when somebody waits."""
+
+    world: World
+
+    def pass_time(self, wait_ms: int) -> None:
+        """Let the time of the simulation pass."""
+        self.world.pass_time(wait_ms)
+
+
+@contextmanager
+def simulated_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase]:
+    """The simulator's log, without faults. The name of its progress topic is fixed."""
+    world = World(0)
+    brokers = Brokers(world, lambda transaction: None)
+
+    def delete_records(topic: str, partition: int, offset: int) -> None:
+        brokers.topics[topic][partition].start = offset
+
+    yield SimulatedLogCase(
+        log=SimLog(SimulatedClient(world), brokers),
+        connect=lambda: SimLog(SimulatedClient(world), brokers),
+        names=request.getfixturevalue("topic_names"),
+        progress=PROGRESS,
+        clock=SimClock(world),
+        delete_records=delete_records,
+        lacks=frozenset({Feature.GROUPS, Feature.THREADS}),
+        world=world,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogImplementation:
     """A row of `LOGS`."""
@@ -148,6 +194,7 @@ class LogImplementation:
 
 LOGS: Mapping[str, LogImplementation] = {
     "embedded": LogImplementation(open=embedded_log),
+    "simulated": LogImplementation(open=simulated_log),
     "kafka": LogImplementation(open=kafka_log, marks=(pytest.mark.integration,)),
 }
 
@@ -169,9 +216,26 @@ def rocks_store(path: Path) -> RocksStore:
     return RocksStore(path, block_cache=1 << 20, memtable_bytes=1 << 20, blob_bytes_min=BLOB_BYTES_MIN)
 
 
+def simulated_store(path: Path) -> SimStore:
+    """The simulator's store, on a disk without faults."""
+    disk = Disk()
+    disk.flush_chance = 0.0
+    return SimStore(World(0), disk, lambda store: None)
+
+
+def simulated_copy(path: Path) -> SimStore:
+    """A checkpoint of the simulator's store, opened."""
+    store = simulated_store(path)
+    rows = MemoryStore.restored(path)
+    store.write(rows.scan(b"", b"\xff" * 9, 10**9, 10**9), [])
+    store.flush()
+    return store
+
+
 STORES: Mapping[str, StoreKind] = {
     "rocksdb": StoreKind(make=rocks_store, open_copy=rocks_store, flushed_bytes_max=4_096),
     "memory": StoreKind(make=lambda path: MemoryStore(), open_copy=MemoryStore.restored),
+    "simulated": StoreKind(make=simulated_store, open_copy=simulated_copy),
 }
 
 
@@ -197,7 +261,19 @@ def shifted_clock() -> ClockCase:
     return ClockCase(clock=clock, shift=clock.shift)
 
 
+def simulated_clock() -> ClockCase:
+    """A node's clock in the simulator."""
+    world = World(0)
+    clock = SimClock(world)
+
+    def shift(step_ms: int) -> None:
+        clock.skew_ms += step_ms
+
+    return ClockCase(clock=clock, true_ms=lambda: world.now_ms, shift=shift)
+
+
 CLOCKS: Mapping[str, Callable[[], ClockCase]] = {
     "system": lambda: ClockCase(clock=SystemClock()),
     "shifted": shifted_clock,
+    "simulated": simulated_clock,
 }

@@ -30,7 +30,7 @@ from chronos.core.progress import unpack_progress
 from chronos.errors import ConfigurationError, NoSpace, Retry, StoreCorrupt
 from chronos.ports import Checkpoint, CheckpointFile, Store
 from tests.unit.drivers import MASTER_RULES, Master, Replica, opened
-from tests.unit.histories import Step, scripts
+from tests.unit.histories import Step, histories
 
 NOW_MS = 1_800_000_000_000
 SHARD = 3
@@ -187,14 +187,14 @@ def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-@given(script=scripts, at=st.integers(0, 12), kind=st.sampled_from(["rocks", "memory"]))
+@given(history=histories, at=st.integers(0, 12), kind=st.sampled_from(["rocks", "memory"]))
 def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(
-    tmp_path: Path, script: list[Step], at: int, kind: str
+    tmp_path: Path, history: list[Step], at: int, kind: str
 ) -> None:
     """A random history, a checkpoint at any point of it, and the rest of the two logs."""
     path = tmp_path / uuid.uuid4().hex
     master = Master()
-    master.play(script)
+    master.play(history)
     at = min(at, len(master.progress))
     case = Case(path, kind, str(path / "place"))
     store = case.store()

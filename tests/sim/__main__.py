@@ -1,4 +1,4 @@
-"""`scripts/sim`: run many seeds, or one with its trace. The last line of a failure replays it."""
+"""`scripts/sim`: run many seeds, or one with its trace. The last line of a failure is the command that replays it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.sim.world import Finding
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/sim", description="Deterministic simulation of a whole cluster.")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds (default 1000)")
-    parser.add_argument("--minutes", type=float, help="run for so long instead")
+    parser.add_argument("--minutes", type=float, help="run for this long instead")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=int, help="this one seed, with its trace")
+    parser.add_argument("--seed", type=int, help="run one seed and print its trace")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return replay(arguments.seed)
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def replay(seed: int) -> int:
-    """One seed, told line by line."""
+    """Run one seed and print its trace."""
     lines: list[str] = []
     try:
         result = simulate(seed, lines=lines)
@@ -40,7 +40,7 @@ def replay(seed: int) -> int:
 
 
 def search(first: int, seeds: int, minutes: float | None) -> int:
-    """Seeds in a row until one fails, or all are done."""
+    """Run consecutive seeds until one fails or all are done."""
     began_s = time.monotonic()
     done = sent = commits = deliveries = events = 0
     while (time.monotonic() - began_s < minutes * 60) if minutes is not None else done < seeds:

@@ -1,7 +1,7 @@
-"""The brokers: partitions, transactions and fencing as Kafka keeps them, with no client in between. The truth.
+"""The simulated brokers: partitions, transactions and fencing as Kafka implements them. The checker reads them directly.
 
 A transaction is open, then decided, then marked: each partition it touched gets a marker, which takes an offset, and
-not all at the same moment. Until its marker is there a transaction holds the partition's last stable offset back.
+not all at the same moment. Until the marker is written, the transaction holds back the partition's last stable offset.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.sim.world import World
 TRANSACTION_MS = 10_000
 BROKERS = 3
 BYTES_MAX = 1_000_000
+"""Largest record of a topic unless it is created with another limit."""
 
 DELAY, PROGRESS, REJECTED, DEAD_LETTER = "delay", "progress", "rejected", "dead-letter"
 
@@ -22,7 +23,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Transaction:
-    """One transaction; `shard` is its transactional id, None for a user's own."""
+    """One transaction. `shard` stands for its transactional id; None: a transaction of a producer."""
 
     def __init__(self, shard: int | None, epoch: int) -> None:
         self.shard = shard
@@ -34,7 +35,7 @@ class Transaction:
 
 
 class Partition:
-    """One partition: records, markers, and which of them belong to which transaction."""
+    """One partition: records and markers, each with its transaction."""
 
     def __init__(self, topic: str, number: int, broker: int) -> None:
         self.topic = topic
@@ -42,14 +43,14 @@ class Partition:
         self.broker = broker
         self.name = f"{topic}/{number}"
         self.items: list[tuple[Record | None, Transaction | None]] = []
-        """Index is offset; a marker is no record."""
+        """Index is the offset; a marker has no record."""
         self.held: list[tuple[int, Transaction]] = []
-        """Transactions without a marker here yet, with their first offset."""
+        """Transactions without a marker in this partition, with their first offset."""
         self.shown_ms: list[int] = []
-        """For each offset that read_committed readers may see: since when."""
+        """For each offset below the last stable one: the time from which read_committed readers could read it."""
         self.watchers: list[Callable[[], None]] = []
         self.start = 0
-        """What lies before it was trimmed: nobody can read it any more, though who watches still knows it."""
+        """Records before this offset are trimmed for readers; the checker still sees them."""
 
     @property
     def high(self) -> int:
@@ -60,7 +61,7 @@ class Partition:
         return min((first for first, _ in self.held), default=len(self.items))
 
     def committed(self) -> list[Record]:
-        """What a read_committed reader may see, in order."""
+        """The records that a read_committed reader gets, in order."""
         return [
             record
             for record, transaction in self.items[: self.stable]
@@ -76,30 +77,33 @@ class Brokers:
         self.deciding = deciding
         self.topics: dict[str, list[Partition]] = {}
         self.ids: dict[str, int] = {}
+        self.bytes_max: dict[str, int] = {}
         self.deleted_ms: dict[str, int] = {}
-        """When each topic went for the first time: it may have come back between two looks that missed it."""
+        """Time of each topic's first deletion; it may exist again, between two looks that did not find it."""
         self.paused: list[int] = [0] * BROKERS
-        """Until when each broker answers nobody."""
+        """Until when each broker answers no request."""
         self.trimming: Callable[[Partition, str], None] = lambda partition, by: None
-        """Called with every partition that was just trimmed, and the name of the machine that did it."""
+        """Called after a trim with the partition and the name of the node that trimmed it."""
         self.epochs: dict[int, int] = {}
         self.open: dict[int, Transaction] = {}
-        """The last transaction of each shard that is not fully marked."""
+        """The last transaction of each shard."""
         self.refusing_ms: dict[str, int] = {}
-        """Until when a topic takes nothing, though it looks as if it did."""
+        """Until when a topic refuses records, although a look finds it writable."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
 
-    # --- topics
+    # Topics
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, bytes_max: int = 0) -> None:
+        """Create the topic; 0 bytes: the default limit."""
         self.made += 1
+        self.bytes_max[topic] = bytes_max or BYTES_MAX
         self.ids[topic] = self.made
         self.topics[topic] = [Partition(topic, number, (self.made + number) % BROKERS) for number in range(partitions)]
 
     def delete(self, topic: str) -> None:
-        """Its partitions are nobody's any more; what writes to it fails."""
+        """Delete the topic; writes to it fail."""
         del self.topics[topic]
         self.deleted_ms.setdefault(topic, self.world.now_ms)
 
@@ -112,14 +116,15 @@ class Brokers:
             partition = partition_of(key, len(partitions))
         return partitions[partition]
 
-    def takes(self, topic: str) -> bool:
-        """Whether the topic is there, and open to be written to."""
-        return topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
+    def accepts(self, topic: str, value: bytes | None) -> bool:
+        """Return whether the topic exists, can be written to, and takes a record of this size."""
+        is_open = topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
+        return is_open and len(value or b"") <= self.bytes_max[topic]
 
     def is_paused(self, partition: Partition) -> bool:
         return self.paused[partition.broker] > self.world.now_ms
 
-    # --- records
+    # Records
 
     def append(
         self,
@@ -141,17 +146,17 @@ class Brokers:
         return offset
 
     def _show(self, partition: Partition) -> None:
-        """Readers are told of what they may see since now."""
+        """Wake the readers of records that just became readable."""
         stable = partition.stable
         if stable > len(partition.shown_ms):
             partition.shown_ms += [self.world.now_ms] * (stable - len(partition.shown_ms))
             for watcher in partition.watchers:
                 watcher()
 
-    # --- transactions
+    # Transactions
 
     def begin(self, shard: int, epoch: int) -> Transaction:
-        """Begin the next one of a shard's writer, which must not be fenced; the last one gets its markers first."""
+        """Begin a transaction of a shard's writer, which must not be fenced; the last one gets its markers first."""
         last = self.open.get(shard)
         if last is not None:
             assert last.state != "open"
@@ -161,15 +166,15 @@ class Brokers:
         return transaction
 
     def _expire(self, transaction: Transaction) -> None:
-        """The brokers abort what takes too long, and fence its producer though nobody else is there."""
+        """A transaction timed out: the brokers abort it and fence its producer."""
         if transaction.state == "open":
             assert transaction.shard is not None
-            self.world.tell(f"transaction of shard {transaction.shard} expires")
+            self.world.trace(f"transaction of shard {transaction.shard} expires")
             self.epochs[transaction.shard] += 1
             self.decide(transaction, commit=False)
 
     def fence(self, shard: int) -> int:
-        """A new writer's epoch; the last transaction of the earlier ones is aborted if it is still open."""
+        """Return the epoch of a new writer; an open transaction of an earlier one is aborted."""
         epoch = self.epochs[shard] = self.epochs.get(shard, 0) + 1
         last = self.open.get(shard)
         if last is not None and last.state == "open":
@@ -177,7 +182,7 @@ class Brokers:
         return epoch
 
     def commit(self, transaction: Transaction) -> bool:
-        """What the client asks for last; refused once the transaction was aborted or its producer fenced."""
+        """Commit at a client's request; return False once the transaction was aborted or its producer fenced."""
         if transaction.state != "open":
             return False
         if transaction.shard is not None and self.epochs[transaction.shard] != transaction.epoch:
@@ -186,11 +191,11 @@ class Brokers:
         return True
 
     def decide(self, transaction: Transaction, *, commit: bool) -> None:
-        """From here on there is no other end; readers learn of it by the markers."""
+        """Decide the end of the transaction for good; readers see it with the markers."""
         assert transaction.state == "open"
         transaction.state = "committed" if commit else "aborted"
         if transaction.shard is not None:
-            self.world.tell(f"{transaction.state} shard {transaction.shard} epoch {transaction.epoch}")
+            self.world.trace(f"{transaction.state} shard {transaction.shard} epoch {transaction.epoch}")
             if commit:
                 self.deciding(transaction)
         for partition in list(transaction.unmarked):
@@ -211,13 +216,13 @@ class Brokers:
         self._show(partition)
 
     def mark_all(self, transaction: Transaction) -> bool:
-        """Whether every marker is written."""
+        """Write all markers that can be written; return whether none is left."""
         for partition in list(transaction.unmarked):
             self.mark(transaction, partition)
         return not transaction.unmarked
 
     def heal(self) -> None:
-        """Everything answers again."""
+        """End all faults."""
         self.paused = [0] * BROKERS
         self.refusing_ms.clear()
         for transaction in self.open.values():

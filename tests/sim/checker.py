@@ -1,6 +1,6 @@
-"""The nine laws, checked from outside: by what producers meant, and by what a reader of the logs sees. Nothing else.
+"""Checks the nine laws from outside: what producers expect against what a reader of the logs sees.
 
-The one look into a node is a digest of its store at each applied progress record, which must be the same everywhere.
+The only look into a node is a digest of its store at each applied progress record, equal on all replicas.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec import Struct
 from chronos.core.message import Reason, Record
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from tests.sim.expectations import Expectation
 from tests.sim.log import POISON
 from tests.sim.store import SimStore
 from tests.sim.world import World, broken
@@ -22,21 +23,7 @@ from tests.sim.world import World, broken
 EARLY_MS = 500
 
 MISSING_MS = 1_900
-"""A target must be gone for so long before its messages are given up for it: two looks, and clocks that drift."""
-
-
-class Meant(Struct, kw_only=True):
-    """What a producer meant by one record of the delay topic."""
-
-    verb: str
-    id: bytes | None = None
-    due_ms: int = 0
-    target: str = ""
-    key: bytes | None = None
-    value: bytes | None = None
-    expire_at_ms: int | None = None
-    malformed: bool = False
-    """To be refused whatever the shard holds."""
+"""Shortest absence of a target before its messages may be dead-lettered: two looks, less the drift of clocks."""
 
 
 class Committed(Struct, frozen=True):
@@ -48,11 +35,11 @@ class Committed(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """What a committed transaction made of a message."""
+    """How a committed transaction settled a message."""
 
     how: str
     step: int
-    """Index of the step among those of the shard."""
+    """Index of the step in its shard."""
     due_ms: int
 
 
@@ -63,26 +50,26 @@ class Checker:
         self.world = world
         self.brokers: Brokers
         self.settled_too = True
-        """Nothing is cleaned up in this seed: what is settled must be equal too."""
-        self.meant: dict[tuple[int, int], Meant] = {}
+        """Settled rows are never cleaned up in this seed, so they must be equal too."""
+        self.expected: dict[tuple[int, int], Expectation] = {}
         self.unreliable: set[str] = set()
-        """Targets that are not there at times: only their messages may be given up for it."""
+        """Targets that are missing at times: only their messages may be dead-lettered for it."""
         self.clocks_jump = False
-        """A node's clock may measure any time as any other."""
+        """Clocks of nodes are set in this seed: the times that they measure prove nothing."""
         self.steps: dict[int, list[Committed]] = defaultdict(list)
         self.ended: dict[tuple[int, int], Ended] = {}
         self.rejected: dict[tuple[int, int], int] = {}
-        """(shard, offset) of what is in the rejected topic -> index of the step."""
+        """(shard, offset) of each record in the rejected topic -> index of the step."""
         self.refused: dict[tuple[int, int], int] = {}
-        self.reigned: dict[tuple[int, int], str] = {}
+        self.committers: dict[tuple[int, int], str] = {}
         """(shard, role epoch) -> the data directory that committed under it."""
         self.digests: dict[tuple[int, int], bytes] = {}
         self.deliveries = 0
 
-    # --- as it happens
+    # Called as it happens
 
     def wrote(self, shard: int, store: SimStore) -> None:
-        """Law 9: the same state at the same progress record, on every replica and in every life."""
+        """Law 9: the same state at the same progress record, on every replica and after every restart."""
         state = store.state
         assert state is not None
         digest = store.digest(settled_too=self.settled_too)
@@ -91,7 +78,7 @@ class Checker:
             raise broken("9", f"two states of shard {shard} at progress offset {state.applied}")
 
     def committed(self, transaction: Transaction) -> None:
-        """One transaction of a master; this is the moment from which its records count."""
+        """A transaction of a master was committed at this moment."""
         shard = transaction.shard
         assert shard is not None
         written: dict[str, list[Record]] = defaultdict(list)
@@ -109,26 +96,26 @@ class Checker:
         self._check_order(shard, progress)
         steps = self.steps[shard]
         steps.append(Committed(self.world.now_ms, offset, progress))
-        self._note_refusals(shard, progress, written.pop(REJECTED, []))
+        self._record_refusals(shard, progress, written.pop(REJECTED, []))
         for record in written.pop(DEAD_LETTER, []):
-            self._note_dead(shard, record)
+            self._record_dead(shard, record)
         delivered = 0
         for topic in sorted(written):
             for record in written[topic]:
-                self._note_delivery(shard, topic, record, progress)
+                self._record_delivery(shard, topic, record, progress)
                 delivered += 1
         counts = progress.counts
         if delivered != counts[Outcome.DELIVERED - 1] + counts[Outcome.AGAIN - 1]:
-            raise broken("1", f"shard {shard} committed {delivered} deliveries and says {counts}")
+            raise broken("1", f"shard {shard} committed {delivered} deliveries, its counts are {counts}")
         for decision in progress.decisions:
             if decision.offset >= progress.pull_offset:
-                raise broken("9", f"shard {shard} decided about offset {decision.offset}, ahead of its pull offset")
+                raise broken("9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset")
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""
         steps = self.steps[shard]
         before = steps[-1].progress if steps else None
-        if self.reigned.setdefault((shard, progress.role_epoch), progress.instance) != progress.instance:
+        if self.committers.setdefault((shard, progress.role_epoch), progress.instance) != progress.instance:
             raise broken("5", f"shard {shard}: two nodes commit under role epoch {progress.role_epoch}")
         if before is None:
             return
@@ -146,85 +133,87 @@ class Checker:
         elif progress.log_epoch != before.log_epoch + 1 or progress.selected or progress.refused:
             raise broken("5", f"shard {shard}: epoch {progress.log_epoch} does not begin with its epoch record")
 
-    def _note_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
+    def _record_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
         before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
-        told = {offset for offset, reason in progress.refused if reason != Reason.IGNORED}
+        unseen = {offset for offset, reason in progress.refused if reason != Reason.IGNORED}
         for offset, reason in progress.refused:
             if not before <= offset < progress.pull_offset:
-                raise broken("9", f"shard {shard} refuses offset {offset}, which it did not pull")
+                raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
             self.refused[shard, offset] = reason
         for record in records:
             source = self._source(shard, record)
-            if source in self.rejected or source[1] not in told:
+            if source in self.rejected or source[1] not in unseen:
                 raise broken("3", f"{source} is rejected twice, or without a decision")
-            meant = self.meant[source]
-            if record.value != meant.value:
+            expected = self.expected[source]
+            if record.value != expected.value:
                 raise broken("1", f"{source} was rejected with another payload")
             self.rejected[source] = len(self.steps[shard]) - 1
-            told.discard(source[1])
-        if told:
-            raise broken("1", f"shard {shard} refused {sorted(told)} and the rejected topic does not have them")
+            unseen.discard(source[1])
+        if unseen:
+            raise broken("1", f"shard {shard} refused {sorted(unseen)}, which are not in the rejected topic")
 
     def _source(self, shard: int, record: Record) -> tuple[int, int]:
         source = dict(record.headers or ()).get("chronos-source") or b""
         topic, number, offset = source.decode().split("/")
-        if topic != DELAY or int(number) != shard or (shard, int(offset)) not in self.meant:
-            raise broken("3", f"shard {shard} wrote a record from {source.decode()}")
+        if topic != DELAY or int(number) != shard or (shard, int(offset)) not in self.expected:
+            raise broken("3", f"shard {shard} wrote a record with the source {source.decode()}")
         return shard, int(offset)
 
-    def _note_end(self, source: tuple[int, int], how: str, record: Record) -> Meant:
+    def _record_end(self, source: tuple[int, int], how: str, record: Record) -> Expectation:
         if source in self.ended:
             raise broken("3", f"{source} is {how} and was {self.ended[source].how} before")
-        meant = self.meant[source]
-        if record.value != meant.value:
+        expected = self.expected[source]
+        if record.value != expected.value:
             raise broken("1", f"{source} is {how} with another payload")
         due_ms = int(dict(record.headers or ())["chronos-due-at"] or b"0")
         self.ended[source] = Ended(how, len(self.steps[source[0]]) - 1, due_ms)
-        return meant
+        return expected
 
-    def _note_delivery(self, shard: int, topic: str, record: Record, progress: Progress) -> None:
+    def _record_delivery(self, shard: int, topic: str, record: Record, progress: Progress) -> None:
         """Laws 2, 3 and 6."""
         source = self._source(shard, record)
-        meant = self._note_end(source, "delivered", record)
+        expected = self._record_end(source, "delivered", record)
         due_ms = self.ended[source].due_ms
         self.deliveries += 1
-        if (topic, record.key) != (meant.target, meant.key):
+        if (topic, record.key) != (expected.target, expected.key):
             raise broken("1", f"{source} went to {topic} with key {record.key!r}")
         if self.world.now_ms < due_ms - EARLY_MS:
             raise broken("2", f"{source} is delivered {due_ms - self.world.now_ms} ms early")
         if (
-            meant.expire_at_ms is not None
+            expected.expire_at_ms is not None
             and not self.world.faulty
-            and self.world.now_ms > meant.expire_at_ms + EARLY_MS
+            and self.world.now_ms > expected.expire_at_ms + EARLY_MS
         ):
-            raise broken("1", f"{source} is delivered {self.world.now_ms - meant.expire_at_ms} ms after it expired")
-        # Whatever was readable half a second before the due time was executed before the delivery.
+            raise broken("1", f"{source} is delivered {self.world.now_ms - expected.expire_at_ms} ms after it expired")
+        # Every record that was readable half a second before the due time must be executed before the delivery.
         delay = self.brokers.topics[DELAY][shard]
         unread_ms = _first_readable_ms(delay, progress.pull_offset)
         if unread_ms is not None and unread_ms < due_ms - EARLY_MS:
-            raise broken("6", f"{source} is delivered before what was readable {due_ms - unread_ms} ms earlier")
+            raise broken(
+                "6", f"{source} is delivered before a record that was readable {due_ms - unread_ms} ms earlier"
+            )
 
-    def _note_dead(self, shard: int, record: Record) -> None:
+    def _record_dead(self, shard: int, record: Record) -> None:
         source = self._source(shard, record)
         headers = dict(record.headers or ())
         reason = (headers["chronos-reason"] or b"").decode()
-        meant = self._note_end(source, reason, record)
+        expected = self._record_end(source, reason, record)
         if reason == "expired":
-            fair = meant.expire_at_ms is not None and self.world.now_ms >= meant.expire_at_ms - EARLY_MS
+            justified = expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
         elif reason == "refused-by-broker":
-            fair = meant.value == POISON or meant.target in self.unreliable
+            justified = expected.value == POISON or expected.target in self.unreliable
         else:
-            missing_ms = self.world.now_ms - self.brokers.deleted_ms.get(meant.target, 0)
-            fair = meant.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
-        if not fair:
-            raise broken("8", f"{source} was given up: {reason}")
+            missing_ms = self.world.now_ms - self.brokers.deleted_ms.get(expected.target, 0)
+            justified = expected.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
+        if not justified:
+            raise broken("8", f"{source} was dead-lettered: {reason}")
         if self.world.now_ms < self.ended[source].due_ms - EARLY_MS:
-            raise broken("2", f"{source} is given up before it is due")
+            raise broken("2", f"{source} is dead-lettered before it is due")
 
-    # --- in the end
+    # Called at the end
 
-    def unfinished(self, shards: int, until_ms: int) -> list[str]:
-        """What should have come to an end by then and has not; every other law about fates is checked on the way."""
+    def unsettled(self, shards: int, until_ms: int) -> list[str]:
+        """Messages due by then that are not settled, as text; also checks every other law about outcomes."""
         found = []
         for shard in range(shards):
             delay = self.brokers.topics[DELAY][shard]
@@ -240,7 +229,7 @@ class Checker:
         return found
 
     def account(self, shard: int, records: list[Record]) -> list[tuple[int, int]]:
-        """Law 1: each record has exactly one fate. Gives offset and due time of those that are still pending."""
+        """Law 1: each record has exactly one outcome. Return offset and due time of the messages still pending."""
         staged_in = self._staged_in(shard)
         holders: dict[bytes, int] = {}
         pending: dict[int, int] = {}
@@ -248,11 +237,11 @@ class Checker:
         for record in records:
             offset = record.offset
             source = (shard, offset)
-            meant = self.meant[source]
+            expected = self.expected[source]
             step = staged_in(offset)
-            named = meant.id
+            named = expected.id
             if named is None:
-                named = b"%d-%d-%d" % (shard, meant.due_ms, offset)
+                named = b"%d-%d-%d" % (shard, expected.due_ms, offset)
             holder = holders.get(named)
             if holder is not None and holder in pending:
                 end = self.ended.get((shard, holder))
@@ -261,23 +250,23 @@ class Checker:
             alive = holder is not None and holder in pending
             reason = self.refused.get(source)
             if reason is not None:
-                self._check_refusal(source, meant, reason, alive=alive, known=named in holders)
+                self._check_refusal(source, expected, reason, alive=alive, known=named in holders)
                 continue
-            if meant.malformed:
+            if expected.malformed:
                 raise broken("1", f"{source} is malformed and was not refused")
-            if meant.verb == "probe":
+            if expected.verb == "probe":
                 continue
-            if meant.verb not in ("schedule", "replace"):
+            if expected.verb not in ("schedule", "replace"):
                 if not alive:
-                    raise broken("6", f"{source} ({meant.verb}) was accepted though nothing was pending")
+                    raise broken("6", f"{source} ({expected.verb}) was accepted though nothing was pending")
                 assert holder is not None
-                if meant.verb == "cancel":
+                if expected.verb == "cancel":
                     self._end_by(shard, holder, "cancelled", offset)
                     del pending[holder]
-                elif meant.verb == "reschedule":
-                    pending[holder] = meant.due_ms
+                elif expected.verb == "reschedule":
+                    pending[holder] = expected.due_ms
                 else:
-                    # One that waits for another attempt, or its turn, may be due already: then it is due anew, or still.
+                    # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
                     fired |= {(holder, record.timestamp_ms), (holder, pending[holder])}
                     pending[holder] = min(pending[holder], record.timestamp_ms)
                 continue
@@ -286,21 +275,21 @@ class Checker:
                 self._end_by(shard, holder, "replaced", offset)
                 del pending[holder]
             holders[named] = offset
-            pending[offset] = meant.due_ms
+            pending[offset] = expected.due_ms
         for offset in list(pending):
             end = self.ended.get((shard, offset))
             if end is not None:
                 if end.due_ms != pending[offset] and (offset, end.due_ms) not in fired:
-                    raise broken("6", f"{(shard, offset)} ended as due at another time than was asked for last")
+                    raise broken("6", f"{(shard, offset)} ended with another due time than the last one asked for")
                 del pending[offset]
         accepted = {record.offset for record in records} - {at for on, at in self.refused if on == shard}
         for on, offset in self.ended:
             if on == shard and offset not in accepted:
-                raise broken("1", f"{(shard, offset)} has an end, yet it was refused or never committed")
+                raise broken("1", f"{(shard, offset)} has an outcome although it was refused or never committed")
         return sorted(pending.items())
 
     def _staged_in(self, shard: int) -> Callable[[int], int]:
-        """In which step the record at an offset was staged."""
+        """A function from the offset of a record to the step that staged it."""
         pulls = [step.progress.pull_offset for step in self.steps[shard]]
 
         return partial(bisect_right, pulls)
@@ -310,25 +299,27 @@ class Checker:
         if end is not None:
             raise broken("6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that")
 
-    def _check_refusal(self, source: tuple[int, int], meant: Meant, reason: int, *, alive: bool, known: bool) -> None:
-        if meant.malformed:
+    def _check_refusal(
+        self, source: tuple[int, int], expected: Expectation, reason: int, *, alive: bool, known: bool
+    ) -> None:
+        if expected.malformed:
             return
-        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and meant.verb == "cancel"):
+        if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and expected.verb == "cancel"):
             if alive:
-                raise broken("6", f"{source} ({meant.verb}) was refused though the message was pending")
+                raise broken("6", f"{source} ({expected.verb}) was refused though the message was pending")
         elif reason in (Reason.CONFLICT, Reason.IGNORED):
             if not known:
-                raise broken("1", f"{source} was refused as a duplicate of nothing")
+                raise broken("1", f"{source} was refused as a duplicate, and no message had its id before")
         else:
-            raise broken("1", f"{source} was refused for no reason: {Reason(reason).label}")
+            raise broken("1", f"{source} was refused without cause: {Reason(reason).label}")
 
-    def note_meant(self, partition: Partition, offset: int, meant: Meant) -> None:
-        """A producer wrote this."""
-        self.meant[partition.number, offset] = meant
+    def expect(self, partition: Partition, offset: int, expected: Expectation) -> None:
+        """A producer wrote the record at the offset."""
+        self.expected[partition.number, offset] = expected
 
 
 def _first_readable_ms(partition: Partition, offset: int) -> int | None:
-    """Since when the first record from the offset on is readable; None when there is none."""
+    """Time from which the first record at or after the offset was readable; None when there is none."""
     for at in range(offset, len(partition.shown_ms)):
         record, transaction = partition.items[at]
         if record is not None and (transaction is None or transaction.state == "committed"):

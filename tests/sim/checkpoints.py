@@ -1,7 +1,7 @@
-"""Checkpoints: the place where they are kept, which all nodes share, and what one node does with them.
+"""Checkpoints: the storage that all nodes share, and the maintenance thread of one node.
 
-Decided by the code under test are when one is made, what is trimmed, and where a store begins (`workers.checkpoint`,
-`node.beginning`); here is only what lies behind: the storage, and the copy of a store that one node gives another.
+The code under test decides when a checkpoint is made, what is trimmed, and what a store is restored from
+(`workers.checkpoint`, `node.bootstrap`). This module supplies the storage and the transfer of a store between nodes.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from tests.sim.store import SimStore
 from tests.sim.world import Crashed, World, broken
 
 if TYPE_CHECKING:
-    from tests.sim.node import Machine, Process, Thread
+    from tests.sim.node import Process, SimulatedNode
+    from tests.sim.thread import ReplicaThread
 
-SOUND_MIN = 3
-"""Fewer undamaged ones than this are not damaged: what nobody has any more, nobody can promise."""
+INTACT_MIN = 3
+"""A checkpoint is damaged only while this many are intact: no promise covers the loss of all copies."""
 
-KEEP_MS = 1_000
-"""How often a process looks whether a flush or a checkpoint is due."""
+MAINTENANCE_MS = 1_000
+"""Interval at which a process checks whether a flush or a checkpoint is due."""
 
 
-class CheckpointScheduler(Struct, frozen=True, kw_only=True):
-    """How checkpoints are kept in a seed."""
+class CheckpointSettings(Struct, frozen=True, kw_only=True):
+    """The settings of checkpoints in one seed."""
 
     every_ms: int
     keep: int
     keep_logs_ms: int
     flush_every_ms: int
     away_ms: int
-    """How long a node that is away is waited for with trimming."""
+    """Time after which a node that is away no longer holds trimming back."""
     copying_ms: int
-    """How long it takes at most to make or to fetch one."""
+    """Longest time to make or to fetch a checkpoint."""
 
 
-class Kept(Struct):
-    """One checkpoint."""
+class StoredCheckpoint(Struct):
+    """One checkpoint in the storage."""
 
     checkpoint: Checkpoint
     rows: dict[bytes, bytes]
     damaged: bool = False
-    """Its files have their sizes, and something else in them."""
+    """Its files have the right sizes and wrong content."""
 
 
 def identity_of(shard: int, shards: int) -> Identity:
-    """What all stores of a shard belong to."""
+    """The identity of all stores of a shard."""
     return Identity(
         cluster="simulated",
         shard=shard,
@@ -73,7 +74,7 @@ def identity_of(shard: int, shards: int) -> Identity:
 
 
 def describe(rows: dict[bytes, bytes], identity: Identity, node: str, now_ms: int) -> Checkpoint:
-    """What a checkpoint with these rows says of itself."""
+    """The manifest of a checkpoint with these rows."""
     data = rows.get(STATE_KEY)
     state = State() if data is None else unpack_state(data)
     return Checkpoint(
@@ -95,32 +96,32 @@ def describe(rows: dict[bytes, bytes], identity: Identity, node: str, now_ms: in
     )
 
 
-class Depot:
-    """The place: what was put there is there, until it is removed; it may be out of reach, and damage things."""
+class CheckpointStorage:
+    """The storage: it keeps every checkpoint until it is removed, may be unreachable, and may damage content."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.away_ms = 0
-        """Until when nobody reaches it."""
-        self.kept: dict[int, dict[str, Kept]] = {}
+        self.unreachable_ms = 0
+        """Until when no node reaches it."""
+        self.kept: dict[int, dict[str, StoredCheckpoint]] = {}
 
-    def of(self, shard: int) -> list[Kept]:
-        """The furthest first."""
-        if self.world.now_ms < self.away_ms:
-            raise Retry("the place of the checkpoints cannot be reached")
+    def of(self, shard: int) -> list[StoredCheckpoint]:
+        """The checkpoints of a shard, the furthest first."""
+        if self.world.now_ms < self.unreachable_ms:
+            raise Retry("the storage of the checkpoints cannot be reached")
         kept = self.kept.setdefault(shard, {})
         return [kept[name] for name in sorted(kept, reverse=True)]
 
     def damage(self, shard: int, choose: Callable[[Sequence[str]], str]) -> None:
-        """Spoil one, as long as others are left."""
-        sound = [name for name, kept in sorted(self.kept.get(shard, {}).items()) if not kept.damaged]
-        if len(sound) >= SOUND_MIN:
-            name = choose(sound)
-            self.world.tell(f"checkpoint {name} of shard {shard} is damaged")
+        """Damage one, as long as enough others are intact."""
+        intact = [name for name, kept in sorted(self.kept.get(shard, {}).items()) if not kept.damaged]
+        if len(intact) >= INTACT_MIN:
+            name = choose(intact)
+            self.world.trace(f"checkpoint {name} of shard {shard} is damaged")
             self.kept[shard][name].damaged = True
 
     def check(self, partition: Partition, keep: int) -> None:
-        """Law 1: behind what was trimmed there are as many checkpoints as are kept, and one that is sound."""
+        """Law 1: a trim leaves at least `keep` checkpoints that reach the new start, and one of them is intact."""
         found = list(self.kept.get(partition.number, {}).values())
         reaching = [
             kept
@@ -128,82 +129,88 @@ class Depot:
             if (kept.checkpoint.pull_offset if partition.topic == DELAY else kept.checkpoint.applied) >= partition.start
         ]
         if len(reaching) < keep or all(kept.damaged for kept in reaching):
-            raise broken("1", f"{partition.name} begins at {partition.start}, behind {len(reaching)} checkpoints")
+            raise broken(
+                "1", f"{partition.name} starts at {partition.start}, which only {len(reaching)} checkpoints reach"
+            )
 
 
 class SimCheckpoints:
-    """See `ports.Checkpoints`: the depot as one node sees it; also what restores a store from there."""
+    """See `ports.Checkpoints`: the storage as one node sees it; `restore` reads a checkpoint back."""
 
     def __init__(
-        self, depot: Depot, machine: Machine, keeping: CheckpointScheduler, pause: Callable[[str, int], None]
+        self,
+        storage: CheckpointStorage,
+        node: SimulatedNode,
+        settings: CheckpointSettings,
+        pause: Callable[[str, int], None],
     ) -> None:
-        self._depot = depot
-        self._machine = machine
-        self._keeping = keeping
+        self._storage = storage
+        self._node = node
+        self._settings = settings
         self._pause = pause
 
     def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
         assert isinstance(store, SimStore)
-        machine = self._machine
+        node = self._node
         rows = store.rows()
-        made = describe(rows, identity_of(shard, machine.setting.shards), machine.node, now_ms)
-        for known in self._depot.of(shard):
+        made = describe(rows, identity_of(shard, node.settings.shards), node.node_id, now_ms)
+        for known in self._storage.of(shard):
             if known.checkpoint.name == made.name and known.rows == rows:
                 return known.checkpoint
-        self._depot.kept[shard].pop(made.name, None)
-        self._pause("save", self._keeping.copying_ms)
-        self._depot.of(shard)
-        self._depot.world.tell(f"{machine.name}/{shard} has made checkpoint {made.name}")
-        self._depot.kept[shard][made.name] = Kept(made, rows)
+        self._storage.kept[shard].pop(made.name, None)
+        self._pause("save", self._settings.copying_ms)
+        self._storage.of(shard)
+        self._storage.world.trace(f"{node.name}/{shard} has made checkpoint {made.name}")
+        self._storage.kept[shard][made.name] = StoredCheckpoint(made, rows)
         return made
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        return [kept.checkpoint for kept in self._depot.of(shard) if kept.checkpoint.identity == identity]
+        return [kept.checkpoint for kept in self._storage.of(shard) if kept.checkpoint.identity == identity]
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        return any(kept.checkpoint == checkpoint for kept in self._depot.of(checkpoint.shard))
+        return any(kept.checkpoint == checkpoint for kept in self._storage.of(checkpoint.shard))
 
     def prune(self, shard: int, identity: Identity, keep: int) -> list[str]:
-        names = [kept.checkpoint.name for kept in self._depot.of(shard)][keep:]
+        names = [kept.checkpoint.name for kept in self._storage.of(shard)][keep:]
         for name in names:
-            del self._depot.kept[shard][name]
+            del self._storage.kept[shard][name]
         return names
 
     def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
         tried = []
-        for kept in self._depot.of(shard):
-            self._pause("restore", self._keeping.copying_ms)
-            self._depot.of(shard)
+        for kept in self._storage.of(shard):
+            self._pause("restore", self._settings.copying_ms)
+            self._storage.of(shard)
             if kept.damaged:
                 tried.append(kept.checkpoint.name)
             else:
-                self._machine.disk.fetched[into] = kept.rows
+                self._node.disk.fetched[into] = kept.rows
                 return kept.checkpoint
         if tried:
             raise StoreCorrupt(f"all checkpoints of shard {shard} are damaged: {', '.join(tried)}")
         return None
 
 
-class SimBeginning(StoreBootstrap):
-    """The code under test, with another way to a node's store than HTTP."""
+class SimBootstrap(StoreBootstrap):
+    """The code under test, with a direct transfer in place of HTTP."""
 
-    def __init__(self, checkpoints: SimCheckpoints, machine: Machine, membership: Membership | None,
+    def __init__(self, checkpoints: SimCheckpoints, node: SimulatedNode, membership: Membership | None,
                  pause: Callable[[str, int], None], copying_ms: int) -> None:  # fmt: skip
         super().__init__(
             None,  # type: ignore[arg-type]
             checkpoints=checkpoints,  # type: ignore[arg-type]
             membership=membership,
-            node=machine.node,
+            node=node.node_id,
             token="",
             stopping=threading.Event(),
         )
-        self._turn = Turn()  # type: ignore[assignment]
-        self._machine = machine
+        self._turn = TryLock()  # type: ignore[assignment]
+        self._owner = node
         self._pause = pause
         self._copying_ms = copying_ms
 
     def _fetch(self, member: Member, identity: Identity, into: Path) -> Checkpoint:
-        other = next((peer for peer in self._machine.peers if peer.instance == member.instance), None)
+        other = next((peer for peer in self._owner.peers if peer.instance == member.instance), None)
         if other is None or other.process is None or other.frozen or identity.shard not in other.stores:
             raise Retry(f"node {member.node} does not answer")
         try:
@@ -211,12 +218,12 @@ class SimBeginning(StoreBootstrap):
         except StoreCorrupt as error:
             raise Retry(f"node {member.node}: {error}") from error
         self._pause("fetch", self._copying_ms)
-        self._machine.disk.fetched[into] = rows
-        return describe(rows, identity, member.node, self._machine.clock.now_ms())
+        self._owner.disk.fetched[into] = rows
+        return describe(rows, identity, member.node, self._owner.clock.now_ms())
 
 
-class Turn:
-    """A lock for code that all runs in one thread: who would wait comes back later."""
+class TryLock:
+    """A lock for code that runs in one thread: `acquire` never waits, the caller tries again later."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -229,36 +236,34 @@ class Turn:
         self._taken = False
 
 
-class Keeper:
-    """What `chronos/node/checkpointing.py` and the keeper of `chronos/node/node.py` do with threads of their own."""
+class Maintenance:
+    """The maintenance thread: flushes, checkpoints and trims, as `chronos/node` does."""
 
     def __init__(self, process: Process) -> None:
-        machine = process.machine
-        assert machine.depot is not None
-        assert machine.keeping is not None
+        node = process.node
+        assert node.storage is not None
+        assert node.checkpoint_settings is not None
         self.process = process
-        self.machine = machine
+        self.node = node
         self.world = process.world
-        self.settings = machine.keeping
-        self.checkpoints = SimCheckpoints(machine.depot, machine, self.settings, self._pause)
-        self.beginning = SimBeginning(
-            self.checkpoints, machine, process.membership, self._pause, self.settings.copying_ms
-        )
+        self.settings = node.checkpoint_settings
+        self.checkpoints = SimCheckpoints(node.storage, node, self.settings, self._pause)
+        self.bootstrap = SimBootstrap(self.checkpoints, node, process.membership, self._pause, self.settings.copying_ms)
         self.flushed = {thread.shard: _position(thread.replica.state) for thread in process.threads}
-        """Where each store stood at its last flush: what a crash would leave."""
-        self.heard: dict[int, Roles] = {}
-        """The roles by which it asked what others need, when it trimmed last."""
+        """Position of each store at its last flush, which is where a crash would put it back."""
+        self.trim_roles: dict[int, Roles] = {}
+        """For each shard, the roles that the last trim was computed from."""
         self._flushed_ms = self.world.now_ms
         self._checkpointers = [self._checkpointer(thread) for thread in process.threads]
-        self.world.after(self.world.random.randrange(1, KEEP_MS), self._step)
+        self.world.after(self.world.random.randrange(1, MAINTENANCE_MS), self._step)
 
-    def _checkpointer(self, thread: Thread) -> Checkpointer:
+    def _checkpointer(self, thread: ReplicaThread) -> Checkpointer:
         return Checkpointer(
             self.checkpoints,
             thread.log,
             thread.replica.store,
             shard=thread.shard,
-            identity=identity_of(thread.shard, self.machine.setting.shards),
+            identity=identity_of(thread.shard, self.node.settings.shards),
             every_ms=self.settings.every_ms,
             keep=self.settings.keep,
             keep_logs_ms=self.settings.keep_logs_ms,
@@ -270,41 +275,41 @@ class Keeper:
         membership, kept = self.process.membership, self.flushed[shard]
         if membership is None:
             return [kept]
-        now_ms = self.machine.clock.now_ms()
+        now_ms = self.node.clock.now_ms()
         snapshot, away_ms = membership.snapshot(), self.settings.away_ms
-        self.heard[shard] = snapshot.roles or Roles()
-        return needed_from(snapshot, shard, node=self.machine.node, flushed=kept, now_ms=now_ms, away_ms=away_ms)
+        self.trim_roles[shard] = snapshot.roles or Roles()
+        return needed_from(snapshot, shard, node=self.node.node_id, flushed=kept, now_ms=now_ms, away_ms=away_ms)
 
     def restore(self, store: SimStore, cost: RecoveryCost) -> bool:
-        """Replace the contents of the store by a checkpoint, where that is needed and can be done."""
+        """Replace the content of the store by a checkpoint where the code under test decides so; return whether."""
         shard = int(store.path.name)
-        identity = identity_of(shard, self.machine.setting.shards)
-        found = self.beginning.restore(store, identity, cost)  # type: ignore[arg-type]
+        identity = identity_of(shard, self.node.settings.shards)
+        found = self.bootstrap.restore(store, identity, cost)  # type: ignore[arg-type]
         if found is None:
             return False
-        self.world.tell(f"{self.machine.name}/{shard} begins with {found.name}")
+        self.world.trace(f"{self.node.name}/{shard} is restored from {found.name}")
         self.flushed[shard] = LogPosition(applied=found.applied, pull_offset=found.pull_offset)
         return True
 
     def _step(self) -> None:
-        """Flush, make checkpoints and trim, as far as each is due."""
-        machine, process = self.machine, self.process
+        """Flush, make checkpoints and trim, each when it is due."""
+        node, process = self.node, self.process
         if process.dead or process.stopping:
             return
-        if machine.frozen:
-            self.world.at(machine.frozen_ms, self._step)
+        if node.frozen:
+            self.world.at(node.frozen_ms, self._step)
             return
         try:
             self._flush()
             for checkpointer in self._checkpointers:
                 with suppress(Retry):
-                    checkpointer.step(machine.clock.now_ms())
+                    checkpointer.step(node.clock.now_ms())
         except Crashed:
             return
         except StoreCorrupt:
-            machine.lose_stores()
+            node.lose_stores()
             return
-        self.world.after(KEEP_MS, self._step)
+        self.world.after(MAINTENANCE_MS, self._step)
 
     def _flush(self) -> None:
         if self.world.now_ms - self._flushed_ms < self.settings.flush_every_ms:
@@ -312,12 +317,12 @@ class Keeper:
         self._flushed_ms = self.world.now_ms
         with suppress(NoSpace):
             for thread in self.process.threads:
-                store = self.machine.stores[thread.shard]
+                store = self.node.stores[thread.shard]
                 store.flush()
-                self.flushed[thread.shard] = _position(store.kept)
+                self.flushed[thread.shard] = _position(store.durable)
 
     def _pause(self, where: str, wait_ms: int) -> None:
-        """Copying takes a while, in which all others go on; here the process may freeze or die."""
+        """Copying takes time in which all other threads run; here the process may freeze or die."""
         self.process.touch(where)
         if self.world.faulty:
             self.world.pass_time(self.world.random.randrange(1, wait_ms))

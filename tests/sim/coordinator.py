@@ -1,6 +1,6 @@
-"""Sessions, one lock and one published value, as ZooKeeper keeps them; and a client of it on each node.
+"""The simulated coordination service, as ZooKeeper behaves: sessions, one lock, one published value; and a node's client.
 
-A client knows what it was told last: a node that was frozen, or is cut off, goes on believing.
+A client's view is as old as its last refresh: a node that was frozen, or is cut off, keeps its last view.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import ClusterSnapshot
 from tests.sim.world import World
 
+TAKEN_GRACE_MS = 1_000
+"""How much longer than a session `join` waits for a place that another data directory holds."""
+
+POLL_MS = 20
+"""How often `join` and `wait` look again while simulated time passes."""
+
 
 class Ensemble:
-    """The servers. `down` until a moment: then nobody is heard, and no session expires."""
+    """The servers. Until `down_ms` they answer no request, and no session expires."""
 
     def __init__(self, world: World, *, shards: int, replication: int | None, session_ms: int) -> None:
         self.world = world
@@ -24,51 +30,57 @@ class Ensemble:
         self.rebalance_after_ms = REBALANCE_AFTER_MS
         self.replace_after_ms = REPLACE_AFTER_MS
         self.down_ms = 0
-        self.roles = Roles()
+        self.published: Roles | None = None
+        """The roles as last published; None before the first time."""
         self.version = 0
-        self.controller_epoch = 0
+        """Number of times that roles were published."""
         self.controller: int | None = None
-        """Session that holds the lock."""
+        """The session that holds the lock."""
         self.requests: list[Request] = []
         self.clients: list[SimCoordinator] = []
-        self._heard_ms: dict[int, int] = {}
+        self._heartbeat_ms: dict[int, int] = {}
+        """Time of the last heartbeat of each session."""
         self._members: dict[int, Member] = {}
         self._sessions = 0
 
     @property
-    def ping(self) -> bool:
+    def answering(self) -> bool:
         return self.world.now_ms >= self.down_ms
+
+    @property
+    def roles(self) -> Roles:
+        """The roles as last published; empty before the first time."""
+        return self.published or Roles()
 
     def pause(self, wait_ms: int) -> None:
         self.down_ms = max(self.down_ms, self.world.now_ms + wait_ms)
-        for session in self._heard_ms:
-            self._heard_ms[session] = max(self._heard_ms[session], self.down_ms)
+        for session in self._heartbeat_ms:
+            self._heartbeat_ms[session] = max(self._heartbeat_ms[session], self.down_ms)
 
     def expire(self) -> None:
-        """End the sessions nobody heard of for too long; the lock goes to the oldest session left."""
-        if not self.ping:
+        """End the sessions whose last heartbeat is too old; the lock goes to the oldest session left."""
+        if not self.answering:
             return
         now_ms = self.world.now_ms
-        for session in [at for at, heard_ms in self._heard_ms.items() if now_ms - heard_ms > self.session_ms]:
-            self.world.tell(f"session {session} of {self._members[session].node} expires")
+        for session in [at for at, last_ms in self._heartbeat_ms.items() if now_ms - last_ms > self.session_ms]:
+            self.world.trace(f"session {session} of {self._members[session].node} expires")
             self.end(session)
 
     def end(self, session: int) -> None:
-        self._heard_ms.pop(session, None)
+        self._heartbeat_ms.pop(session, None)
         self._members.pop(session, None)
         if self.controller == session:
             self.controller = None
         if self.controller is None and self._members:
             self.controller = min(self._members)
-            self.controller_epoch += 1
         self.spread()
 
-    def hear(self, session: int) -> bool:
-        """A heartbeat; whether the session is still there."""
+    def heartbeat(self, session: int) -> bool:
+        """Keep the session alive; return whether it still exists."""
         self.expire()
-        if session not in self._heard_ms:
+        if session not in self._heartbeat_ms:
             return False
-        self._heard_ms[session] = self.world.now_ms
+        self._heartbeat_ms[session] = self.world.now_ms
         return True
 
     def open(self, member: Member) -> int:
@@ -76,14 +88,13 @@ class Ensemble:
         for session, other in list(self._members.items()):
             if other.node == member.node:
                 if other.instance != member.instance:
-                    raise NodeIdTaken(f"another data directory has the id {member.node}")
+                    raise NodeIdTaken(f"node.id {member.node} is taken: the node at {other.address} has it")
                 self.end(session)
         self._sessions += 1
-        self._heard_ms[self._sessions] = self.world.now_ms
+        self._heartbeat_ms[self._sessions] = self.world.now_ms
         self._members[self._sessions] = member
         if self.controller is None:
             self.controller = self._sessions
-            self.controller_epoch += 1
         self.spread()
         return self._sessions
 
@@ -93,11 +104,12 @@ class Ensemble:
             self.spread()
 
     def publish(self, roles: Roles, version: int) -> bool:
+        """Write the roles unless others were published since `version`."""
         if version != self.version:
             return False
         self.version += 1
-        self.roles = roles
-        self.world.tell(f"roles {self.version}: " + " ".join(
+        self.published = roles
+        self.world.trace(f"roles {self.version}: " + " ".join(
             f"{shard}={given.master}@{given.epoch}" for shard, given in sorted(roles.shards.items())
         ))  # fmt: skip
         self.spread()
@@ -106,8 +118,12 @@ class Ensemble:
     def members(self) -> dict[str, Member]:
         return {member.node: member for member in self._members.values()}
 
+    def sessions(self) -> dict[str, int]:
+        """The session of each member."""
+        return {member.node: session for session, member in self._members.items()}
+
     def spread(self) -> None:
-        """Tell every client before long."""
+        """Notify every client after a short delay."""
         for client in self.clients:
             self.world.after(self.world.random.randrange(1, 60), client.refresh)
 
@@ -123,18 +139,20 @@ class SimCoordinator:
         self._roles: Roles | None = None
         self._members: Mapping[str, Member] = {}
         self._confirmed = False
-        self._waits_ms: int | None = None
-        """Since when it waits for its place, which another data directory has."""
-        self._since_ms: dict[str, int] = {}
+        self._since_ms: dict[str, tuple[int, int]] = {}
+        """Session of each member, and when this client first saw it."""
+        self._epoch = 0
+        """Controller epoch of this session; 0 before it is the controller."""
+        self._woken = False
         self.cut_ms = 0
-        """Cut off from the servers until then."""
+        """Until when no server can be reached from here."""
         self.asleep: Callable[[], bool] = lambda: False
-        """The process is frozen: nothing is sent and nothing received."""
+        """True while the process is frozen: it sends and receives nothing."""
         ensemble.clients.append(self)
 
     @property
     def _connected(self) -> bool:
-        return self._ensemble.ping and self._ensemble.world.now_ms >= self.cut_ms
+        return self._ensemble.answering and self._ensemble.world.now_ms >= self.cut_ms
 
     @property
     def joined(self) -> bool:
@@ -144,61 +162,78 @@ class SimCoordinator:
         if self._session is None:
             return
         if not self._connected:
+            self._woken = self._woken or self._confirmed
             self._confirmed = False
-        elif not self._ensemble.hear(self._session):
-            self._session, self._roles, self._confirmed = None, None, False
+        elif not self._ensemble.heartbeat(self._session):
+            self._forget()
         else:
             self.refresh()
 
     def refresh(self) -> None:
         if self._session is None or not self._connected or self.asleep():
             return
-        self._roles, self._members, self._confirmed = self._ensemble.roles, self._ensemble.members(), True
-        for node in sorted(self._members):
-            self._since_ms.setdefault(node, self._ensemble.world.now_ms)
-        for node in sorted(self._since_ms.keys() - self._members.keys()):
+        if self._session not in self._ensemble.sessions().values():
+            self._forget()
+            return
+        known = (self._roles, self._members, self._confirmed)
+        self._roles, self._members, self._confirmed = self._ensemble.published, self._ensemble.members(), True
+        if known != (self._roles, self._members, self._confirmed):
+            self._woken = True
+        sessions = self._ensemble.sessions()
+        for node, session in sorted(sessions.items()):
+            if self._since_ms.get(node, (None, 0))[0] != session:
+                self._since_ms[node] = (session, self._ensemble.world.now_ms)
+        for node in sorted(self._since_ms.keys() - sessions.keys()):
             del self._since_ms[node]
 
+    def _forget(self) -> None:
+        """The session is over."""
+        self._session, self._roles, self._members, self._confirmed = None, None, {}, False
+        self._since_ms.clear()
+        self._epoch = 0
+        self._woken = True
+
     def join(self, member: Member) -> None:
-        self._check_connected()
-        now_ms = self._ensemble.world.now_ms
-        try:
-            self._session = self._ensemble.open(member)
-        except NodeIdTaken as taken:
-            self._waits_ms = now_ms if self._waits_ms is None else self._waits_ms
-            if now_ms - self._waits_ms > self._ensemble.session_ms + 1_000:
-                raise
-            raise CoordinatorUnavailable("another data directory has the place: it may be gone in a moment") from taken
-        self._waits_ms = None
+        self.leave()
+        deadline_ms = self._ensemble.world.now_ms + self._ensemble.session_ms + TAKEN_GRACE_MS
+        while self._session is None:
+            self._check_connected()
+            try:
+                self._session = self._ensemble.open(member)
+            except NodeIdTaken:
+                if self._ensemble.world.now_ms >= deadline_ms:
+                    raise
+                self._ensemble.world.pass_time(POLL_MS)
+                self._touch("join")
         self.refresh()
 
     def report(self, member: Member) -> None:
-        self._check_connected()
-        if self._session is None or not self._ensemble.hear(self._session):
-            raise CoordinatorUnavailable("the session is over")
-        self._ensemble.update(self._session, member)
+        session = self._check_session()
+        self._ensemble.update(session, member)
 
     def look(self) -> ClusterSnapshot:
         return ClusterSnapshot(roles=self._roles, members=self._members, confirmed=self._confirmed)
 
     def request(self, request: Request) -> None:
-        self._check_connected()
+        self._check_session()
         self._ensemble.requests.append(request)
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        ensemble = self._ensemble
-        if not self._confirmed or not self._connected or ensemble.controller != self._session:
+        ensemble, session = self._ensemble, self._session
+        if session is None or not self._confirmed or not self._connected or ensemble.controller != session:
             return False
         version, roles, requests = ensemble.version, ensemble.roles, tuple(ensemble.requests)
         self.refresh()
+        if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
+            self._epoch = roles.controller_epoch + 1
         view = ClusterView(
             now_ms=ensemble.world.now_ms,
             controller=self._node,
-            controller_epoch=ensemble.controller_epoch,
+            controller_epoch=self._epoch,
             shards=ensemble.shards,
             replication=ensemble.replication,
             members=ensemble.members(),
-            since_ms=dict(self._since_ms),
+            since_ms={node: since_ms for node, (_, since_ms) in self._since_ms.items()},
             roles=roles,
             requests=requests,
             rebalance_after_ms=ensemble.rebalance_after_ms,
@@ -206,20 +241,37 @@ class SimCoordinator:
         )
         self._touch("control")
         planned = plan(view)
-        if planned != roles and ensemble.publish(planned, version):
-            ensemble.requests = [request for request in ensemble.requests if request not in requests]
+        is_news = bool(requests) or planned != ensemble.published
+        if is_news and ensemble.controller == session and ensemble.publish(planned, version):
+            del ensemble.requests[: len(requests)]
+            self.refresh()
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        return False
+        world = self._ensemble.world
+        until_ms = world.now_ms + int(timeout_s * 1_000)
+        while not self._woken and world.now_ms < until_ms:
+            world.pass_time(min(POLL_MS, until_ms - world.now_ms))
+        woken, self._woken = self._woken, False
+        return woken
 
     def leave(self) -> None:
-        if self._session is not None:
-            # Nobody hears it of a node that is cut off: then the session expires.
-            if self._connected:
-                self._ensemble.end(self._session)
-            self._session, self._roles, self._confirmed = None, None, False
+        if self._session is None:
+            return
+        # While cut off, the servers do not learn of it: then the session expires.
+        if self._connected:
+            self._ensemble.end(self._session)
+        self._forget()
 
     def _check_connected(self) -> None:
         if not self._connected:
             raise CoordinatorUnavailable("no server answers")
+
+    def _check_session(self) -> int:
+        if self._session is None:
+            raise CoordinatorUnavailable("the session is over; this node has to join again")
+        self._check_connected()
+        if not self._ensemble.heartbeat(self._session):
+            self._forget()
+            raise CoordinatorUnavailable("the session is over; this node has to join again")
+        return self._session

@@ -1,7 +1,7 @@
-"""Faults to plant in the real code, by changing one line of it: what a simulator that finds nothing must find.
+"""Faults planted in the real code by changing one line of it: the simulator must find each of them.
 
-A fault names a function, what stands there and what is to stand there instead. When the code has changed so that
-the text is not there any more, planting fails: the table is mended then, not dropped.
+A fault names a function, a text in it and the text that replaces it. When the code has changed and the text is gone,
+planting fails, and the table has to be adapted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.workers.checkpoint import Checkpointer
+from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
@@ -27,13 +28,13 @@ from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
 
 Change = tuple[type, str, str, str]
-"""Class, function, what stands there, what is to stand there."""
+"""Class, function, the text in it, its replacement."""
 
 FAULTS: dict[str, list[Change]] = {
     "a retry or deferral is forgotten on apply": [
         (Shard, "_settle", "if decision.outcome in RESCHEDULING:", "if decision.outcome in RESCHEDULING:\n    continue\nif 0:"),
     ],
-    "apply before commit": [
+    "a step is applied before its commit": [
         (
             Master,
             "_commit",
@@ -48,13 +49,13 @@ FAULTS: dict[str, list[Change]] = {
         (Replica, "_resolve", "if self._catch_up(follower, now_ms):", "if False:"),
         (Replica, "_resolve", "if follower.position < watermarks.high:", "if False:"),
     ],
-    "select ahead of the watermark": [
+    "messages are selected beyond the watermark": [
         (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
         (Shard, "replay_stage", "return stage(", "return self.stage(records) or stage("),
     ],
-    "placed behind the cursor": [
+    "an entry is placed behind the cursor": [
         (
             _Staging,
             "_place",
@@ -65,36 +66,36 @@ FAULTS: dict[str, list[Change]] = {
     "the pull offset counts records, not offsets": [
         (_Staging, "run", "staged.pull_offset = parsed.records[-1].offset + 1", "staged.pull_offset = self.state.pull_offset + len(parsed.records)"),
     ],
-    "a failed apply is kept": [
+    "a failed apply is taken for done": [
         (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "pass"),
     ],
-    "a failed apply is tried again on the old state": [
+    "a failed apply is retried on the old state": [
         (Master, "_apply", 'raise ApplyFailed(f"a committed step could not be written to the store: {error}") from error', "raise"),
     ],
-    "a step that was committed and then not read is tried again": [
+    "a committed step is retried when the store cannot be read": [
         (Master, "_apply", "except Retry as error:", "except __import__('chronos').errors.NoSpace as error:"),
     ],
     "the role epoch is not compared": [
-        (Replica, "_may_lead", "if state.role_epoch >= assignment.epoch:", "if False:"),
+        (Claim, "wait_ms", "if state.role_epoch >= assignment.epoch:", "if False:"),
         (Replica, "_leadership_ended", "if assignment.continues(self._leadership):", "if True:"),
     ],
-    "the end is the last stable offset": [
+    "a new master replays only to the last stable offset": [
         (Replica, "_resolve", "if follower.position < watermarks.high:", "if follower.position < watermarks.stable:"),
     ],
     "a cancelled message is delivered": [
         (Shard, "_merge", "if staged.removed:", "if False:"),
     ],
-    "the clock is not compared": [
+    "clocks are not compared": [
         (Master, "_check_clock", "<= CLOCK_TOLERANCE_MS", "<= 10**9"),
         (Master, "_check_pulled", "> CLOCK_TOLERANCE_MS", "> 10**9"),
     ],
-    "an abort forgets what was staged": [
+    "an abort drops the staged records": [
         (Master, "_commit", "self._search_poison(error, staged, selection)", "self._puller.release(10**9)\nraise"),
     ],
-    "the wheel keeps what was taken away": [
+    "the wheel keeps removed entries": [
         (Shard, "install", "wheel.forget(due_ms, offset)", "pass"),
     ],
-    "the cursor passes what did not fit": [
+    "the cursor passes messages beyond the batch limit": [
         (Shard, "select", "items[-1][:2], complete=False", "max(known, self.state.cursor), complete=False"),
     ],
     "a selection computed early is used without a check": [
@@ -129,25 +130,25 @@ FAULTS: dict[str, list[Change]] = {
             "    appended = Appended(partition=0, offset=self._shard.state.applied, timestamp_ms=produced_ms)",
         ),
     ],
-    "the retention takes what is pending": [
+    "the retention deletes pending messages": [
         (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, cursor_key", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
     ],
-    "a reader runs ahead of the progress record": [
+    "a follower runs ahead of the progress record": [
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
-    "what cannot be written with refused records stays for ever": [
+    "refused records that cannot be written stop the shard": [
         (Master, "_search_poison", "search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
     ],
     "a lost producer is used again": [
         (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
     ],
-    "one look is enough to bury": [
+    "one description is enough to dead-letter": [
         (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),
     ],
-    "selected before it is due": [
+    "messages are selected before they are due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),
     ],
-    "what a wrong clock said is believed once it is right": [
+    "an end found under a wrong clock counts after the clock was corrected": [
         (Master, "_clock_was_set", "return abs", "return False and abs"),
         (Master, "_distrust_clock", "self._reached_ms = 0", "pass"),
         (Master, "_pull", "self._reached_ms = 0 ", "pass "),
@@ -155,7 +156,7 @@ FAULTS: dict[str, list[Change]] = {
     "an expired message is delivered": [
         (Pusher, "_decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
     ],
-    "what a node that is gone held is taken up by nobody": [
+    "the replicas of a lost node are not replaced": [
         (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
     ],
     "a log is trimmed behind the newest checkpoint alone": [
@@ -164,22 +165,22 @@ FAULTS: dict[str, list[Change]] = {
     "a log is trimmed ahead of other replicas": [
         (Checkpointer, "_trim", "replicas=positions,", "replicas=positions[:1],"),
     ],
-    "an empty store begins with what is left of the logs": [
+    "an empty store replays trimmed logs without a checkpoint": [
         (Replica, "_restore_store", "restored = self._restore(cost)", "restored = not cost.store_empty and self._restore(cost)"),
     ],
-    "a store from before the logs' beginning is kept": [
+    "a store older than the start of the logs is kept": [
         (StoreBootstrap, "restore", "cost.store_empty or not cost.logs_complete or", "cost.store_empty or"),
     ],
-    "a node is its id, whatever its data directory": [
-        (Replica, "_may_lead", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
+    "a node is known by its id, not by its data directory": [
+        (Claim, "wait_ms", "if state.instance in (\"\", self.instance):", "if state.node in (\"\", self.node):"),
     ],
-    "a node that comes back as another waits for a later role for ever": [
+    "a node that returns with a new data directory never gets a later role": [
         (_Table, "_is_stale", 'replica.role_instance not in ("", instance)', "False"),
     ],
     "a node that leaves keeps its shards": [
         (_Table, "_may_stay", "not member.leaving", "True"),
     ],
-    "a replica that was given up goes on": [
+    "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),
     ],
 }  # fmt: skip
@@ -187,12 +188,11 @@ FAULTS: dict[str, list[Change]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The code with the fault in it."""
+    """Plant the fault for the duration of a `with`."""
     undo: list[tuple[type, str, Any]] = []
     try:
         for owner, function, old, new in FAULTS[name]:
-            now = owner.__dict__[function]
-            undo.append((owner, function, now))
+            undo.append((owner, function, owner.__dict__[function]))
             setattr(owner, function, _changed(owner, function, old, new))
         yield
     finally:
@@ -201,14 +201,14 @@ def planted(name: str) -> Iterator[None]:
 
 
 def _changed(owner: type, function: str, old: str, new: str) -> Callable[..., Any]:
-    now = owner.__dict__[function]
-    source = getattr(now, "__planted__", None) or textwrap.dedent(inspect.getsource(now))
+    current = owner.__dict__[function]
+    source = getattr(current, "__planted__", None) or textwrap.dedent(inspect.getsource(current))
     if source.count(old) != 1:
-        raise LookupError(f"{owner.__name__}.{function} has {source.count(old)} times: {old}")
+        raise LookupError(f"{owner.__name__}.{function} contains this text {source.count(old)} times, not once: {old}")
     at = source.index(old)
     indent = " " * (at - source.rindex("\n", 0, at) - 1)
     if "\n" in new and source[source.rindex("\n", 0, at) + 1 : at].strip():
-        raise LookupError("several lines can only take the place of whole ones")
+        raise LookupError("several lines can only replace whole lines")
     source = source.replace(old, new.replace("\n", "\n" + indent))
     names: dict[str, Any] = {}
     exec(

@@ -1,40 +1,87 @@
-"""The log as one replica's thread sees it: the clients in front of the brokers, and everything that goes wrong there."""
+"""The log as one replica's thread sees it: Kafka's clients in front of the brokers, and their faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
 
 from chronos.core.message import Record
-from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
-from tests.sim.broker import BYTES_MAX, DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
-
-if TYPE_CHECKING:
-    from tests.sim.node import Thread
+from tests.sim.broker import DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from tests.sim.world import World
 
 POISON = b"poison"
-"""A payload that no target takes, for a reason nobody can look up before."""
+"""A payload that every target refuses; no look at the topic tells so beforehand."""
+
+
+class Faults(Struct, kw_only=True):
+    """Probability of each fault, each time it could happen. All are 0 once the world is healed."""
+
+    aborts: float = 0.0
+    unclear_commits: float = 0.0
+    lost_on_abort: float = 0.0
+    """An abort costs the producer too."""
+    spurious_fences: float = 0.0
+    short_reads: float = 0.0
+    no_answer: float = 0.0
+    jitter: float = 0.0
+    """A call takes a while, and other threads run meanwhile."""
+
+
+class Host(Protocol):
+    """The node that a log's client runs on."""
+
+    name: str
+    faults: Faults
+    log_cut_ms: int
+    """Until when no broker can be reached from here."""
+
+
+class Caller(Protocol):
+    """The thread that uses a log's clients."""
+
+    name: str
+    world: World
+
+    @property
+    def node(self) -> Host: ...
+
+    def touch(self, where: str) -> None:
+        """A port is called: other threads may run now, and the process may freeze or die."""
+
+    def misused(self, text: str) -> None:
+        """The code under test broke a rule of the port."""
+
+    def sleep(self, wait_ms: int) -> None:
+        """Wait inside a call while other threads run."""
+
+    def nudge(self) -> None:
+        """There is something to read."""
 
 
 class Trimmed(LogMismatch):
-    """What was to be read next was trimmed meanwhile."""
+    """The next offset to be read was trimmed."""
 
 
 class SimReader:
-    """See `ports.Reader`. What it fetches lags behind what is there."""
+    """See `ports.Reader`. Its fetches may lag behind the partition."""
 
     def __init__(self, log: SimLog, partition: Partition, offset: int) -> None:
         self._log = log
         self._partition = partition
         self.position = offset
-        partition.watchers.append(log.thread.nudge)
+        partition.watchers.append(log.caller.nudge)
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
-        self._log.thread.touch("read")
+        self._log.caller.touch("read")
         log, partition = self._log, self._partition
-        if self.position < partition.start and not log.remembers:
-            raise Trimmed(f"offset {self.position} of {partition.name} is not there any more")
+        if self.position < partition.start and not log.reads_trimmed:
+            raise Trimmed(f"offset {self.position} of {partition.name} was trimmed; it starts at {partition.start}")
+        if self.position > partition.high:
+            raise LogMismatch(f"offset {self.position} of {partition.name} is beyond its end {partition.high}")
         if log.is_cut or log.brokers.is_paused(partition):
             return []
         stable = partition.stable
@@ -47,7 +94,7 @@ class SimReader:
             record, transaction = partition.items[at]
             at += 1
             if record is None or (transaction is not None and transaction.state != "committed"):
-                # A marker at the end is passed with the next look only, as a client learns of it.
+                # A marker behind the last record is passed with the next fetch only, as in a real client.
                 if not records:
                     self.position = at
                 continue
@@ -64,7 +111,7 @@ class SimReader:
             if there and not self._log.brokers.is_paused(self._partition):
                 self._pass_markers()
                 return True
-            self._log.thread.sleep(int(timeout_s * 1_000))
+            self._log.caller.sleep(int(timeout_s * 1_000))
         return False
 
     def _pass_markers(self) -> None:
@@ -79,8 +126,8 @@ class SimReader:
         self.position = offset
 
     def close(self) -> None:
-        if self._log.thread.nudge in self._partition.watchers:
-            self._partition.watchers.remove(self._log.thread.nudge)
+        if self._log.caller.nudge in self._partition.watchers:
+            self._partition.watchers.remove(self._log.caller.nudge)
 
 
 class SimWriter:
@@ -93,10 +140,10 @@ class SimWriter:
         self.epoch = epoch
         self._transaction: Transaction | None = None
         self._progress = b""
-        self._culprit = False
-        self._stuck = False
-        self._upset = False
-        """The transaction after a refused one may fail too, with nobody to blame (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+        self._has_poison = False
+        self._unreachable = False
+        self._sequence_broken = False
+        """The transaction after an aborted one fails too, without a poison record (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
         self._lost = False
 
     @property
@@ -112,9 +159,11 @@ class SimWriter:
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         log, brokers = self._log, self._brokers
-        log.thread.touch("send")
-        assert not self._lost, "a lost producer was used again"
-        self._transaction, self._progress, self._culprit, self._stuck = None, progress, False, False
+        log.caller.touch("send")
+        if self._lost:
+            log.caller.misused("a lost producer was used again")
+            raise ProducerLost("this producer was lost before")
+        self._transaction, self._progress, self._has_poison, self._unreachable = None, progress, False, False
         if self._fenced:
             raise self._lose("_FENCED")
         last = brokers.open.get(self._shard)
@@ -122,53 +171,54 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
-            if not brokers.takes(topic) or (value == POISON and topic not in (REJECTED, DEAD_LETTER)):
-                self._culprit = True
+            is_poison = value == POISON and topic not in (REJECTED, DEAD_LETTER)
+            if is_poison or not brokers.accepts(topic, value):
+                self._has_poison = True
                 continue
             partition = brokers.place(topic, key, number)
             if log.is_cut or brokers.is_paused(partition):
-                self._stuck = True
+                self._unreachable = True
                 continue
-            pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
+            pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
             brokers.append(partition, key, value, pairs, transaction)
-        log.thread.touch("sent")
+        log.caller.touch("sent")
 
     def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults
         if meanwhile is not None:
             meanwhile()
-        log.thread.touch("commit")
+        log.caller.touch("commit")
         transaction = self._transaction
         assert transaction is not None, "commit without send"
         progress = brokers.topics[PROGRESS][self._shard]
-        if self._stuck or log.is_cut or brokers.is_paused(progress):
-            log.thread.sleep(world.random.randrange(500, 12_000))
+        if self._unreachable or log.is_cut or brokers.is_paused(progress):
+            log.caller.sleep(world.random.randrange(500, 12_000))
             raise self._lose("the brokers did not take the transaction in time")
         self._check_fenced()
-        if self._culprit:
-            self._upset = world.chance(0.5)
+        if self._has_poison:
+            self._sequence_broken = world.chance(0.5)
             raise self._abort(poison_likely=True)
-        if self._upset or world.chance(faults.aborts):
-            self._upset = False
+        if self._sequence_broken or world.chance(faults.aborts):
+            self._sequence_broken = False
             raise self._abort(poison_likely=False)
         offset = brokers.append(progress, None, self._progress, (), transaction)
         timestamp_ms = world.now_ms
-        log.thread.touch("flushed")
+        log.caller.touch("flushed")
         try:
             verify(timestamp_ms)
         except BaseException:
             if not self._fenced:
                 brokers.decide(transaction, commit=False)
             raise
-        log.thread.touch("verified")
+        log.caller.touch("verified")
         self._check_fenced()
-        if world.chance(faults.fenced_by_nobody):
+        if world.chance(faults.spurious_fences):
             brokers.fence(self._shard)
-            raise self._lose("_FENCED, though nobody else is there")
-        if world.chance(faults.unclear):
+            raise self._lose("_FENCED, without a newer producer")
+        if world.chance(faults.unclear_commits):
             self._end_unclear(transaction)
         brokers.commit(transaction)
-        log.thread.touch("committed")
+        log.caller.touch("committed")
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
 
     def _check_fenced(self) -> None:
@@ -178,15 +228,15 @@ class SimWriter:
     def _abort(self, *, poison_likely: bool) -> TransactionAborted | ProducerLost:
         assert self._transaction is not None
         self._brokers.decide(self._transaction, commit=False)
-        if self._log.world.chance(0.1):
+        if self._log.world.chance(self._log.faults.lost_on_abort):
             return self._lose("refused", poison_likely=poison_likely)
         return TransactionAborted("refused", poison_likely=poison_likely)
 
     def _end_unclear(self, transaction: Transaction) -> None:
-        """The answer got lost, or the question, or it comes late."""
+        """The answer is lost, or the request is, or it arrives late."""
         world = self._log.world
         end = world.random.choice(["now", "late", "never"])
-        world.tell(f"{self._log.thread.name} commit unclear: {end}")
+        world.trace(f"{self._log.caller.name} commit unclear: {end}")
         if end == "now":
             self._brokers.commit(transaction)
         elif end == "late":
@@ -200,22 +250,29 @@ class SimWriter:
 class SimLog:
     """See `ports.Log`: one thread's clients."""
 
-    def __init__(self, thread: Thread, brokers: Brokers) -> None:
-        self.thread = thread
+    def __init__(self, caller: Caller, brokers: Brokers) -> None:
+        self.caller = caller
         self.brokers = brokers
-        self.world = thread.world
-        self.faults = thread.machine.faults
-        self.remembers = False
-        """It still reads what was trimmed."""
+        self.world = caller.world
+        self.faults = caller.node.faults
+        self.reads_trimmed = False
+        """Offsets that were trimmed can still be read."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:
-            if spec.name not in self.brokers.topics and create:
-                self.brokers.create(spec.name, max(1, spec.partitions))
+            partitions = self.brokers.topics.get(spec.name)
+            if partitions is None:
+                if not create:
+                    raise ConfigurationError([f"topic {spec.name} does not exist"])
+                self.brokers.create(spec.name, max(1, spec.partitions), int(spec.settings.get("max.message.bytes", 0)))
+            elif spec.per_shard and len(partitions) != spec.partitions:
+                raise ConfigurationError(
+                    [f"topic {spec.name} has {len(partitions)} partitions, there are {spec.partitions} shards"]
+                )
         return {spec.name: self._info(spec.name) for spec in topics}
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        self.thread.touch("look")
+        self.caller.touch("look")
         self._check_answers()
         return {name: self._info(name) if name in self.brokers.topics else None for name in topics}
 
@@ -223,33 +280,36 @@ class SimLog:
         partitions = self.brokers.topics[name]
         leaderless = frozenset(place.number for place in partitions if self.brokers.is_paused(place))
         return TopicInfo(
-            id=str(self.brokers.ids[name]), partitions=len(partitions), leaderless=leaderless, bytes_max=BYTES_MAX
+            id=str(self.brokers.ids[name]),
+            partitions=len(partitions),
+            leaderless=leaderless,
+            bytes_max=self.brokers.bytes_max[name],
         )
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
-        self.thread.touch("ends")
+        self.caller.touch("ends")
         place = self._answering(topic, partition)
         return Watermarks(start=place.start, stable=place.stable, high=place.high)
 
     def stable_end(self, topic: str, partition: int) -> int:
-        self.thread.touch("end")
+        self.caller.touch("end")
         return self._answering(topic, partition).stable
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        self.thread.touch("offset")
+        self.caller.touch("offset")
         place = self._answering(topic, partition)
-        later = (at for at, (record, _) in enumerate(place.items) if record and record.timestamp_ms >= timestamp_ms)
-        return next(later, place.stable)
+        kept = (place.items[offset][0] for offset in range(place.start, place.stable))
+        return next((record.offset for record in kept if record and record.timestamp_ms >= timestamp_ms), place.stable)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        self.thread.touch("trim")
+        self.caller.touch("trim")
         place = self._answering(topic, partition)
-        assert offset <= place.stable, "a partition was trimmed beyond its stable end"
+        offset = min(offset, place.stable)
         if offset > place.start:
             place.start = offset
-            self.world.tell(f"{self.thread.name} trims {place.name} to {offset}")
-            self.brokers.trimming(place, self.thread.machine.name)
-        self.thread.touch("trimmed")
+            self.world.trace(f"{self.caller.name} trims {place.name} to {offset}")
+            self.brokers.trimming(place, self.caller.node.name)
+        self.caller.touch("trimmed")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         return None
@@ -259,15 +319,18 @@ class SimLog:
 
     def _answering(self, topic: str, partition: int) -> Partition:
         self._check_answers()
-        place = self.brokers.topics[topic][partition]
+        partitions = self.brokers.topics.get(topic, [])
+        if partition >= len(partitions):
+            raise LogUnavailable(f"topic {topic} has no partition {partition}")
+        place = partitions[partition]
         if self.brokers.is_paused(place):
-            raise LogUnavailable(f"no broker said in time where {place.name} ends")
+            raise LogUnavailable(f"no broker answered in time for {place.name}")
         return place
 
     @property
     def is_cut(self) -> bool:
-        """Whether the network between this machine and the brokers is cut."""
-        return self.thread.machine.log_cut_ms > self.world.now_ms
+        """Whether the network between this node and the brokers is cut."""
+        return self.caller.node.log_cut_ms > self.world.now_ms
 
     def _check_answers(self) -> None:
         if self.is_cut:
@@ -279,25 +342,27 @@ class SimLog:
         return SimReader(self, self.brokers.topics[topic][partition], offset)
 
     def writer(self, shard: int) -> SimWriter:
-        self.thread.touch("writer")
+        self.caller.touch("writer")
         self._check_answers()
         last = self.brokers.open.get(shard)
         epoch = self.brokers.fence(shard)
-        self.world.tell(f"{self.thread.name} fences as {epoch}")
-        self.thread.touch("fenced")
+        self.world.trace(f"{self.caller.name} fences as {epoch}")
+        self.caller.touch("fenced")
         if last is not None and last.state == "committed" and any(map(self.brokers.is_paused, last.unmarked)):
             raise LogUnavailable("the last transaction was not resolved in time")
         return SimWriter(self, shard, epoch)
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        self.thread.touch("append")
+        self.caller.touch("append")
         appended = []
         for topic, key, value, headers, number in records:
-            place = self._answering(topic, self.brokers.place(topic, key, number).number)
-            pairs = list(headers.items()) if isinstance(headers, dict) else list(headers)
+            if not self.brokers.accepts(topic, value):
+                raise LogUnavailable(f"topic {topic} does not accept the record")
+            place = self._answering(topic, self.brokers.place(topic, key, number).number if number < 0 else number)
+            pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
             offset = self.brokers.append(place, key, value, pairs)
             appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=self.world.now_ms))
         return appended
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""

@@ -1,5 +1,8 @@
-"""A shard's disk: what was flushed outlives a crash, writes fail when it is full or failing, reads when it is damaged or
-no file can be opened."""
+"""The store of one shard on a simulated disk.
+
+Flushed writes survive a crash. Writes fail while the disk is full or failing; reads fail while it is damaged or no file
+can be opened.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
 NOWHERE = Path("simulated/0")
-"""Of a store that is in no folder; nothing is ever there."""
+"""Path of a store without a folder; it never exists."""
 
 
 class Disk:
-    """What is wrong with a machine's disk at the moment."""
+    """The current faults of a node's disk."""
 
     def __init__(self) -> None:
         self.full = False
         self.low = False
-        """Below the reserve: no step begins."""
+        """Free space is below the reserve: no step begins."""
         self.failing = False
         self.unread_chance = 0.0
-        """How often a read fails for want of a file descriptor."""
+        """Probability that a read finds no file descriptor."""
         self.fetched: dict[Path, dict[bytes, bytes]] = {}
-        """Checkpoints that were fetched and not opened yet, by folder."""
+        """Checkpoints that were fetched and not yet opened, by folder."""
         self.flush_chance = 0.1
-        """How often a write happens to be followed by a flush of the store's own."""
+        """Probability that the store flushes by itself after a write."""
 
 
 class SimStore(MemoryStore):
@@ -47,7 +50,7 @@ class SimStore(MemoryStore):
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         self._check_sound()
-        if STATE_KEY not in keys:  # that was just written, or is read by who opens the store
+        if STATE_KEY not in keys:  # read when the store is opened, and just after it was written
             self._check_readable()
         return super().get(keys)
 
@@ -90,7 +93,7 @@ class SimStore(MemoryStore):
         self._restore(self._flushed)
 
     def crash(self) -> SimStore:
-        """What the disk holds once the process is gone."""
+        """The store as the disk holds it after the process was killed; this one is closed."""
         survivor = SimStore(self._world, self._disk, self._wrote)
         survivor._restore(self._flushed)
         survivor.damaged = self.damaged
@@ -104,7 +107,7 @@ class SimStore(MemoryStore):
         self._closed = True
 
     def replace(self, path: Path) -> None:
-        """What was fetched there takes the place of everything."""
+        """Replace all rows by those of the checkpoint that was fetched into the folder."""
         if self._disk.full or self._disk.failing:
             raise NoSpace("no space left on device")
         self._error, self.damaged = None, False
@@ -113,7 +116,7 @@ class SimStore(MemoryStore):
             self._wrote(self)
 
     def rows(self) -> dict[bytes, bytes]:
-        """What a checkpoint made now would hold; the store is flushed with it."""
+        """The rows of a checkpoint made now; flushes the store."""
         self._check_sound()
         self.flush()
         return self._flushed
@@ -123,7 +126,7 @@ class SimStore(MemoryStore):
         self._keys = sorted(rows)
         self._flushed = dict(rows)
 
-    # --- for those who watch
+    # For the checker
 
     @property
     def state(self) -> State | None:
@@ -131,13 +134,13 @@ class SimStore(MemoryStore):
         return None if data is None else unpack_state(data)
 
     @property
-    def kept(self) -> State:
-        """What a crash would leave."""
+    def durable(self) -> State:
+        """The state that a crash would leave."""
         data = self._flushed.get(STATE_KEY)
         return FRESH if data is None else unpack_state(data)
 
     def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
-        """The rows that mean something: all that is pending and the state; what is settled may be cleaned up."""
+        """The rows that must be equal on all replicas: state, pending messages, counts; settled rows on demand."""
         state = self.state
         cursor = (0, -1) if state is None else state.cursor
         rows = {}

@@ -1,10 +1,11 @@
-"""What producers send: messages and actions on few ids and close times, so that whatever can collide does."""
+"""Producers: messages and actions on few ids and close times, so that collisions are frequent."""
 
 from __future__ import annotations
 
 from chronos.core.keys import partition_of
 from tests.sim.broker import DELAY, Brokers, Transaction
-from tests.sim.checker import Checker, Meant
+from tests.sim.checker import Checker
+from tests.sim.expectations import Expectation
 from tests.sim.log import POISON
 from tests.sim.world import World
 
@@ -18,7 +19,7 @@ Pairs = list[tuple[str, bytes | None]]
 
 
 class Producers:
-    """Everybody who writes to the delay topic. They reach the brokers always; nodes may not."""
+    """The producers of the delay topic. They always reach the brokers; nodes may not."""
 
     def __init__(self, world: World, brokers: Brokers, checker: Checker, *, shards: int) -> None:
         draw = world.random
@@ -40,7 +41,7 @@ class Producers:
         self.sent = 0
 
     def send(self) -> None:
-        """One record, or a transaction with some."""
+        """Send one record, or a transaction with up to three."""
         draw = self.world.random
         if self.world.faulty and self.world.chance(self.share_transactions):
             transaction = Transaction(None, 0)
@@ -57,7 +58,9 @@ class Producers:
     def _send_one(self, transaction: Transaction | None) -> None:
         draw = self.world.random
         if self.world.chance(0.02):
-            self._write(transaction, draw.randrange(self.shards), Meant(verb="probe"), [("chronos-action", b"probe")])
+            self._write(
+                transaction, draw.randrange(self.shards), Expectation(verb="probe"), [("chronos-action", b"probe")]
+            )
         elif self.world.chance(self.share_actions):
             self._send_action(transaction)
         else:
@@ -99,10 +102,10 @@ class Producers:
         key = self._spoil(flaw, headers, key)
         if flaw == "id" and key is None:
             flaw = ""
-        meant = Meant(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
+        expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
                       expire_at_ms=expire_at_ms, malformed=flaw != "")  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
-        offset = self._write(transaction, shard, meant, None if flaw == "names" else headers, key)
+        offset = self._write(transaction, shard, expected, None if flaw == "names" else headers, key)
         if key is None and not flaw:
             self.addresses.append((shard, b"%d-%d-%d" % (shard, due_ms, offset)))
 
@@ -137,30 +140,30 @@ class Producers:
             named = draw.choice(self.ids)
             shard = partition_of(named, self.shards)
         headers: Pairs = [("chronos-action", verb.encode())]
-        meant = Meant(verb=verb, id=named)
+        expected = Expectation(verb=verb, id=named)
         if verb == "reschedule":
-            meant.due_ms = self._due_ms()
-            headers.append(("chronos-deliver-at", b"%d" % meant.due_ms))
+            expected.due_ms = self._due_ms()
+            headers.append(("chronos-deliver-at", b"%d" % expected.due_ms))
         key: bytes | None = named
         if chance(0.5):
             headers.append(("chronos-id", named))
             key = None
         elif verb == "cancel":
             headers = []
-        self._write(transaction, shard, meant, headers, key)
+        self._write(transaction, shard, expected, headers, key)
 
     def _write(
         self,
         transaction: Transaction | None,
         shard: int,
-        meant: Meant,
+        expected: Expectation,
         headers: Pairs | None,
         key: bytes | None = None,
     ) -> int:
         partition = self.brokers.topics[DELAY][shard]
-        offset = self.brokers.append(partition, key, meant.value, headers, transaction)
-        self.checker.note_meant(partition, offset, meant)
+        offset = self.brokers.append(partition, key, expected.value, headers, transaction)
+        self.checker.expect(partition, offset, expected)
         self.sent += 1
-        named = (meant.id or b"").decode()
-        self.world.tell(f"send {shard}/{offset} {meant.verb} {named} {meant.due_ms - self.world.now_ms}")
+        named = (expected.id or b"").decode()
+        self.world.trace(f"send {shard}/{offset} {expected.verb} {named} {expected.due_ms - self.world.now_ms}")
         return offset

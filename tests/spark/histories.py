@@ -35,7 +35,7 @@ OUTCOMES = ["delivered"] * 6 + ["again", "retry", "deferred", "skipped", "expire
 Row = dict[str, Any]
 
 
-def random_script(dice: random.Random) -> list[Step]:
+def random_history(dice: random.Random) -> list[Step]:
     """Times and ids are close together, so that collisions are frequent."""
     return [_random_step(dice) for _ in range(dice.randint(1, 12))]
 
@@ -46,7 +46,7 @@ def _random_step(dice: random.Random) -> Step:
         waited_ms=dice.choice([dice.randint(-3, 8), dice.randint(-3, 8), MINUTE_MS]),
         messages_max=dice.choice([1, 2, 3, 5, 100]),
         bytes_max=dice.choice([1, 120, 400, 1_000_000]),
-        fates=tuple((dice.choice(OUTCOMES), _in_ms(dice)) for _ in range(dice.randint(1, 4))),
+        outcomes=tuple((dice.choice(OUTCOMES), _in_ms(dice)) for _ in range(dice.randint(1, 4))),
         disturbances=(),
         behind=dice.random() < 0.5,
         aborted=dice.random() < 0.2,
@@ -136,7 +136,7 @@ class History:
         for at, (message, committed_ms) in enumerate(self.master.deliveries):
             yield {
                 "topic": TARGET, "partition": self.shard, "offset": at, "timestamp_ms": committed_ms, "key": None,
-                "value": message.ask.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
+                "value": message.intent.value, "headers": None, "id": message.id, "due_at_ms": message.due_ms,
                 "source_topic": DELAY, "shard": self.shard, "source_offset": message.offset,
                 "occurrence": message.occurrence, "attempt": message.attempt,
             }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
-from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_script, tables
+from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_history, tables
 from tests.unit.histories import START_MS, Step
 from tests.unit.model import MINUTE_MS
 
@@ -36,7 +36,7 @@ def played(seed: int, *, drained: bool) -> list[History]:
     histories = [History(shard) for shard in range(HISTORIES)]
     for history in histories:
         history.master.step(EPOCH_RECORD)
-        history.master.play(random_script(dice))
+        history.master.play(random_history(dice))
         if drained:
             history.master.drain(START_MS + HOUR_MS)
     return histories
@@ -94,11 +94,11 @@ def test_the_audit_agrees_with_the_shard(spark: SparkSession, seed: int, drained
 def unread(history: History) -> set[int]:
     """Offsets of valid records that schedule a message and were not pulled yet."""
     return {
-        ask.offset
-        for ask in history.master.producers.asks
-        if ask.offset >= history.master.model.pull_offset
-        and ask.verb in ("schedule", "replace")
-        and not (ask.refusal and ask.refusal.label == "unknown-header")
+        intent.offset
+        for intent in history.master.producers.intents
+        if intent.offset >= history.master.model.pull_offset
+        and intent.verb in ("schedule", "replace")
+        and not (intent.rejection and intent.rejection.label == "unknown-header")
     }
 
 

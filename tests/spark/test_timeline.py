@@ -17,7 +17,7 @@ from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import OFFSET_END, Event, PromisedDelivery, follow
 from chronos.spark.decisions import OUTCOMES
 from tests.unit.drivers import Master
-from tests.unit.histories import SHARD, SHARDS, START_MS, Step, scripts
+from tests.unit.histories import SHARD, SHARDS, START_MS, Step, histories
 
 RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
 
@@ -70,12 +70,12 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
     return [promised for events in events_by_id(master).values() for promised in follow(events)]
 
 
-@given(scripts)
+@given(histories)
 @settings(max_examples=120)
-def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None:
+def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each occurrence once; else it is pending."""
     master = Master()
-    master.play(script)
+    master.play(history)
     model = master.model
     found = promised_by(master)
     ended = Counter(promised.ended for promised in found)
@@ -97,12 +97,12 @@ def test_each_message_ends_as_the_shard_ended_it(script: Sequence[Step]) -> None
         )  # fmt: skip
 
 
-@given(scripts)
+@given(histories)
 @settings(max_examples=60)
-def test_settled_messages_may_be_left_out_of_the_events(script: Sequence[Step]) -> None:
+def test_settled_messages_may_be_left_out_of_the_events(history: Sequence[Step]) -> None:
     """An action on a message that is not among the events has no effect on messages settled when it was staged."""
     master = Master()
-    master.play(script)
+    master.play(history)
     master.drain(START_MS + 3_600_000)
     for events in events_by_id(master).values():
         scheduled = {event.offset for event in events if event.verb == "schedule"}

@@ -1,4 +1,4 @@
-"""A master that plays a history and is compared with the model at every step; replicas that read its logs."""
+"""Drivers: a master that runs a history and is compared with the model at every step, and replicas of it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.unit.histories import (
     check_wheel,
     disturb,
 )
-from tests.unit.model import LAST, Fate, Message, Model, Rows
+from tests.unit.model import LAST, ChosenOutcome, Message, Model, Rows
 
-FATES = {
+OUTCOMES = {
     "delivered": Outcome.DELIVERED,
     "again": Outcome.AGAIN,
     "retry": Outcome.RETRY,
@@ -58,7 +58,7 @@ def opened(rows: Rows, rules: Rules = MASTER_RULES) -> Shard:
 
 
 def pending_rows(rows: Rows, state: State) -> list[tuple[int, int, bytes]]:
-    """What the store holds ahead of the cursor."""
+    """Entries of the store beyond the cursor."""
     return [
         (*entry_position(key), rows.rows[key])
         for key in sorted(rows.rows)
@@ -67,7 +67,7 @@ def pending_rows(rows: Rows, state: State) -> list[tuple[int, int, bytes]]:
 
 
 class Master:
-    """Plays a history: a log of both kinds, a store, and a model that must agree with all of it."""
+    """Runs a history: both logs, a store, and a model that must agree with them."""
 
     def __init__(self, chunk: int = 1_000_000) -> None:
         self.store = Rows(chunk=chunk)
@@ -83,8 +83,8 @@ class Master:
         self.shard = opened(self.store)
         self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
-    def play(self, script: Sequence[Step]) -> None:
-        for step in script:
+    def play(self, history: Sequence[Step]) -> None:
+        for step in history:
             self.now_ms += step.waited_ms
             for sent in step.sent:
                 self.producers.send(sent, self.now_ms)
@@ -106,9 +106,9 @@ class Master:
 
     def step(self, step: Step) -> Selection:
         shard, model, ahead = self.shard, self.model, self.look_ahead
-        first = sum(ask.offset < model.pull_offset for ask in self.producers.asks)
+        first = sum(intent.offset < model.pull_offset for intent in self.producers.intents)
         last = first + step.records_max
-        asks, records = self.producers.asks[first:last], self.producers.records[first:last]
+        intents, records = self.producers.intents[first:last], self.producers.records[first:last]
         staged = shard.stage(records, ahead.parsed(records))
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
@@ -119,19 +119,19 @@ class Master:
         if step.aborted:
             return selection
 
-        refused = model.stage(asks)
+        refused = model.stage(intents)
         assert staged.refused == refused
         assert [record.offset for record, _ in staged.rejections] == [
             offset for offset, reason in refused if reason is not Reason.IGNORED
         ]
         self._check_selection(staged, selection, until_ms, step)
-        fates = self._decide(selection, step)
-        progress = self._progress(staged, selection, fates)
+        chosen = self._decide(selection, step)
+        progress = self._progress(staged, selection, chosen)
         ahead.write(staged, selection, progress)
         offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
         writes = ahead.writes(staged, selection)
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms, writes=writes)
-        # A write that failed is tried again: computing it twice gives the same.
+        # A failed write is retried, so a second computation must give the same changes.
         assert shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms) == changes
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)
@@ -139,7 +139,7 @@ class Master:
         self.last_progress = progress
         self.progress.append((offset, timestamp_ms, pack_progress(progress)))
         self.snapshots.append(dict(self.store.rows))
-        self.delivered += model.apply(selection.cursor, fates, timestamp_ms)
+        self.delivered += model.apply(selection.cursor, chosen, timestamp_ms)
         self._check_store(offset, timestamp_ms)
         return selection
 
@@ -162,31 +162,31 @@ class Master:
                 full = count == step.messages_max or size + len(due[count].packed()) > step.bytes_max
                 assert full, "a step takes as much as it may"
 
-    def _decide(self, selection: Selection, step: Step) -> dict[int, Fate]:
-        fates = {}
+    def _decide(self, selection: Selection, step: Step) -> dict[int, ChosenOutcome]:
+        chosen = {}
         for at, ((_, offset, _), entry) in enumerate(zip(selection.items, selection.entries, strict=True)):
-            outcome, in_ms = step.fates[at % len(step.fates)]
+            outcome, in_ms = step.outcomes[at % len(step.outcomes)]
             repeated, tried = outcome in ("again", "skipped"), outcome == "retry"
-            fates[offset] = Fate(
+            chosen[offset] = ChosenOutcome(
                 outcome=outcome,
                 next_due_ms=self.now_ms + in_ms if outcome not in ("delivered", "expired", "dead") else 0,
                 occurrence=entry.occurrence + repeated,
                 attempt=entry.attempt + tried,
             )
-        return fates
+        return chosen
 
-    def _progress(self, staged: Staged, selection: Selection, fates: dict[int, Fate]) -> Progress:
+    def _progress(self, staged: Staged, selection: Selection, chosen: dict[int, ChosenOutcome]) -> Progress:
         decisions = tuple(
             Decision(
                 due_ms=due_ms,
                 offset=offset,
-                outcome=FATES[fate.outcome],
-                next_due_ms=fate.next_due_ms,
-                occurrence=fate.occurrence,
-                attempt=fate.attempt,
+                outcome=OUTCOMES[choice.outcome],
+                next_due_ms=choice.next_due_ms,
+                occurrence=choice.occurrence,
+                attempt=choice.attempt,
             )
             for due_ms, offset, _ in selection.items
-            if (fate := fates[offset]).outcome != "delivered"
+            if (choice := chosen[offset]).outcome != "delivered"
         )
         progress = Progress(
             role_epoch=3,
@@ -215,11 +215,11 @@ class Master:
         assert self.store.rows == expected
         assert unpack_state(self.store.rows[STATE_KEY]) == self.shard.state
         check_wheel(self.shard, pending_rows(self.store, self.shard.state))
-        for message_id in self.model.said:
+        for message_id in self.model.id_states:
             assert self._lookup(message_id) == self.model.lookup(message_id)
 
     def _lookup(self, message_id: bytes) -> str | None:
-        """What a query answers: the last word about the id, or else the entry that stands at the address."""
+        """The answer of a query: the stored state of the id, else the entry at a generated id's position."""
         id_state = self.store.rows.get(id_key(message_id))
         if id_state is not None:
             return STATE_NAMES[unpack_id_state(id_state).state]
@@ -231,7 +231,7 @@ class Master:
 
 
 class Replica:
-    """Reads both logs of a master, from any state of it on, under settings of its own."""
+    """Replays both logs of a master from any of its states, with other settings."""
 
     def __init__(self, master: Master, start: int, rules: Rules, chunk: int) -> None:
         self.master = master

@@ -1,30 +1,25 @@
-"""Random histories of a shard: what producers send, when the master steps, and what happens to it in between.
+"""Random histories of a shard: the records of producers, the steps of the master, and disturbances in between.
 
-Times and ids lie close together, so that whatever can collide does.
+Times and ids lie close together, so that collisions are frequent.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from chronos.core.message import Reason, Record
 from chronos.core.shard import Shard
-from tests.unit.model import LAST, MINUTE_MS, Ask
+from tests.unit.model import LAST, MINUTE_MS, Intent
 
 SHARD, SHARDS = 1, 3
 START_MS = 1_000 * MINUTE_MS - 20
-"""Shortly before a minute ends, so that what is close together is counted in two."""
+"""Shortly before the end of a minute, so that close messages are counted in two minutes."""
 
 MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
 USER_IDS = (b"a", b"b", b"0-5")
-
-longer = settings(max_examples=int(os.environ.get("CHRONOS_TEST_EXAMPLES", "1500")))
-"""`CHRONOS_TEST_EXAMPLES=20000 pytest tests/unit` looks longer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Sent:
     """One record, before it has an offset and a time."""
 
     verb: str
-    who: int
+    id_number: int
     in_ms: int
     after_ms: int
     policy: str = "reject"
@@ -44,13 +39,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class Step:
-    """What is sent, then one step of the master, or one that is given up before its commit."""
+    """Records, then one step of the master, which may be aborted before its commit."""
 
     sent: tuple[Sent, ...]
     waited_ms: int
     messages_max: int
     bytes_max: int
-    fates: tuple[tuple[str, int], ...]
+    outcomes: tuple[tuple[str, int], ...]
     disturbances: tuple[tuple[str, int], ...]
     behind: bool
     aborted: bool
@@ -68,7 +63,7 @@ sents = st.builds(
     verb=st.sampled_from(
         ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
     ),
-    who=st.integers(0, 9),
+    id_number=st.integers(0, 9),
     in_ms=_in_ms,
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
     policy=st.sampled_from(["reject", "replace", "ignore"]),
@@ -100,34 +95,34 @@ steps = st.builds(
     waited_ms=st.one_of(st.integers(-3, 8), st.just(MINUTE_MS)),
     messages_max=st.sampled_from([1, 2, 3, 5, 100]),
     bytes_max=st.sampled_from([1, 120, 400, 1_000_000]),
-    fates=st.lists(outcomes, min_size=1, max_size=4).map(tuple),
+    outcomes=st.lists(outcomes, min_size=1, max_size=4).map(tuple),
     disturbances=st.lists(disturbances, max_size=2).map(tuple),
     behind=st.booleans(),
     aborted=st.sampled_from([False, False, False, True]),
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
 )
 
-scripts = st.lists(steps, min_size=1, max_size=12)
+histories = st.lists(steps, min_size=1, max_size=12)
 
 
 class Producers:
-    """Write records as clients would, and remember what they meant."""
+    """Writes records as clients would, and keeps the intent of each."""
 
     def __init__(self) -> None:
-        self.asks: list[Ask] = []
+        self.intents: list[Intent] = []
         self.records: list[Record] = []
         self._offset = 0
         self._timestamp_ms = START_MS
 
     def send(self, sent: Sent, now_ms: int) -> None:
         self._offset += sent.gap
-        # The broker's clock follows ours, a little behind, and never steps back in this log.
+        # The broker's clock follows this one, a little behind, and never steps back.
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
-        ask = self._ask(sent)
-        self.asks.append(ask)
-        self.records.append(render(ask, sent.form))
+        intent = self._intent(sent)
+        self.intents.append(intent)
+        self.records.append(render(intent, sent.form))
 
-    def _ask(self, sent: Sent) -> Ask:
+    def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
         flaw = sent.flaw if sent.verb in ("schedule", "replace") else ""
         rejection = {
@@ -135,7 +130,7 @@ class Producers:
             "far": Reason.BEYOND_MAX_DELAY,
             "unknown-header": Reason.UNKNOWN_HEADER,
         }.get(flaw)
-        return Ask(
+        return Intent(
             offset=self._offset,
             timestamp_ms=self._timestamp_ms,
             verb=sent.verb,
@@ -148,48 +143,48 @@ class Producers:
         )
 
     def _id(self, sent: Sent) -> bytes | None:
-        """An id of the user's, or the address of a message sent before, which may be one with a key."""
-        if sent.who < len(USER_IDS):
-            return USER_IDS[sent.who]
+        """A user's id, or the generated id of an earlier message, which may have a key and so another id."""
+        if sent.id_number < len(USER_IDS):
+            return USER_IDS[sent.id_number]
         if sent.verb == "schedule":
             return None
         if sent.verb == "replace":
-            return USER_IDS[sent.who % len(USER_IDS)]
-        scheduled = [ask for ask in self.asks if ask.verb in ("schedule", "replace")]
+            return USER_IDS[sent.id_number % len(USER_IDS)]
+        scheduled = [intent for intent in self.intents if intent.verb in ("schedule", "replace")]
         if not scheduled:
             return b"%d-77-77" % SHARD
-        named = scheduled[-(sent.who - len(USER_IDS)) % len(scheduled)]
+        named = scheduled[-(sent.id_number - len(USER_IDS)) % len(scheduled)]
         return b"%d-%d-%d" % (SHARD, named.due_ms, named.offset)
 
 
-def render(ask: Ask, form: int = 0) -> Record:
+def render(intent: Intent, form: int = 0) -> Record:
     """The record for what is asked, in one of the forms that mean the same."""
     headers: list[tuple[str, bytes | None]] = []
-    key, value = ask.id, ask.value
-    if ask.verb != "schedule" or form == 1:
-        headers.append(("chronos-action", ask.verb.encode()))
-    if ask.verb in ("schedule", "replace"):
-        headers.append(("chronos-target-topic", ask.target.encode()))
-        if ask.rejection is Reason.UNKNOWN_HEADER:
+    key, value = intent.id, intent.value
+    if intent.verb != "schedule" or form == 1:
+        headers.append(("chronos-action", intent.verb.encode()))
+    if intent.verb in ("schedule", "replace"):
+        headers.append(("chronos-target-topic", intent.target.encode()))
+        if intent.rejection is Reason.UNKNOWN_HEADER:
             headers.append(("chronos-wish", b"1"))
-    if ask.verb in ("schedule", "replace", "reschedule"):
-        delay_ms = ask.due_ms - ask.timestamp_ms
+    if intent.verb in ("schedule", "replace", "reschedule"):
+        delay_ms = intent.due_ms - intent.timestamp_ms
         by_delay = form == 2 and delay_ms >= 0
-        name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", ask.due_ms)
+        name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)
         headers.append((name, b"%d" % time_ms))
-    if ask.verb == "schedule" and ask.id is not None and (ask.policy != "reject" or form == 1):
-        headers.append(("chronos-on-conflict", ask.policy.encode()))
-    if ask.verb in ("reschedule", "cancel", "fire-now") and form > 0:
-        assert ask.id is not None
-        headers.append(("chronos-id", ask.id))
+    if intent.verb == "schedule" and intent.id is not None and (intent.policy != "reject" or form == 1):
+        headers.append(("chronos-on-conflict", intent.policy.encode()))
+    if intent.verb in ("reschedule", "cancel", "fire-now") and form > 0:
+        assert intent.id is not None
+        headers.append(("chronos-id", intent.id))
         key = None if form == 1 else key
-    if ask.verb == "cancel" and form == 0:
+    if intent.verb == "cancel" and form == 0:
         headers, value = [], None
-    return Record(ask.offset, ask.timestamp_ms, key, value, headers)
+    return Record(intent.offset, intent.timestamp_ms, key, value, headers)
 
 
 def disturb(shard: Shard, what: str, amount: int, now_ms: int) -> None:
-    """What may happen to the wheel at any moment and must change nothing."""
+    """Disturb the wheel in a way that is allowed at any moment and must change no result."""
     if what == "clear":
         shard.wheel.clear(shard.state.cursor)
     elif what == "shrink":
@@ -202,7 +197,7 @@ def disturb(shard: Shard, what: str, amount: int, now_ms: int) -> None:
 
 
 def check_wheel(shard: Shard, pending: Sequence[tuple[int, int, bytes]]) -> None:
-    """The wheel promises to hold all that is pending up to `through`, and nothing else."""
+    """The wheel holds every pending message up to `through`, and nothing else."""
     wheel = shard.wheel
     held = [item for item in pending if item[:2] <= wheel.through]
     assert wheel.peek(LAST, 1_000_000) == held

@@ -73,13 +73,13 @@ def unpacker(name: str) -> Callable[[bytes], Any]:
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_values_have_the_bytes_that_stores_on_disk_have(name: str, value: Any, data: str) -> None:
+def test_values_have_the_bytes_of_existing_stores(name: str, value: Any, data: str) -> None:
     assert packer(name)(value).hex() == data
     assert unpacker(name)(bytes.fromhex(data)) == value
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_bytes_that_were_cut_off_anywhere_are_named_as_damage(name: str, value: Any, data: str) -> None:
+def test_truncated_bytes_are_a_named_damage(name: str, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
         with pytest.raises(StoreCorrupt):
@@ -89,7 +89,7 @@ def test_bytes_that_were_cut_off_anywhere_are_named_as_damage(name: str, value: 
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_another_version_is_named_with_what_to_do(name: str, value: Any, data: str) -> None:
+def test_an_unknown_version_is_named_with_what_to_do(name: str, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for version in {*range(256)} - {whole[0]}:
         with pytest.raises(StoreCorrupt, match=f"format version {version}, which this version"):
@@ -134,7 +134,7 @@ def test_one_wrong_byte_is_a_value_or_a_named_error(golden: tuple[str, Any, str]
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))
-def test_nesting_without_end_is_damage_and_not_a_crash(name: str) -> None:
+def test_endless_nesting_is_damage_and_not_a_crash(name: str) -> None:
     golden = next(bytes.fromhex(data) for known, _, data in GOLDEN if known == name)
     fields = msgspec.msgpack.decode(golden[1:])
     longer = b"\xdc" + (len(fields) + 1).to_bytes(2, "big")
@@ -155,7 +155,7 @@ def test_an_entry_comes_back_as_it_went_in(own: Any, key: bytes | None, value: b
     assert codec.unpack_entry(codec.pack_entry(entry)) == entry
 
 
-def test_every_state_of_a_word_has_its_name() -> None:
+def test_every_id_state_has_a_name() -> None:
     states = [codec.PENDING, codec.DELIVERED, codec.CANCELLED, codec.EXPIRED, codec.DEAD]
     assert [codec.STATE_NAMES[state] for state in states] == [
         "pending",

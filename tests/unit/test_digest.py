@@ -1,4 +1,4 @@
-"""The digest: the same for replicas that hold the same, whatever was dropped; another one for anything that differs."""
+"""The digest: equal for replicas with the same content, whatever retention dropped; different for any other difference."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from chronos.core.progress import unpack_progress
 from chronos.core.shard import Shard
 from chronos.workers.delete import Deleter, id_states_kept_ms
 from tests.unit.drivers import OTHER_RULES, Master, Replica
-from tests.unit.histories import DEDUPLICATION_MS, Step, longer, scripts
+from tests.unit.histories import DEDUPLICATION_MS, Step, histories
 from tests.unit.model import Rows
+from tests.unit.settings import examples
 
 NOW_MS = 1_000 * MINUTE_MS
 REMEMBERED_MS = id_states_kept_ms(0, DEDUPLICATION_MS)
 
 
 class Cleaned(Replica):
-    """A replica whose delete worker runs now and then."""
+    """A replica whose delete worker runs at times."""
 
     def __init__(self, master: Master, start: int, other: int, delivered_ms: int) -> None:
         super().__init__(master, start, OTHER_RULES[other], 1_000_000)
@@ -39,16 +40,16 @@ class Cleaned(Replica):
         )
 
 
-@longer
+@examples(60, 1_500)
 @given(
-    script=scripts,
+    history=histories,
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
     others=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     kept_ms=st.sampled_from([0, MINUTE_MS, 100 * MINUTE_MS]),
     cleans=st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 300)), max_size=12),
 )
-def test_replicas_have_the_digest_of_their_master_whatever_they_deleted(
-    script: list[Step],
+def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
+    history: list[Step],
     starts: tuple[int, int],
     others: tuple[int, int],
     kept_ms: int,
@@ -56,7 +57,7 @@ def test_replicas_have_the_digest_of_their_master_whatever_they_deleted(
 ) -> None:
     """Two replicas that start at different records, with other rules, retention and moments of cleaning."""
     master = Master()
-    master.play(script)
+    master.play(history)
     replicas = [
         Cleaned(master, min(start, len(master.progress)), other, delivered_ms)
         for start, other, delivered_ms in zip(starts, others, (0, kept_ms), strict=True)
@@ -65,8 +66,8 @@ def test_replicas_have_the_digest_of_their_master_whatever_they_deleted(
         for replica, start in zip(replicas, starts, strict=True):
             if at >= start:
                 replica.follow(unpack_progress(data), offset, timestamp_ms)
-        for who, late_ms in cleans[at : at + 1]:
-            replicas[who].deleter.step(timestamp_ms + late_ms * 1_000)
+        for number, late_ms in cleans[at : at + 1]:
+            replicas[number].deleter.step(timestamp_ms + late_ms * 1_000)
     for replica in replicas:
         replica.deleter.step(master.now_ms + 600 * MINUTE_MS)
         for remembered_ms in (0, 1, REMEMBERED_MS):
@@ -74,11 +75,12 @@ def test_replicas_have_the_digest_of_their_master_whatever_they_deleted(
             assert digest(replica.store, remembered_ms=remembered_ms) == expected
 
 
-@given(script=scripts, chunk=st.sampled_from([1, 2, 3, 7]))
-def test_the_digest_does_not_know_how_the_store_was_read(script: list[Step], chunk: int) -> None:
+@examples(40, 300)
+@given(history=histories, chunk=st.sampled_from([1, 2, 3, 7]))
+def test_the_digest_does_not_depend_on_how_the_store_is_read(history: list[Step], chunk: int) -> None:
     """In portions of any size."""
     master = Master()
-    master.play(script)
+    master.play(history)
     rows = Rows(master.store.rows, chunk)
     assert digest(rows, remembered_ms=REMEMBERED_MS) == digest(master.store, remembered_ms=REMEMBERED_MS)
 
@@ -126,8 +128,8 @@ def found(changes: dict[bytes, bytes | None]) -> str:
         {COUNT + b"\xff" * 8: b"\0"},
     ],
 )
-def test_whatever_counts_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:
-    """A table of small differences, each of which a replica must not have."""
+def test_every_difference_that_matters_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:
+    """A table of small differences between replicas that must not differ."""
     assert found(changes) != found({})
 
 
@@ -143,8 +145,8 @@ def test_whatever_counts_changes_the_digest(changes: dict[bytes, bytes | None]) 
         {b"midentity": b"somebody"},
     ],
 )
-def test_what_may_be_dropped_at_any_time_does_not_count(changes: dict[bytes, bytes | None]) -> None:
-    """Settled entries, words whose time is over, the trail."""
+def test_rows_that_may_be_dropped_at_any_time_do_not_change_the_digest(changes: dict[bytes, bytes | None]) -> None:
+    """Settled entries, id states past their retention, the cursor history."""
     assert found(changes) == found({})
 
 
@@ -154,12 +156,12 @@ def test_an_empty_store_has_the_digest_of_a_fresh_state() -> None:
 
 
 def test_the_digest_of_a_format_stays_as_it_is() -> None:
-    """Nodes of two versions compare theirs: another way to compute it takes another version byte."""
+    """Nodes of two versions compare digests: a change of the computation needs a new version byte."""
     assert found({}) == "100b395cd9fbdda9969d7f1af0ecd130"
 
 
 def test_more_rows_than_one_portion_are_all_covered() -> None:
-    """The last row of many counts as the first."""
+    """The last of many rows matters as much as the first."""
     many = {entry_key(NOW_MS + 60_000, at): b"v" for at in range(2 * PORTION_ROWS + 1)}
     last = entry_key(NOW_MS + 60_000, 2 * PORTION_ROWS)
     assert digest(Rows({**ROWS, **many})) != digest(Rows({**ROWS, **many, last: b"w"}))

@@ -21,7 +21,7 @@ numbers = st.one_of(st.integers(0, 300), st.integers(0, OFFSET_MAX))
 positions = st.tuples(numbers, numbers)
 
 
-def test_the_layout_of_every_key_is_what_stores_on_disk_already_have() -> None:
+def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert entry_key(0x0102, 0x03) == b"e" + bytes.fromhex("0000000000000102 0000000000000003")
     assert keys.id_key(b"order-7") == b"iorder-7"
     assert keys.expiry_key(0x0102, b"order-7") == b"x" + bytes.fromhex("0000000000000102") + b"order-7"
@@ -50,7 +50,7 @@ def test_expiries_sort_by_time_and_then_by_id(one: int, one_id: bytes, other: in
 
 
 @given(numbers, numbers)
-def test_counts_and_trails_sort_by_minute(one: int, other: int) -> None:
+def test_counts_and_cursor_history_sort_by_minute(one: int, other: int) -> None:
     assert (keys.count_key(one) < keys.count_key(other)) == (one < other)
     assert (keys.cursor_history_key(one) < keys.cursor_history_key(other)) == (one < other)
 
@@ -62,7 +62,7 @@ def test_the_number_behind_a_prefix_is_read_back(number: int, message_id: bytes)
 
 
 @given(st.integers(0, 9999), st.integers(0, 10**15 - 1), st.integers(0, 2**63 - 1))
-def test_an_address_names_shard_time_and_offset(shard: int, due_ms: int, offset: int) -> None:
+def test_a_generated_id_names_shard_time_and_offset(shard: int, due_ms: int, offset: int) -> None:
     assert parse_generated_id(generated_id(shard, due_ms, offset), shard + 1) == (shard, due_ms, offset)
     assert parse_generated_id(generated_id(shard, due_ms, offset), shard) is None
 
@@ -76,12 +76,12 @@ def test_an_address_names_shard_time_and_offset(shard: int, due_ms: int, offset:
         b"4-2-3", b"10000-2-3", b"1-1000000000000000-3", b"1-2-10000000000000000000", b"order-1-2-3",
     ],
 )  # fmt: skip
-def test_what_is_not_exactly_an_address_is_an_id_like_any_other(message_id: bytes) -> None:
+def test_an_id_that_only_resembles_a_generated_id_is_an_ordinary_id(message_id: bytes) -> None:
     assert parse_generated_id(message_id, 4) is None
 
 
 @given(st.from_regex(rb"[0-9]{1,5}-[0-9]{1,16}-[0-9]{1,20}", fullmatch=True))
-def test_whatever_is_read_as_an_address_is_written_the_same_and_fits_a_key(message_id: bytes) -> None:
+def test_a_parsed_generated_id_is_written_the_same_way_and_fits_a_key(message_id: bytes) -> None:
     parsed = parse_generated_id(message_id, 10_000)
     if parsed is not None:
         assert generated_id(*parsed) == message_id

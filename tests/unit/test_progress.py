@@ -47,7 +47,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("progress", "data"), GOLDEN)
-def test_progress_records_have_the_bytes_that_are_in_the_log(progress: Progress, data: str) -> None:
+def test_progress_records_have_the_bytes_of_existing_logs(progress: Progress, data: str) -> None:
     assert pack_progress(progress).hex() == data
     assert unpack_progress(bytes.fromhex(data)) == progress
 
@@ -73,7 +73,7 @@ def test_outcomes_and_reasons_keep_their_numbers() -> None:
 
 
 @pytest.mark.parametrize(("progress", "data"), GOLDEN)
-def test_a_progress_record_that_was_cut_off_stops_the_replica_with_a_named_error(progress: Progress, data: str) -> None:
+def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(progress: Progress, data: str) -> None:
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
         with pytest.raises(LogMismatch):
@@ -88,14 +88,14 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
         unpack_progress(data)
 
 
-def test_an_outcome_from_the_future_is_not_guessed() -> None:
+def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
     fields[-2][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x01" + msgspec.msgpack.encode(fields))
 
 
-def test_a_record_from_before_the_last_fields_has_their_defaults() -> None:
+def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
     assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
     assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())

@@ -64,7 +64,7 @@ class Played:
 
 
 def test_a_message_is_found_by_its_key_through_all_its_states():
-    """The word about the key speaks, the entry at its place tells the rest."""
+    """The id state gives the state, the entry at its place the rest."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a"), played.send(NOW_MS + 60, key=b"b"),
                  played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip
@@ -88,8 +88,8 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     assert cancelled.settled_ms == NOW_MS
 
 
-def test_a_message_without_a_key_is_found_at_its_address():
-    """It costs no word: where it stands is its name, and the cursor says whether it is settled."""
+def test_a_message_without_a_key_is_found_by_its_generated_id():
+    """It has no id state: its position is its id, and the cursor shows whether it is settled."""
     played = Played()
     played.step([played.send(NOW_MS + 50)], NOW_MS)
     generated_id = b"%d-%d-0" % (SHARD, NOW_MS + 50)
@@ -98,7 +98,7 @@ def test_a_message_without_a_key_is_found_at_its_address():
     assert played.find(generated_id) == "delivered"
 
 
-def test_a_message_that_moved_is_found_by_the_address_it_had():
+def test_a_moved_message_is_found_by_its_original_generated_id():
     """Reschedule and retry keep the name."""
     played = Played()
     played.step([played.send(NOW_MS + 50)], NOW_MS)
@@ -121,7 +121,7 @@ def test_a_message_that_moved_is_found_by_the_address_it_had():
         pytest.param(b"7-%d-0" % (NOW_MS + 50), id="no shard's"),
     ],
 )
-def test_an_address_of_nobody_finds_nothing(stranger):
+def test_a_generated_id_of_no_message_finds_nothing(stranger):
     """What stands at an address answers to it only if it has no other name."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a")], NOW_MS)
@@ -154,7 +154,7 @@ def read_all(
     start=st.integers(-10, 45),
     length=st.integers(0, 50),
 )
-def test_the_pages_hold_what_is_pending_once_and_in_order(dues, settled, limit, target, start, length):
+def test_the_pages_hold_every_pending_message_once_and_in_order(dues, settled, limit, target, start, length):
     """However they are cut: strictly behind the cursor, within the span, for the target."""
     played = Played()
     records = [
@@ -171,7 +171,7 @@ def test_the_pages_hold_what_is_pending_once_and_in_order(dues, settled, limit, 
     assert found == expected
 
 
-def test_a_page_looks_at_a_bounded_number_of_entries(monkeypatch):
+def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
     """A target that nothing is for costs many short scans, not one long one."""
     monkeypatch.setattr("chronos.core.query.PAGE_SCAN_MAX", 10)
     played = Played()
@@ -183,7 +183,7 @@ def test_a_page_looks_at_a_bounded_number_of_entries(monkeypatch):
     assert read_all(played, 5, "nothing") == []
 
 
-def test_the_next_place_is_that_of_the_first_pending_message():
+def test_the_next_place_is_the_place_of_the_first_pending_message():
     """None with nothing pending."""
     played = Played()
     assert next_place_ms(played.rows, played.state) is None
@@ -219,13 +219,13 @@ def test_the_timeline_counts_every_pending_message_in_its_interval(dues, step, s
         (10**14, 10**9 * MINUTE_MS, "days at once"),
     ],
 )
-def test_a_timeline_that_cannot_be_given_is_refused_with_the_reason(span, step, why):
+def test_an_impossible_timeline_is_refused_with_the_reason(span, step, why):
     """Messages are counted by the minute, and an answer has a size."""
     with pytest.raises(ValueError, match=why):
         timeline(Rows(), NOW_MS, NOW_MS + span, step)
 
 
-def test_a_position_at_the_end_of_a_millisecond_goes_on_in_the_next():
+def test_a_page_after_the_end_of_a_millisecond_starts_in_the_next():
     """The cursor after a quiet step says: everything due at that time."""
     played = Played()
     played.step([played.send(NOW_MS + 10), played.send(NOW_MS + 11)], NOW_MS + 10)

@@ -15,34 +15,35 @@ from msgspec.structs import replace
 from chronos.core.progress import Decision, Outcome, unpack_progress
 from chronos.errors import LogMismatch
 from tests.unit.drivers import MASTER_RULES, OTHER_RULES, Master, Replica, opened, pending_rows
-from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, longer, scripts
+from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, histories
+from tests.unit.settings import examples
 
 
-@longer
-@given(script=scripts, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
-def test_a_shard_does_what_the_design_says_whatever_happens_to_its_memory(script: list[Step], chunk: int) -> None:
+@examples(100, 1_500)
+@given(history=histories, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
+def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(history: list[Step], chunk: int) -> None:
     master = Master(chunk)
-    master.play(script)
+    master.play(history)
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
     places = [message.position for message in master.delivered]
     assert places == sorted(set(places)), "delivered out of order, or twice at one position"
-    assert all(message.place_ms >= message.ask.timestamp_ms for message in master.delivered)
+    assert all(message.place_ms >= message.intent.timestamp_ms for message in master.delivered)
     assert len(master.delivered) == master.shard.state.totals.delivered
 
 
-@longer
+@examples(100, 1_500)
 @given(
-    script=scripts,
+    history=histories,
     start=st.integers(0, 12),
     other=st.integers(0, 2),
     chunk=st.sampled_from([1, 3, 1_000_000]),
     disturbed=st.lists(st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5),
 )
-def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_wherever_it_starts(
-    script: list[Step], start: int, other: int, chunk: int, disturbed: list[str]
+def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
+    history: list[Step], start: int, other: int, chunk: int, disturbed: list[str]
 ) -> None:
     master = Master()
-    master.play(script)
+    master.play(history)
     start = min(start, len(master.progress))
     replica = Replica(master, start, OTHER_RULES[other], chunk)
     for at, (offset, timestamp_ms, data) in enumerate(master.progress[start:]):
@@ -56,16 +57,17 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_wherever_it
         check_wheel(replica.shard, pending_rows(replica.store, replica.shard.state))
 
 
+@examples(40, 300)
 @given(
-    script=scripts,
+    history=histories,
     at=st.integers(0, 12),
     wrong=st.sampled_from(["more", "fewer", "refused", "stranger", "pull"]),
 )
 def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it_writes(
-    script: list[Step], at: int, wrong: str
+    history: list[Step], at: int, wrong: str
 ) -> None:
     master = Master()
-    master.play(script)
+    master.play(history)
     if not master.progress:
         return
     at = min(at, len(master.progress) - 1)

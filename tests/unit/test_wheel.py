@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.wheel import Item, Position, Wheel
-from tests.unit.histories import longer
+from tests.unit.settings import examples
 
 START: Position = (0, OFFSET_MAX)
 
@@ -123,7 +123,7 @@ SMALL: dict[str, Callable[[Both], None]] = {
 
 
 @pytest.mark.parametrize("first", SMALL)
-def test_every_short_history_leaves_what_a_sorted_list_would_hold(first: str) -> None:
+def test_every_short_history_leaves_the_same_as_in_a_sorted_list(first: str) -> None:
     for rest in itertools.product(SMALL, repeat=3):
         both = Both()
         for name in ("read to 1", "read to 3", first, *rest):
@@ -143,16 +143,16 @@ operations = st.one_of(
 )
 
 
-@longer
+@examples(150, 1_500)
 @given(st.lists(operations, max_size=20))
-def test_every_long_history_leaves_what_a_sorted_list_would_hold(history: list[tuple]) -> None:
+def test_every_long_history_leaves_the_same_as_in_a_sorted_list(history: list[tuple]) -> None:
     both = Both()
     for name, *arguments in history:
         getattr(both, name)(*arguments)
         both.check()
 
 
-def test_what_lies_behind_the_known_end_is_not_taken_in() -> None:
+def test_an_entry_beyond_the_known_end_is_refused() -> None:
     wheel = Wheel((5, 3))
     with pytest.raises(AssertionError):
         wheel.add(5, 4, b"")
@@ -163,7 +163,7 @@ def test_what_lies_behind_the_known_end_is_not_taken_in() -> None:
     assert wheel.messages == 0
 
 
-def test_an_entry_is_held_once() -> None:
+def test_an_entry_is_never_added_twice() -> None:
     wheel = Wheel((5, OFFSET_MAX))
     wheel.add(5, 4, b"one")
     with pytest.raises(AssertionError):
@@ -171,7 +171,7 @@ def test_an_entry_is_held_once() -> None:
     assert wheel.peek(5, 9) == [(5, 4, b"one")]
 
 
-def test_a_slot_whose_entries_were_all_forgotten_wakes_nobody() -> None:
+def test_a_slot_whose_entries_were_all_forgotten_has_no_due_time() -> None:
     wheel = Wheel((9, OFFSET_MAX))
     wheel.add(5, 4, b"")
     wheel.add(7, 1, b"")

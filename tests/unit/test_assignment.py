@@ -1,4 +1,4 @@
-"""Who becomes master: tables for each rule, and what holds for every cluster."""
+"""The assignment of masters and replicas: tables for each rule, and properties of every cluster."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from chronos.core.roles import (
     Roles,
     ShardRoles,
 )
+from tests.unit.settings import examples
 
 NOW_MS = 1_800_000_000_000
 NODES = ("a", "b", "c", "d")
@@ -39,8 +40,8 @@ def member(
     applied: int | None = 10,
     shards: int = 4,
 ) -> Member:
-    """A member that says the same of all shards, or what is given for each."""
-    said = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
+    """A member with the same report for all shards, or the given ones."""
+    reports = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
     return Member(
         node=node,
         instance=f"i-{node}",
@@ -49,12 +50,12 @@ def member(
         started_ms=0,
         leaving=leaving,
         log=log,
-        replicas=dict(enumerate(said)),
+        replicas=dict(enumerate(reports)),
     )
 
 
 def view(*members: Member, roles: Roles | None = None, now_ms: int = NOW_MS, **more: Any) -> ClusterView:
-    """A view of these members, all of them there since long ago."""
+    """A view of these members, all of them present for long."""
     settings: dict[str, Any] = {
         "controller": "a",
         "controller_epoch": 1,
@@ -70,8 +71,8 @@ def masters(roles: Roles) -> list[str | None]:
     return [roles.shards[shard].master for shard in sorted(roles.shards)]
 
 
-def whys(roles: Roles) -> list[str]:
-    """The reasons given, oldest first."""
+def reasons(roles: Roles) -> list[str]:
+    """The reasons in the history, oldest first."""
     return [change.why for change in roles.history]
 
 
@@ -88,7 +89,7 @@ def test_equal_replicas_share_the_shards_in_preferred_order() -> None:
     roles = plan(view(*map(member, NODES)))
     assert masters(roles) == ["a", "b", "c", "d"]
     assert roles.shards[1].replicas == ("b", "c", "d", "a")
-    assert whys(roles) == ["first"] * 4
+    assert reasons(roles) == ["first"] * 4
     assert [given.epoch for given in roles.shards.values()] == [1] * 4
 
 
@@ -129,7 +130,7 @@ def test_only_the_shards_of_a_lost_master_move() -> None:
     assert new.shards[1].previous == "b"
     assert new.shards[1].epoch == 2
     assert new.away == {"b": NOW_MS + 1_000}
-    assert whys(new)[-1] == "lost its session"
+    assert reasons(new)[-1] == "lost its session"
 
 
 def test_a_restarted_master_keeps_its_role_while_its_progress_is_unknown() -> None:
@@ -138,13 +139,13 @@ def test_a_restarted_master_keeps_its_role_while_its_progress_is_unknown() -> No
     assert plan(later(before, 1, restarted, member("b"))).shards == plan(before).shards
 
 
-def test_a_shard_waits_for_a_better_replica_and_not_for_ever() -> None:
-    """All candidates lack what the lost master had reported: 30 s, then the best of them."""
+def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
+    """No candidate has everything that the lost master reported: after 30 s the best of them is chosen."""
     ahead, behind = member("a", applied=5_000), member("b", applied=10)
     lost = later(view(ahead, behind), 1_000, behind)
     waiting = plan(lost)
     assert masters(waiting) == [None] * 4
-    assert set(whys(waiting)[4:]) == {"lost its session, and nobody can follow yet"}
+    assert set(reasons(waiting)[4:]) == {"lost its session, and nobody can follow yet"}
     assert masters(plan(later(lost, PATIENCE_MS - 1))) == [None] * 4
     given_up = plan(later(lost, PATIENCE_MS))
     assert masters(given_up) == ["b"] * 4
@@ -154,7 +155,7 @@ def test_a_shard_waits_for_a_better_replica_and_not_for_ever() -> None:
     assert masters(plan(later(lost, 100, behind, ahead))) == ["a"] * 4
 
 
-def test_nobody_left_means_no_master_and_the_next_one_to_come_is_it() -> None:
+def test_without_members_there_is_no_master_and_the_next_member_becomes_it() -> None:
     lost = later(view(member("a"), replication=2), 1_000)
     lost = replace(lost, members={})
     assert masters(plan(lost)) == [None] * 4
@@ -176,11 +177,11 @@ EPOCHS = {
 }
 
 
-@pytest.mark.parametrize(("said", "epoch"), EPOCHS.values(), ids=EPOCHS)
-def test_a_master_whose_log_knows_a_later_role_gets_a_later_one(said: ReplicaReport, epoch: int) -> None:
-    """A coordinator that was set back to an older state must not block a shard."""
+@pytest.mark.parametrize(("report", "epoch"), EPOCHS.values(), ids=EPOCHS)
+def test_a_master_whose_log_has_a_later_role_epoch_gets_a_later_one(report: ReplicaReport, epoch: int) -> None:
+    """A coordinator restored to an older state must not block a shard."""
     published = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a",))})
-    roles = plan(view(member("a", said), roles=published, shards=1))
+    roles = plan(view(member("a", report), roles=published, shards=1))
     assert (roles.shards[0].master, roles.shards[0].epoch) == ("a", epoch)
 
 
@@ -193,20 +194,20 @@ def test_a_new_master_gets_an_epoch_greater_than_any_reported() -> None:
     assert plan(view(*members, shards=1)).shards[0].epoch == 42
 
 
-# --- Leaving, drained, asked for ------------------------------------------------------------------
+# --- Leaving, drained, transferred ----------------------------------------------------------------
 
 
-def test_a_leaving_node_gives_its_shards_to_others_while_there_are_any() -> None:
+def test_the_shards_of_a_leaving_node_go_to_other_nodes_while_there_are_any() -> None:
     before = view(*map(member, "ab"))
     roles = plan(later(before, 1, member("a", leaving=True), member("b")))
     assert masters(roles) == ["b"] * 4
-    assert whys(roles)[-1] == "leaving"
+    assert reasons(roles)[-1] == "leaving"
     assert roles.shards[0].previous == "a"
     alone = plan(later(before, 1, member("a", leaving=True), member("b", applied=None)))
     assert masters(alone) == masters(plan(before))
 
 
-def test_a_drained_node_is_master_of_nothing_until_the_end_of_that() -> None:
+def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained() -> None:
     before = view(*map(member, "ab"), requests=(Request(kind="drain", node="a"),))
     drained = plan(before)
     assert (masters(drained), drained.drained) == (["b"] * 4, ("a",))
@@ -215,7 +216,7 @@ def test_a_drained_node_is_master_of_nothing_until_the_end_of_that() -> None:
     assert Counter(masters(plan(undrained))) == {"b": 3, "a": 1}
 
 
-def test_a_drained_node_serves_when_there_is_nobody_else() -> None:
+def test_a_drained_node_is_master_when_there_is_no_other_node() -> None:
     drained = Roles(drained=("a",))
     assert masters(plan(view(member("a"), roles=drained))) == ["a"] * 4
 
@@ -229,16 +230,18 @@ def test_a_drained_node_serves_when_there_is_nobody_else() -> None:
         (DEGRADED, OK, "a"),
     ],
 )
-def test_a_master_that_the_log_does_not_answer_gives_way_to_one_that_it_answers(a: str, b: str, expected: str) -> None:
-    """And to no other: brokers that are gone for all move nothing."""
+def test_a_master_without_a_connection_to_the_log_is_replaced_by_one_with_a_connection(
+    a: str, b: str, expected: str
+) -> None:
+    """And by no other: when no node reaches the brokers, nothing moves."""
     before = view(member("a"), member("b", leaving=True))
     assert masters(plan(before)) == ["a"] * 4
     roles = plan(later(before, 1, member("a", log=a), member("b", log=b)))
     assert masters(roles) == [expected] * 4
-    assert (whys(roles)[-1] == "the log does not answer it") == (expected == "b")
+    assert (reasons(roles)[-1] == "the log does not answer it") == (expected == "b")
 
 
-def test_a_vacant_shard_goes_to_a_node_that_hears_the_log_if_there_is_one() -> None:
+def test_a_vacant_shard_goes_to_a_node_with_a_connection_to_the_log_if_there_is_one() -> None:
     before = view(*map(member, "abc"))
     roles = plan(later(before, 1, member("b", log=UNREACHABLE), member("c", log=DEGRADED)))
     assert roles.shards[0].master == "c"
@@ -250,7 +253,7 @@ def test_a_transfer_makes_the_node_master_at_once() -> None:
     roles = plan(later(view(*map(member, "ab")), 1, requests=asked.requests))
     given = roles.shards[0]
     assert (given.master, given.previous, given.epoch) == ("b", "a", 2)
-    assert whys(roles)[-1] == "asked for by an operator"
+    assert reasons(roles)[-1] == "asked for by an operator"
 
 
 REFUSED = {
@@ -264,7 +267,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=REFUSED)
-def test_a_request_that_cannot_be_met_is_noted_and_changes_nothing(reason: str, request_: Request) -> None:
+def test_a_refused_request_is_in_the_history_and_changes_nothing(reason: str, request_: Request) -> None:
     members = (
         member("a"),
         member("b"),
@@ -275,7 +278,7 @@ def test_a_request_that_cannot_be_met_is_noted_and_changes_nothing(reason: str, 
     before = view(*members)
     roles = plan(later(before, 1, requests=(request_,)))
     assert roles.shards == plan(before).shards
-    assert whys(roles)[-1] == f"{request_.kind} to {request_.node} refused: {reason}"
+    assert reasons(roles)[-1] == f"{request_.kind} to {request_.node} refused: {reason}"
 
 
 def test_a_transfer_to_a_node_without_a_replica_is_refused() -> None:
@@ -283,7 +286,7 @@ def test_a_transfer_to_a_node_without_a_replica_is_refused() -> None:
     node = next(node for node in "abc" if node not in plan(before).shards[0].replicas)
     asked = Request(kind="transfer", node=node, shard=0)
     roles = plan(later(before, 1, requests=(asked,)))
-    assert whys(roles)[-1] == f"transfer to {node} refused: it holds no replica"
+    assert reasons(roles)[-1] == f"transfer to {node} refused: it holds no replica"
 
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
@@ -296,15 +299,15 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
 # --- Spreading evenly -----------------------------------------------------------------------------
 
 
-def alone() -> ClusterView:
+def one_node() -> ClusterView:
     """One node with all shards."""
     return view(member("a"))
 
 
 def test_one_shard_moves_at_a_time_with_a_pause() -> None:
-    grown = later(alone(), 1_000_000, member("a"), member("b"), since_ms={"a": 0, "b": 0})
+    grown = later(one_node(), 1_000_000, member("a"), member("b"), since_ms={"a": 0, "b": 0})
     assert Counter(masters(plan(grown))) == {"a": 3, "b": 1}
-    assert whys(plan(grown))[-1] == "spread evenly"
+    assert reasons(plan(grown))[-1] == "spread evenly"
     assert plan(later(grown, REBALANCE_PAUSE_MS - 1)).shards == plan(grown).shards
     even = later(grown, REBALANCE_PAUSE_MS)
     assert Counter(masters(plan(even))) == {"a": 2, "b": 2}
@@ -328,7 +331,7 @@ def test_nothing_moves_to_a_node_that_is_not_ready(newcomer: Member, since_ms: i
 
 def test_the_time_a_newcomer_waits_can_be_set() -> None:
     since_ms = {"a": 0, "b": NOW_MS + 1_000_000}
-    grown = later(alone(), 1_000_000, member("a"), member("b"), since_ms=since_ms, rebalance_after_ms=0)
+    grown = later(one_node(), 1_000_000, member("a"), member("b"), since_ms=since_ms, rebalance_after_ms=0)
     assert Counter(masters(plan(grown))) == {"a": 3, "b": 1}
 
 
@@ -343,7 +346,7 @@ def test_replicas_are_spread_evenly_and_stay() -> None:
     assert plan(later(before, 5_000)).shards == plan(before).shards
 
 
-def test_a_node_that_is_away_keeps_its_replicas_for_ten_minutes() -> None:
+def test_an_absent_node_keeps_its_replicas_for_ten_minutes() -> None:
     before = view(*map(member, "abc"), replication=2)
     lost = later(before, 0, member("a"), member("b"))
     old = {shard: set(given.replicas) for shard, given in plan(before).shards.items()}
@@ -356,7 +359,7 @@ def test_a_node_that_is_away_keeps_its_replicas_for_ten_minutes() -> None:
 
 
 def test_a_new_node_takes_over_replicas_once_it_has_caught_up() -> None:
-    """Until then the old ones stay, and only one shard is on its way."""
+    """Until then the old ones stay, and only one shard is moved."""
     before = view(*map(member, "ab"), replication=2)
     empty = member("c", applied=None)
     grown = later(before, 1_000, member("a"), member("b"), empty)
@@ -368,7 +371,7 @@ def test_a_new_node_takes_over_replicas_once_it_has_caught_up() -> None:
     assert all(len(given.replicas) == 2 for given in settled.shards.values())
 
 
-# --- What holds for every cluster -----------------------------------------------------------------
+# --- Properties of every cluster ------------------------------------------------------------------
 
 REPLICAS = st.builds(
     ReplicaReport,
@@ -379,8 +382,8 @@ REPLICAS = st.builds(
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, said, leaving, logs: {
-        node: member(node, *said[at], leaving=leaving[at], log=logs[at]) for at, node in enumerate(sorted(nodes))
+    lambda nodes, reports, leaving, logs: {
+        node: member(node, *reports[at], leaving=leaving[at], log=logs[at]) for at, node in enumerate(sorted(nodes))
     },
     st.sets(st.sampled_from(NODES)),
     st.lists(st.lists(REPLICAS, min_size=SHARDS, max_size=SHARDS), min_size=4, max_size=4),
@@ -420,31 +423,35 @@ VIEWS = st.builds(
 )
 
 
+@examples(40, 300)
 @given(VIEWS)
 def test_a_master_is_alive_or_there_is_none(before: ClusterView) -> None:
-    for shard, given_ in plan(before).shards.items():
-        assert given_.master is None or given_.master in before.members, shard
+    for shard, given_roles in plan(before).shards.items():
+        assert given_roles.master is None or given_roles.master in before.members, shard
 
 
+@examples(40, 300)
 @given(VIEWS)
-def test_unknown_progress_never_becomes_master(before: ClusterView) -> None:
-    for shard, given_ in plan(before).shards.items():
+def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterView) -> None:
+    for shard, given_roles in plan(before).shards.items():
         old = before.roles.shards.get(shard, ShardRoles())
-        if given_.master is not None and given_.master != old.master:
-            assert before.members[given_.master].replicas[shard].applied is not None
+        if given_roles.master is not None and given_roles.master != old.master:
+            assert before.members[given_roles.master].replicas[shard].applied is not None
 
 
+@examples(40, 300)
 @given(VIEWS)
 def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -> None:
-    for shard, given_ in plan(before).shards.items():
+    for shard, given_roles in plan(before).shards.items():
         old = before.roles.shards.get(shard, ShardRoles())
-        assert given_.epoch >= old.epoch
-        assert given_.applied >= old.applied
-        if given_.master is not None and given_.master != old.master:
+        assert given_roles.epoch >= old.epoch
+        assert given_roles.applied >= old.applied
+        if given_roles.master is not None and given_roles.master != old.master:
             seen = (each.replicas[shard].role_epoch for each in before.members.values())
-            assert given_.epoch > max(old.epoch, *seen, 0)
+            assert given_roles.epoch > max(old.epoch, *seen, 0)
 
 
+@examples(40, 300)
 @given(VIEWS)
 def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> None:
     """Without requests, at most one of them moves, to spread them evenly."""
@@ -458,25 +465,27 @@ def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> Non
     assert moved <= 1
 
 
+@examples(40, 300)
 @given(VIEWS)
-def test_a_shard_has_a_master_when_anybody_lacks_nothing(before: ClusterView) -> None:
+def test_a_shard_has_a_master_when_any_available_replica_is_up_to_date(before: ClusterView) -> None:
     roles = plan(before)
-    for shard, given_ in roles.shards.items():
+    for shard, given_roles in roles.shards.items():
         able = [
             node
-            for node in given_.replicas
+            for node in given_roles.replicas
             if node in before.members
             and not before.members[node].leaving
             and before.members[node].log != UNREACHABLE
             and (applied := before.members[node].replicas[shard].applied) is not None
-            and applied >= given_.applied
+            and applied >= given_roles.applied
         ]
         drained_only = set(able) <= set(roles.drained)
-        assert given_.master is not None or not able or drained_only
+        assert given_roles.master is not None or not able or drained_only
 
 
+@examples(40, 300)
 @given(VIEWS, st.integers(1, 9))
-def test_a_plan_of_what_was_planned_changes_nothing(before: ClusterView, epoch: int) -> None:
+def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None:
     """Also for the next controller, and after a way through JSON."""
     once = plan(before)
     read = msgspec.json.decode(msgspec.json.encode(once), type=Roles)
@@ -485,15 +494,16 @@ def test_a_plan_of_what_was_planned_changes_nothing(before: ClusterView, epoch: 
     assert replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
 
 
+@examples(40, 300)
 @given(VIEWS)
-def test_masters_are_even_within_one_in_the_end(before: ClusterView) -> None:
-    """Everybody there, everybody caught up: each plan moves one shard, until nothing is left to gain."""
+def test_masters_are_spread_evenly_to_within_one_in_the_end(before: ClusterView) -> None:
+    """All nodes are present and up to date: each plan moves one shard until the spread is even."""
     assume(len(before.roles.drained) < len(NODES))
-    well = view(*(member(node, applied=5_000, shards=SHARDS) for node in NODES), roles=before.roles, shards=SHARDS)
+    healthy = view(*(member(node, applied=5_000, shards=SHARDS) for node in NODES), roles=before.roles, shards=SHARDS)
     for _ in range(4 * SHARDS):
-        well = later(well, REBALANCE_PAUSE_MS)
-    serving = [node for node in NODES if node not in well.roles.drained]
-    counts = Counter(masters(well.roles))
+        healthy = later(healthy, REBALANCE_PAUSE_MS)
+    serving = [node for node in NODES if node not in healthy.roles.drained]
+    counts = Counter(masters(healthy.roles))
     loads = [counts[node] for node in serving]
     assert max(loads) - min(loads) <= 1
     assert sum(loads) == SHARDS

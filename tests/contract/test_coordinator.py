@@ -1,0 +1,536 @@
+"""What every coordinator must do: the adapter on a real ZooKeeper, and the coordinator of the simulator.
+
+Each node reaches the servers over a link of its own that can be cut. Simulated time passes only inside `wait`, so the
+same test runs in real time on ZooKeeper and in simulated time in the simulator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+import pytest
+from kazoo.client import KazooClient
+from msgspec.structs import replace
+
+from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.core.assignment import plan
+from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
+from chronos.errors import CoordinatorUnavailable, NodeIdTaken
+from chronos.ports import Coordinator
+from tests.harness.proxy import Link, Network
+from tests.harness.zookeeper import SESSION_S, Ensemble
+from tests.sim.coordinator import Ensemble as SimulatedEnsemble
+from tests.sim.coordinator import SimCoordinator
+from tests.sim.world import World
+
+PATIENCE_S = 20.0
+"""Bound of every wait; the longest takes a session's time."""
+
+SHARDS = 2
+
+TICK_MS = 300
+"""Interval between two heartbeats of a simulated coordinator."""
+
+
+def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False) -> Member:
+    """A node's report."""
+    return Member(
+        node=node,
+        instance=instance or f"i-{node}",
+        address=f"http://{node}:7700",
+        version="1",
+        started_ms=0,
+        leaving=leaving,
+        replicas={shard: ReplicaReport(applied=applied) for shard in range(SHARDS)},
+    )
+
+
+class Cluster(Protocol):
+    """Coordinators of one cluster, and the faults around them."""
+
+    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+        """Make a coordinator that has not joined; its `instance` is `i-<node>` unless given."""
+
+    def now_s(self) -> float:
+        """Return the time by which sessions expire."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it a moment later, while the test waits."""
+
+    def cut(self, node: str) -> None:
+        """Cut the links between the node's coordinators and the servers."""
+
+    def mend(self, node: str) -> None:
+        """Mend the links of the node."""
+
+    def expel(self, node: str) -> None:
+        """Remove the node's place at the servers; the node is not notified."""
+
+    def publish(self, roles: Roles) -> None:
+        """Publish roles as another controller would."""
+
+
+class ZooKeeperCluster:
+    """Coordinators on a real ZooKeeper."""
+
+    def __init__(self, zookeeper: Ensemble, network: Network, raw: KazooClient) -> None:
+        self._zookeeper = zookeeper
+        self._network = network
+        self._raw = raw
+        self._name = f"c-{uuid.uuid4().hex[:8]}"
+        self._links: dict[str, list[Link]] = {}
+        self._timers: list[threading.Timer] = []
+        self.made: list[ZooKeeperCoordinator] = []
+
+    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+        link = self._network.link(self._zookeeper[0].port)
+        self._links.setdefault(node, []).append(link)
+        made = ZooKeeperCoordinator(
+            hosts=link.address,
+            cluster=self._name,
+            node=node,
+            instance=instance or f"i-{node}",
+            shards=SHARDS,
+            session_timeout_s=SESSION_S,
+        )
+        self.made.append(made)
+        return made
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._timers.append(threading.Timer(0.1, call))
+        self._timers[-1].start()
+
+    def cut(self, node: str) -> None:
+        for link in self._links[node]:
+            link.cut(silent=False)
+
+    def mend(self, node: str) -> None:
+        for link in self._links[node]:
+            link.mend()
+
+    def expel(self, node: str) -> None:
+        self._raw.delete(f"/chronos/{self._name}/members/{node}")
+
+    def publish(self, roles: Roles) -> None:
+        self._raw.set(f"/chronos/{self._name}/roles", msgspec.json.encode(roles))
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.join()
+        for node in self._links:
+            self.mend(node)
+        for coordinator in self.made:
+            coordinator.leave()
+
+
+class SimulatedCluster:
+    """Coordinators of the simulator."""
+
+    def __init__(self) -> None:
+        self._world = World(0)
+        self._servers = SimulatedEnsemble(
+            self._world, shards=SHARDS, replication=None, session_ms=int(SESSION_S * 1_000)
+        )
+        self._made: dict[str, list[SimCoordinator]] = {}
+
+    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+        made = SimCoordinator(self._servers, node, lambda where: None)
+        self._made.setdefault(node, []).append(made)
+
+        def tick() -> None:
+            made.tick()
+            self._world.after(TICK_MS, tick)
+
+        tick()
+        return made
+
+    def now_s(self) -> float:
+        return self._world.now_ms / 1_000
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._world.after(100, call)
+
+    def cut(self, node: str) -> None:
+        for coordinator in self._made[node]:
+            coordinator.cut_ms = self._world.now_ms + 10**9
+
+    def mend(self, node: str) -> None:
+        for coordinator in self._made[node]:
+            coordinator.cut_ms = 0
+
+    def expel(self, node: str) -> None:
+        self._servers.end(self._servers.sessions()[node])
+
+    def publish(self, roles: Roles) -> None:
+        assert self._servers.publish(roles, self._servers.version)
+
+
+@pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.integration), "simulated"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A new cluster on each coordinator."""
+    if request.param == "simulated":
+        yield SimulatedCluster()
+        return
+    zookeeper: Ensemble = request.getfixturevalue("zookeeper")
+    raw = KazooClient(hosts=zookeeper.hosts)
+    raw.start()
+    with Network() as network:
+        real = ZooKeeperCluster(zookeeper, network, raw)
+        yield real
+        real.close()
+    raw.stop()
+    raw.close()
+
+
+def joined(cluster: Cluster, node: str, instance: str = "") -> Coordinator:
+    """A coordinator that has joined."""
+    coordinator = cluster.coordinator(node, instance)
+    coordinator.join(member(node, instance=instance))
+    return coordinator
+
+
+def pair(cluster: Cluster) -> tuple[Coordinator, Coordinator]:
+    """Nodes a and b; both have joined and see each other."""
+    both = joined(cluster, "a"), joined(cluster, "b")
+    until(cluster, lambda: all(len(each.look().members) == 2 for each in both), *both, plan=None)
+    return both
+
+
+def until(
+    cluster: Cluster,
+    condition: Callable[[], object],
+    *coordinators: Coordinator,
+    plan: Callable[[ClusterView], Roles] | None = plan,
+) -> None:
+    """Let these coordinators wait, and control unless `plan` is None, until the condition holds."""
+    deadline_s = cluster.now_s() + PATIENCE_S
+    while not condition():
+        assert cluster.now_s() < deadline_s, "the condition did not hold in time"
+        for coordinator in coordinators:
+            if plan is not None:
+                with suppress(CoordinatorUnavailable):
+                    coordinator.control(plan)
+            coordinator.wait(0.02)
+
+
+def masters(coordinator: Coordinator) -> set[str | None]:
+    """The masters, as this node knows them."""
+    roles = coordinator.look().roles
+    return set() if roles is None else {given.master for given in roles.shards.values()}
+
+
+def known_roles(coordinator: Coordinator) -> Roles:
+    """The roles that this node knows; fails where there are none."""
+    roles = coordinator.look().roles
+    assert roles is not None
+    return roles
+
+
+class Noted:
+    """The plan of the controller, which keeps every view that it was given."""
+
+    def __init__(self) -> None:
+        self.views: list[ClusterView] = []
+
+    def __call__(self, view: ClusterView) -> Roles:
+        self.views.append(view)
+        return plan(view)
+
+
+# ------------------------------------------------------------------------------------- Membership and roles
+
+
+def test_a_node_that_has_not_joined_or_has_left_knows_nothing_and_publishes_nothing(cluster: Cluster) -> None:
+    """A report or a request is refused until it joins."""
+    coordinator = cluster.coordinator("a")
+    for _ in range(2):
+        snapshot = coordinator.look()
+        assert (snapshot.roles, snapshot.members, snapshot.confirmed) == (None, {}, False)
+        assert not coordinator.control(plan)
+        for verb in (lambda: coordinator.report(member("a")), lambda: coordinator.request(Request(kind="x", node="a"))):
+            with pytest.raises(CoordinatorUnavailable, match="has to join again"):
+                verb()
+        coordinator.join(member("a"))
+        assert coordinator.look().confirmed
+        coordinator.leave()
+
+
+def test_a_node_that_joined_is_a_member_at_once_and_knows_no_roles_before_the_first_are_published(
+    cluster: Cluster,
+) -> None:
+    """Its own snapshot holds all members; `roles` is None, and confirmed."""
+    joined(cluster, "a")
+    b = joined(cluster, "b")
+    snapshot = b.look()
+    assert snapshot.members == {"a": member("a"), "b": member("b")}
+    assert (snapshot.roles, snapshot.confirmed) == (None, True)
+
+
+def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_roles(cluster: Cluster) -> None:
+    """Members and roles are the same on all nodes."""
+    a, b = pair(cluster)
+    assert a.control(plan)
+    assert not b.control(plan)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    assert a.look() == b.look()
+    assert a.look().members == {"a": member("a"), "b": member("b")}
+    roles = known_roles(a)
+    assert (roles.controller, roles.controller_epoch) == ("a", 1)
+
+
+def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
+    """Before anybody notifies it."""
+    a = joined(cluster, "a")
+    assert a.control(plan)
+    assert masters(a) == {"a"}
+
+
+def test_a_report_wakes_a_node_that_waits_and_is_seen_by_it(cluster: Cluster) -> None:
+    """Without a question to the servers from outside."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(a) == {"a", "b"}, a, b)
+    cluster.soon(lambda: a.report(member("a", leaving=True)))
+    deadline_s = cluster.now_s() + PATIENCE_S
+    while not b.look().members["a"].leaving:
+        remaining_s = deadline_s - cluster.now_s()
+        assert remaining_s > 0
+        assert b.wait(remaining_s), "the wait ended with its time, not with the report"
+    until(cluster, lambda: masters(b) == {"b"}, a, b)
+
+
+def test_a_wait_without_a_change_ends_with_its_time(cluster: Cluster) -> None:
+    """And returns False; changes that came before are reported by earlier waits."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    for _ in range(100):
+        if not a.wait(0.5):
+            break
+    started_s = cluster.now_s()
+    assert not a.wait(0.2)
+    assert cluster.now_s() - started_s >= 0.19
+
+
+def test_a_look_asks_no_server(cluster: Cluster) -> None:
+    """It returns what was read last, also while no server can be reached."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    before = a.look()
+    cluster.cut("a")
+    after = a.look()
+    assert (after.roles, after.members) == (before.roles, before.members)
+    cluster.mend("a")
+
+
+# ------------------------------------------------------------------------------------------------- Requests
+
+
+def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -> None:
+    """And is answered by its next plan."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    b.request(Request(kind="drain", node="a"))
+    until(cluster, lambda: masters(b) == {"b"}, a, b)
+    assert known_roles(b).drained == ("a",)
+
+
+def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster: Cluster) -> None:
+    """Also those that change nothing."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    requests = (Request(kind="transfer", node="a", shard=0), Request(kind="transfer", node="a", shard=1))
+    for request in requests:
+        a.request(request)
+    noted = Noted()
+    deadline_s = cluster.now_s() + PATIENCE_S
+    while not any(view.requests for view in noted.views) or noted.views[-1].requests:
+        assert cluster.now_s() < deadline_s
+        assert a.control(noted)
+        a.wait(0.02)
+    assert [request for view in noted.views for request in view.requests] == list(requests)
+
+
+def test_a_request_is_kept_when_the_roles_of_its_plan_are_not_published(cluster: Cluster) -> None:
+    """Somebody published meanwhile, so the next plan is given the request again."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    request = Request(kind="drain", node="a")
+    a.request(request)
+    noted = Noted()
+
+    def overtaken(view: ClusterView) -> Roles:
+        if view.requests:
+            cluster.publish(replace(view.roles, controller="other", controller_epoch=7))
+        return noted(view)
+
+    deadline_s = cluster.now_s() + PATIENCE_S
+    while not any(view.requests for view in noted.views):
+        assert cluster.now_s() < deadline_s
+        assert a.control(overtaken)
+        a.wait(0.02)
+    until(cluster, lambda: known_roles(a).drained == ("a",), a)
+
+
+# ------------------------------------------------------------------------------------------- One controller
+
+
+def test_a_node_that_leaves_gives_up_its_place_and_the_control_at_once(cluster: Cluster) -> None:
+    """Its shards and the control are with the other node long before a session would have expired."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    left_s = cluster.now_s()
+    a.leave()
+    until(cluster, lambda: masters(b) == {"b"}, b)
+    assert cluster.now_s() - left_s < SESSION_S / 2
+    roles = known_roles(b)
+    assert (roles.controller, roles.controller_epoch) == ("b", 2)
+    assert set(b.look().members) == {"b"}
+
+
+def test_roles_are_published_only_over_those_that_the_plan_was_made_from(cluster: Cluster) -> None:
+    """Somebody publishes while the controller plans: its plan is thrown away, and made again from the newer roles."""
+    a = joined(cluster, "a")
+
+    def overtaken(view: ClusterView) -> Roles:
+        cluster.publish(Roles(controller="other", controller_epoch=7))
+        return plan(view)
+
+    assert a.control(overtaken)
+    until(cluster, lambda: a.look().roles is not None, a, plan=None)
+    assert known_roles(a).controller == "other"
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    assert known_roles(a).controller_epoch == 8
+
+
+def test_a_node_that_lost_its_place_while_it_planned_publishes_nothing(cluster: Cluster) -> None:
+    """It has to join again, and controls again after that."""
+    a, b = pair(cluster)
+
+    def deposed(view: ClusterView) -> Roles:
+        cluster.expel("a")
+        return plan(view)
+
+    a.control(deposed)
+    until(cluster, lambda: "a" not in b.look().members, b, plan=None)
+    assert b.look().roles is None
+    assert not a.control(plan)
+    with pytest.raises(CoordinatorUnavailable):
+        a.report(member("a"))
+    assert a.look().roles is None
+    b.leave()
+    a.join(member("a"))
+    assert a.control(plan)
+    assert masters(a) == {"a"}
+
+
+# ------------------------------------------------------------------------------------------------ Node ids
+
+
+def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_time(cluster: Cluster) -> None:
+    """The error names the node that has the id, which goes on undisturbed."""
+    a = joined(cluster, "a")
+    started_s = cluster.now_s()
+    with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
+        joined(cluster, "a", instance="another")
+    assert SESSION_S <= cluster.now_s() - started_s < SESSION_S + 5
+    assert a.look().confirmed
+    assert a.control(plan)
+
+
+def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_over(cluster: Cluster) -> None:
+    """As when a machine was replaced."""
+    joined(cluster, "a")
+    cluster.cut("a")
+    assert joined(cluster, "a", instance="another").look().confirmed
+
+
+def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(cluster: Cluster) -> None:
+    """Its former session still lives, and no node waits for its end."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    before = known_roles(b)
+    cluster.cut("a")
+    started_s = cluster.now_s()
+    again = joined(cluster, "a")
+    assert cluster.now_s() - started_s < SESSION_S / 2
+    again.report(member("a", applied=7))
+    until(cluster, lambda: b.look().members["a"].replicas[0].applied == 7, again, b)
+    after = known_roles(b)
+    assert {shard: given.master for shard, given in after.shards.items()} == {
+        shard: given.master for shard, given in before.shards.items()
+    }
+    assert not any(change.why == "lost its session" for change in after.history)
+
+
+# --------------------------------------------------------------------------------------- Suspended, and lost
+
+
+def test_while_no_server_answers_roles_are_kept_and_nothing_is_confirmed(cluster: Cluster) -> None:
+    """Masters go on, and the controller decides nothing; with the link mended in time, the session goes on."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    cluster.cut("a")
+    until(cluster, lambda: not a.look().confirmed, a)
+    assert masters(a) == {"a"}
+    assert not a.control(plan)
+    for verb in (lambda: a.report(member("a")), lambda: a.request(Request(kind="drain", node="a"))):
+        with pytest.raises(CoordinatorUnavailable, match="answers"):
+            verb()
+    cluster.mend("a")
+    until(cluster, lambda: a.look().confirmed, a)
+    assert masters(a) == {"a"}
+    assert a.control(plan)
+    a.report(member("a", applied=5))
+
+
+def test_a_node_whose_session_expired_learns_it_when_a_server_answers_and_has_no_role(cluster: Cluster) -> None:
+    """Meanwhile control and shards are with the other node; it joins again as the youngest."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    cluster.cut("a")
+    until(cluster, lambda: masters(b) == {"b"}, b)
+    roles = known_roles(b)
+    assert (roles.controller, roles.controller_epoch) == ("b", 2)
+    assert masters(a) == {"a", "b"}
+    cluster.mend("a")
+    until(cluster, lambda: a.look().roles is None, a)
+    assert (a.look().members, a.look().confirmed) == ({}, False)
+    with pytest.raises(CoordinatorUnavailable, match="has to join again"):
+        a.report(member("a"))
+    a.join(member("a"))
+    assert not a.control(plan)
+    assert b.control(plan)
+
+
+def test_a_node_that_joins_while_no_server_answers_is_told_so_and_has_no_role(cluster: Cluster) -> None:
+    """What it knew before is of no value: a new session begins without it."""
+    a = joined(cluster, "a")
+    until(cluster, lambda: masters(a) == {"a"}, a)
+    cluster.cut("a")
+    with pytest.raises(CoordinatorUnavailable, match="answers"):
+        a.join(member("a"))
+    assert a.look().roles is None
+    cluster.mend("a")
+    a.join(member("a"))
+    assert a.look().confirmed
+
+
+def test_the_controller_counts_a_member_that_joined_again_as_new(cluster: Cluster) -> None:
+    """So a node that restarts all the time is given no more shards at once."""
+    a, b = pair(cluster)
+    noted = Noted()
+    assert a.control(noted)
+    since_ms = noted.views[-1].since_ms["b"]
+    until(cluster, lambda: a.control(noted) and noted.views[-1].now_ms > since_ms + 50, a)
+    assert noted.views[-1].since_ms["b"] == since_ms
+    b.leave()
+    b.join(member("b"))
+    until(cluster, lambda: a.control(noted) and noted.views[-1].since_ms.get("b", 0) > since_ms, a)

@@ -1,0 +1,231 @@
+"""Fault injection: what fails in the first phase, and when. All of it is drawn before the simulation starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.sim.broker import BROKERS, REJECTED
+from tests.sim.cluster import Cluster, ClusterPart
+from tests.sim.log import Faults
+from tests.sim.node import SimulatedNode
+
+PLACES = (
+    "control",
+    "send",
+    "sent",
+    "commit",
+    "flushed",
+    "verified",
+    "committed",
+    "writer",
+    "fenced",
+    "ends",
+    "end",
+    "read",
+    "look",
+)
+
+MAINTENANCE_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
+
+
+class FaultInjection(ClusterPart):
+    """The faults of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.fault_ms = cluster.fault_ms
+        self._draw_faults()
+
+    def _draw_faults(self) -> None:
+        """Each kind of fault is absent from some seeds, so that no fault hides what another one would show."""
+        world, draw = self.world, self.world.random
+        some = lambda *rates: draw.choice([0.0, 0.0, *rates])  # noqa: E731
+        rates = {
+            "aborts": some(0.02, 0.2),
+            "unclear_commits": some(0.02, 0.2),
+            "lost_on_abort": 0.1,
+            "spurious_fences": some(0.02, 0.1),
+            "short_reads": some(0.1, 0.5),
+            "no_answer": some(0.01, 0.1),
+            "jitter": some(0.01, 0.1),
+        }
+        self.brokers.slow_markers = some(0.05, 0.4)
+        for node in self.nodes:
+            node.faults = Faults(**rates)
+            node.disk.flush_chance = draw.choice([0.0, 0.1, 0.5])
+            node.clock.skew_ms = node.clock.began_ms = draw.randint(-200, 200)
+            node.clock.drift = draw.uniform(-1e-4, 1e-4)
+            world.after(draw.randrange(500), node.start)
+        if draw.random() < 0.3:
+            self.producers.targets += ["flaky"]
+            self.checker.unreliable.add("flaky")
+        if draw.random() < 0.2:
+            self.producers.targets += ["gone"]
+            self.checker.unreliable.add("gone")
+        for _ in range(draw.randint(5, 40)):
+            world.after(draw.randrange(self.fault_ms), self.producers.send)
+        kinds: list[Callable[[], None]] = [
+            kind
+            for kind in (
+                self._kill, self._freeze, self._trap, self._trap, self._trap, self._pause_broker, self._set_clock, self._break_disk,
+                self._damage_store, self._cut, self._pause_ensemble, self._transfer, self._delete_topic, self._block_rejected_topic,
+            )
+            if draw.random() < 0.5
+        ]  # fmt: skip
+        if kinds:
+            for _ in range(draw.choice([0, 3, 8, 20])):
+                world.after(draw.randrange(500, self.fault_ms), self._inject, draw.choice(kinds))
+        self._draw_with_own_dice()
+
+    def _draw_with_own_dice(self) -> None:
+        """Faults that were added later."""
+        world = self.world
+        dice = self.cluster.cut_dice
+        if dice.random() < 0.3:
+            for _ in range(dice.choice([1, 3, 8])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._cut_log)
+        dice = self.cluster.file_dice
+        if dice.random() < 0.2:
+            for _ in range(dice.choice([1, 3])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._exhaust_files)
+        dice = self.cluster.clock_dice
+        if dice.random() < 0.3:
+            for _ in range(dice.choice([3, 12, 30])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._set_clock)
+        dice = self.cluster.holder_dice
+        if self.cluster.replication is not None:
+            for node in dice.sample(self.nodes, dice.choice([0, 1, 1, len(self.nodes) - 1])):
+                world.after(dice.randrange(500, self.fault_ms), node.die)
+        dice = self.cluster.trim_dice
+        if self.cluster.storage is not None:
+            for _ in range(dice.choice([0, 3, 10])):
+                kind = dice.choice(
+                    [self._lose_disk, self._damage_checkpoint, self._disconnect_storage, self._trap_maintenance]
+                )
+                world.after(dice.randrange(500, self.fault_ms), self._inject, kind)
+        dice = self.cluster.leave_dice
+        if self.cluster.leavers:
+            for _ in range(dice.choice([1, 3, 8])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._leave)
+
+    def _inject(self, kind: Callable[[], None]) -> None:
+        if self.world.faulty:
+            kind()
+
+    def _any_node(self) -> SimulatedNode:
+        return self.world.random.choice(self.nodes)
+
+    def _kill(self) -> None:
+        self._any_node().crash(self.world.random.choice([100, 2_000, 8_000]))
+
+    def _leave(self) -> None:
+        self.cluster.leave_dice.choice(self.nodes).leave(self.cluster.leave_dice.choice([100, 2_000, 8_000]))
+
+    def _freeze(self) -> None:
+        node = self._any_node()
+        wait_ms = self.world.random.choice([200, 3_000, 12_000])
+        self.world.trace(f"{node.name} freezes for {wait_ms}")
+        node.frozen_ms = max(node.frozen_ms, self.world.now_ms + wait_ms)
+
+    def _trap(self) -> None:
+        draw = self.world.random
+        what = draw.choice(["kill", "freeze", "stall", "stall"])
+        self._any_node().trap = (what, draw.choice(PLACES), draw.choice([5, 300, 2_000, 7_000, 12_000]))
+
+    def _pause_broker(self) -> None:
+        draw = self.world.random
+        broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
+        self.world.trace(f"broker {broker} pauses for {wait_ms}")
+        self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
+
+    def _set_clock(self) -> None:
+        draw = self.world.random
+        node, skew_ms = self._any_node(), draw.choice([450, 900, 10_000, 3_600_000])
+        skew_ms = draw.choice([skew_ms, -skew_ms])
+        self.world.trace(f"{node.name} clock is {skew_ms} off")
+        node.clock.skew_ms = skew_ms
+        self.checker.clocks_jump = True
+        self.world.after(draw.choice([300, 3_000, 10_000]), self._correct_clock, node)
+
+    def _correct_clock(self, node: SimulatedNode) -> None:
+        node.clock.skew_ms = 0
+
+    def _break_disk(self) -> None:
+        draw = self.world.random
+        node, what = self._any_node(), draw.choice(["full", "low", "failing"])
+        self.world.trace(f"{node.name} disk {what}")
+        setattr(node.disk, what, True)
+        self.world.after(draw.choice([500, 4_000]), setattr, node.disk, what, False)
+
+    def _exhaust_files(self) -> None:
+        node = self.cluster.file_dice.choice(self.nodes)
+        self.world.trace(f"{node.name} has no file descriptors left")
+        node.disk.unread_chance = self.cluster.file_dice.choice([0.05, 0.3, 0.8])
+        self.world.after(self.cluster.file_dice.choice([500, 4_000]), setattr, node.disk, "unread_chance", 0.0)
+
+    def _damage_store(self) -> None:
+        draw = self.world.random
+        node = self._any_node()
+        if draw.random() < 0.5 or not node.stores:
+            node.lose_stores()
+        else:
+            shard = draw.choice(sorted(node.stores))
+            self.world.trace(f"{node.name}/{shard} is damaged")
+            node.stores[shard].damaged = True
+
+    def _lose_disk(self) -> None:
+        node = self.cluster.trim_dice.choice(self.nodes)
+        self.world.trace(f"{node.name} loses its disk")
+        node.lose_stores()
+
+    def _damage_checkpoint(self) -> None:
+        assert self.cluster.storage is not None
+        self.cluster.storage.damage(self.cluster.trim_dice.randrange(self.shards), self.cluster.trim_dice.choice)
+
+    def _disconnect_storage(self) -> None:
+        assert self.cluster.storage is not None
+        wait_ms = self.cluster.trim_dice.choice([500, 5_000])
+        self.world.trace(f"the storage of the checkpoints cannot be reached for {wait_ms}")
+        self.cluster.storage.unreachable_ms = self.world.now_ms + wait_ms
+
+    def _trap_maintenance(self) -> None:
+        draw = self.cluster.trim_dice
+        what = draw.choice(["kill", "kill", "freeze"])
+        draw.choice(self.nodes).trap = (what, draw.choice(MAINTENANCE_PLACES), draw.choice([5, 2_000, 7_000]))
+
+    def _cut(self) -> None:
+        node, wait_ms = self._any_node(), self.world.random.choice([500, 3_000, 15_000])
+        if node.process is not None and node.process.coordinator is not None:
+            self.world.trace(f"{node.name} is cut off for {wait_ms}")
+            node.process.coordinator.cut_ms = self.world.now_ms + wait_ms
+
+    def _cut_log(self) -> None:
+        node, wait_ms = (
+            self.cluster.cut_dice.choice(self.nodes),
+            self.cluster.cut_dice.choice([500, 2_000, 4_000, 12_000]),
+        )
+        self.world.trace(f"{node.name} reaches no broker for {wait_ms}")
+        node.log_cut_ms = max(node.log_cut_ms, self.world.now_ms + wait_ms)
+
+    def _pause_ensemble(self) -> None:
+        if self.ensemble is not None:
+            self.world.trace("the coordination service pauses")
+            self.ensemble.pause(self.world.random.choice([1_000, 10_000]))
+
+    def _transfer(self) -> None:
+        if self.ensemble is not None:
+            node_id, shard = self._any_node().node_id, self.world.random.randrange(self.shards)
+            kind = self.world.random.choice(["transfer", "transfer", "drain", "undrain"])
+            self.world.trace(f"{kind} {node_id} {shard}")
+            self.cluster.ask(kind, node_id, shard)
+
+    def _delete_topic(self) -> None:
+        if "flaky" in self.brokers.topics:
+            self.world.trace("topic flaky is deleted")
+            self.brokers.delete("flaky")
+            self.world.after(self.world.random.choice([500, 6_000]), self.cluster.bring_topic_back)
+
+    def _block_rejected_topic(self) -> None:
+        wait_ms = self.world.random.choice([500, 4_000])
+        self.world.trace(f"topic {REJECTED} takes no record for {wait_ms}")
+        self.brokers.refusing_ms[REJECTED] = self.world.now_ms + wait_ms

@@ -1,0 +1,188 @@
+"""The thread of one replica: when it runs, and what happens to it inside a call of a port."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronos.core.rules import Rules
+from chronos.errors import Deposed, Stop, StoreCorrupt
+from chronos.workers.checkpoint import AWAY_MS
+from chronos.workers.push import Pusher
+from chronos.workers.replica import Replica
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED
+from tests.sim.log import SimLog, Trimmed
+from tests.sim.world import CRASH, Crashed, Finding, broken
+
+if TYPE_CHECKING:
+    from tests.sim.node import Process
+
+REFUSED_MS = 2_000
+"""Time until a node starts again after it was refused or stopped itself."""
+
+
+class ReplicaThread:
+    """The thread of one replica."""
+
+    def __init__(self, process: Process, shard: int) -> None:
+        node, settings = process.node, process.node.settings
+        self.process = process
+        self.node = node
+        self.world = process.world
+        self.shard = shard
+        self.name = f"{node.name}/{shard}"
+        self.log = SimLog(self, node.brokers)
+        self.steps = 0
+        self.ended = False
+        """It takes no more steps, and has closed everything."""
+        self._busy = False
+        self._nudged = False
+        self._wake_ms: int | None = None
+        rules = Rules(
+            shard=shard,
+            shards=settings.shards,
+            own_topics=(DELAY, PROGRESS, REJECTED, DEAD_LETTER),
+            deny=("forbidden",),
+            max_delay_ms=settings.max_delay_ms,
+            deduplication_ms=settings.deduplication_ms,
+        )
+        self.replica = Replica(
+            log_port=self.log,
+            store=node.store(shard),
+            clock=node.clock,
+            rules=rules,
+            pusher=lambda: Pusher(
+                self.log,
+                rules,
+                delay_topic=DELAY,
+                rejected_topic=REJECTED,
+                dead_letter_topic=DEAD_LETTER,
+                create_topics=False,
+                attempts_max=settings.attempts_max,
+                retry_base_ms=settings.retry_base_ms,
+                retry_cap_ms=5_000,
+            ),
+            limits=settings.limits,
+            delay_topic=DELAY,
+            progress_topic=PROGRESS,
+            node=node.node_id,
+            instance=node.instance,
+            delivered_ms=settings.delivered_ms,
+            deduplication_ms=settings.deduplication_ms,
+            guard=lambda: "the disk is below its reserve" if node.disk.low else None,
+            assigned=lambda: process.role(shard),
+            restore=lambda cost: process.restore(shard, cost),
+        )
+
+    def nudge(self) -> None:
+        """There is something to read: step soon."""
+        if self._busy:
+            self._nudged = True
+        elif not self.process.dead:
+            self.wake(self.world.now_ms + self.world.random.randrange(1, 6))
+
+    def wake(self, when_ms: int) -> None:
+        if self._wake_ms is None or when_ms < self._wake_ms:
+            self._wake_ms = when_ms
+            self.world.at(when_ms, self._run, when_ms)
+
+    def _run(self, planned_ms: int) -> None:
+        if self.process.dead or self.ended or planned_ms != self._wake_ms or self._busy:
+            return
+        if self.node.frozen:
+            self._wake_ms = None
+            self.wake(self.node.frozen_ms)
+            return
+        self._busy, self._wake_ms, self._nudged = True, None, False
+        try:
+            self._step()
+        finally:
+            self._busy = False
+        if self.process.stopping and not self.process.dead:
+            self.end()
+
+    def end(self) -> None:
+        """Close everything; while a step runs, after that step."""
+        if not self._busy and not self.ended:
+            self.replica.close()
+            self.ended = True
+
+    def _step(self) -> None:
+        node, clock = self.node, self.node.clock
+        self.steps += 1
+        before = self.replica.role
+        try:
+            wake_ms = self.replica.step(clock.now_ms())
+        except Crashed:
+            return
+        except StoreCorrupt as error:
+            if not node.stores[self.shard].damaged:
+                raise broken("9", f"{self.name}: {error}") from error
+            node.lose_stores()
+            return
+        except Deposed:
+            if node.ensemble is not None:
+                raise
+            node.crash(5_000)
+            return
+        except Trimmed as error:
+            waited_for = node.checkpoint_settings is None or node.checkpoint_settings.away_ms >= AWAY_MS
+            if waited_for and node.is_registered(self.shard):
+                raise broken("9", f"{self.name} stops: {error}") from error
+            # Frozen for longer than trimming waits for it: the next process starts from a checkpoint.
+            self.world.trace(f"{self.name} stops: {error}")
+            node.crash(REFUSED_MS)
+            return
+        except Stop as error:
+            raise broken("9", f"{self.name} stops: {error}") from error
+        except Finding:
+            raise
+        except Exception as error:
+            raise Finding(CRASH, f"{self.name} failed: {error!r}") from error
+        if self.process.dead:
+            return
+        if self.replica.role != before:
+            self.world.trace(f"{self.name} {self.replica.role} {self.replica.paused or ''}")
+        wait_ms = min(wake_ms - clock.now_ms(), node.settings.poll_ms)
+        if self._nudged:
+            wait_ms = min(wait_ms, 3)
+        self.wake(self.world.now_ms + max(1, wait_ms))
+
+    def touch(self, where: str) -> None:
+        """A port was called: other threads may run now, and the process may freeze or die."""
+        node = self.node
+        if self.process.dead:
+            raise Crashed
+        trap = node.trap
+        if trap is not None and trap[1] == where:
+            what, _, wait_ms = trap
+            node.trap = None
+            self.world.trace(f"{self.name} {what} at {where} {wait_ms}")
+            if what == "kill":
+                node.crash(wait_ms)
+                raise Crashed
+            if what == "freeze":
+                node.frozen_ms = self.world.now_ms + wait_ms
+            else:
+                self.sleep(wait_ms)
+        elif self.world.chance(node.faults.jitter):
+            self.sleep(self.world.random.randrange(1, 40))
+        if node.frozen:
+            self._thaw()
+
+    def misused(self, text: str) -> None:
+        """The code under test broke a rule of a port."""
+        raise Finding(CRASH, f"{self.name}: {text}")
+
+    def sleep(self, wait_ms: int) -> None:
+        """Wait inside a call while all other threads run."""
+        self.world.pass_time(wait_ms)
+        if self.process.dead:
+            raise Crashed
+        if self.node.frozen:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        while self.node.frozen and not self.process.dead:
+            self.world.pass_time(self.node.frozen_ms - self.world.now_ms)
+        if self.process.dead:
+            raise Crashed
