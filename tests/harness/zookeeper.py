@@ -40,7 +40,10 @@ STOP_TIMEOUT_S = 15.0
 """A killed process ends at once."""
 
 TICK_MS = 500
-"""ZooKeeper's unit of time: session timeouts are between 2 and 20 ticks."""
+"""ZooKeeper's unit of time: session timeouts are at least two ticks."""
+
+SESSION_MAX_S = 40.0
+"""The longest session timeout that a server grants."""
 
 SESSION_S = 2.0
 """The session timeout of the tests: four ticks."""
@@ -114,6 +117,7 @@ class Server:
         directory = self._directory()
         config = {
             "tickTime": TICK_MS,
+            "maxSessionTimeout": int(SESSION_MAX_S * 1_000),
             "dataDir": directory / "data",
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "srvr",

@@ -125,7 +125,9 @@ def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_
             freeze_in_a_transaction(own_broker, flow, service)
             wait_until(lambda: not open_transactions(own_broker, flow), "abort the open transaction")
             service.thaw()
-            wait_until(lambda: "producer is of no use" in service.log_path.read_text(), "notice that it is fenced")
+            wait_until(
+                lambda: "producer can no longer be used" in service.log_path.read_text(), "notice that it is fenced"
+            )
             service.wait_ready()
         check_outcome(flow, service)
 

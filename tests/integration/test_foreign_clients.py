@@ -251,7 +251,7 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
         ("repeated-header", Sent(b"x", [*schedule(target), ("chronos-delay", b"1s")])),
         ("contradictory-headers", Sent(b"x", schedule(target, deliver_at=b"1700000000000"))),
         ("contradictory-headers", Sent(b"x", schedule(target, delay="1h", expire_at=b"1700000000000"))),
-        ("beyond-max-delay", Sent(b"x", schedule(target, delay="401d"))),
+        ("beyond-max-delay", Sent(b"x", schedule(target, delay="3651d"))),
         ("reserved-target", Sent(b"x", schedule(chronos.topics.progress))),
         ("reserved-target", Sent(b"x", schedule("__consumer_offsets"))),
         ("no-id", Sent(b"x", [("chronos-action", b"cancel")])),

@@ -29,7 +29,7 @@ from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 """Bound of every wait; the longest is for the end of a session."""
 
 LONG_SESSION_S = 10.0
@@ -256,7 +256,7 @@ def test_a_quorum_of_three_loses_its_leader_and_no_node_loses_a_role() -> None:
     """The leader is killed, and later another server frozen: the ensemble continues with two."""
     with Ensemble(3) as ensemble:
         nodes = Nodes(ensemble.hosts)
-        a, b = (nodes.joined(node, session_timeout_s=8.0) for node in "ab")
+        a, b = (nodes.joined(node, session_timeout_s=20.0) for node in "ab")
         until(lambda: masters(b) == {"a", "b"}, a, b)
         before = b.look().roles
         leader = ensemble.leader()
