@@ -1,4 +1,4 @@
-"""Every error Chronos raises, grouped by what the one who catches it must do.
+"""Every error Chronos raises, grouped by what to do about it.
 
     ChronosError
     ├── Stop                     the process must stop; `exit_code` says how
@@ -10,19 +10,19 @@
     │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
     │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
     │   ├── ArchiveInUse         1: another process writes to the archive
-    │   └── ArchiveUnusable      1: the location is no place for an archive, or holds that of another cluster, topic or format
+    │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds that of another cluster, topic or format
     └── Retry                    nothing was lost; the same thing may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
-        ├── TransactionAborted   1: the transaction was aborted, cleanly; `poison_likely` says whose fault
+        ├── TransactionAborted   1: the transaction was aborted; `poison_likely` says if a message caused it
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
         ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
         ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
-        ├── RoleStale            1: the progress log knows a later role than the one this node was given
-        └── ArchiveFailed        1: the archive could not be read or written; what is in it stays
+        ├── RoleStale            1: the progress log has a later role than this node
+        └── ArchiveFailed        1: the archive could not be read or written; its contents stay
 
-A message that must be refused is no exception: it is a value, `core.message.Rejection`.
+A message that must be refused is not an exception but a value, `core.message.Rejection`.
 Errors of third-party clients are translated in `adapters/` and nowhere else.
 """
 
@@ -36,7 +36,7 @@ class ChronosError(Exception):
 
 
 class Stop(ChronosError):
-    """The process cannot go on; starting it again without a change will not help."""
+    """The process must stop; starting it again without a change does not help."""
 
 
 class ConfigurationError(Stop):
@@ -72,7 +72,7 @@ class NodeIdTaken(Stop):
 
 
 class SparkMissing(Stop):
-    """Spark cannot be started: PySpark, Java or the Kafka connector is not there. The text says what to install."""
+    """Spark cannot be started: PySpark, Java or the Kafka connector is missing. The text says what to install."""
 
     exit_code = 3
 
@@ -82,7 +82,7 @@ class ArchiveInUse(Stop):
 
 
 class ArchiveUnusable(Stop):
-    """The location is no place for an archive, or holds that of another cluster, topic or format."""
+    """The location cannot hold an archive, or holds that of another cluster, topic or format."""
 
 
 class Retry(ChronosError):
@@ -96,13 +96,13 @@ class LogUnavailable(Retry):
 
 
 class NoSpace(Retry):
-    """The disk holds less than the reserve, or a write failed for want of space."""
+    """The free space is below the reserve, or a write failed because the disk is full."""
 
 
 class ClockDisagrees(Retry):
     """The broker's clock and this machine's differ by more than law 2 allows.
 
-    `aborted` is true when that cost a transaction.
+    `aborted` is true if a transaction was aborted for it.
     """
 
     def __init__(self, text: str, *, aborted: bool = False) -> None:
@@ -113,8 +113,8 @@ class ClockDisagrees(Retry):
 class TransactionAborted(Retry):
     """The transaction was aborted and the producer may be used again.
 
-    `poison_likely` is true when the broker refused a message for what it is (its size, its topic),
-    false when a broker was slow or gone: a time-out makes nobody a culprit.
+    `poison_likely` is true if the broker refused a message for a property of its own (its size, its topic), false if a
+    broker was slow or gone: after a time-out no message is suspected.
     """
 
     def __init__(self, text: str, *, poison_likely: bool) -> None:
@@ -123,9 +123,9 @@ class TransactionAborted(Retry):
 
 
 class ProducerLost(Retry):
-    """Fenced, timed out, or fatal: whether the last transaction committed is known from the progress log only.
+    """Fenced, timed out, or fatal: only the progress log shows whether the last transaction committed.
 
-    `poison_likely` as with TransactionAborted: some refusals cost the producer too.
+    `poison_likely` as with TransactionAborted: some refusals make the producer unusable too.
     """
 
     def __init__(self, text: str, *, poison_likely: bool = False) -> None:
@@ -134,18 +134,18 @@ class ProducerLost(Retry):
 
 
 class ApplyFailed(Retry):
-    """The store failed to write, perhaps what was committed: start again from what it holds, and replay."""
+    """A write to the store failed, perhaps of a committed step: start again from the store, and replay."""
 
 
 class CoordinatorUnavailable(Retry):
-    """The coordinator did not answer in time: roles stay as they are, and nobody gets a new one."""
+    """The coordinator did not answer in time: roles stay as they are, and none is assigned."""
 
     exit_code = 3
 
 
 class RoleStale(Retry):
-    """The progress log holds a record of another node with a role epoch that is not smaller: wait for a newer role."""
+    """The progress log has a record of another node with a role epoch that is not smaller: wait for a newer role."""
 
 
 class ArchiveFailed(Retry):
-    """The archive could not be read or written. What is in it stays; the same command goes on where it stopped."""
+    """The archive could not be read or written. Its contents stay; the same command continues where it stopped."""

@@ -1,4 +1,4 @@
-"""What Chronos says about itself: structlog on standard error, JSON for machines, colours for people."""
+"""Logging: structlog on standard error, JSON for programs, colours for people."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ import structlog
 
 
 def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Log from this level on, as `json`, as `console`, or as fits where stdout and stderr go (`auto`)."""
+    """Log from this level on, as `json` or `console`; `auto` is `console` if stdout and stderr are terminals."""
     out = sys.stderr if stream is None else stream
     for_people = form == "console" or (form == "auto" and out.isatty() and sys.stdout.isatty())
     renderer: list[structlog.typing.Processor] = (
@@ -32,10 +32,10 @@ def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
 
 
 class _Forward(logging.Handler):
-    """Takes what libraries log by the standard library into the same stream and form."""
+    """Sends the records of the standard library's logging to the same stream, in the same format."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; what is wrong with somebody's request is no error of ours, and needs no traceback."""
+        """One line without a traceback; a malformed HTTP request is not an error of the service."""
         kind = record.exc_info[0] if record.exc_info else None
         level = record.levelno
         if kind is not None and kind.__module__.startswith("aiohttp.http"):
@@ -45,14 +45,14 @@ class _Forward(logging.Handler):
 
 
 class _Named(structlog.PrintLogger):
-    """A logger that knows what it was made for."""
+    """A logger with a name."""
 
     def __init__(self, out: TextIO, name: str) -> None:
         super().__init__(out)
         self.name = name
 
     def msg(self, message: str) -> None:
-        """Print a line. On a full disk it is lost: who says that something is wrong must not fail of saying it."""
+        """Print a line. On a full disk the line is lost: logging an error must not raise another one."""
         with suppress(OSError):
             super().msg(message)
 

@@ -18,8 +18,8 @@ fail() {
 
 # ------------------------------------------------------------------------------------------- Python
 
-# Prints the path of a Python that Chronos runs on: $PYTHON if set, else the first fit one found.
-# A name that exists is not enough: version managers leave names behind that start nothing.
+# Prints the path of a Python that can run Chronos: $PYTHON if set, else the first suitable one found.
+# A name that exists is not enough: version managers leave names behind that do not start.
 find_python() {
     local names=(python3 python3.13 python3.12 python3.11 python) name found no_venv=""
     if [[ -n "${PYTHON:-}" ]]; then names=("$PYTHON"); fi
@@ -56,7 +56,7 @@ is_current() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 set_up_python() {
     local lock=$1 python=$VENV/bin/python locked project
     mkdir -p "$CACHE"
-    # Two scripts started at once take turns; where flock is missing (macOS) they had better not be.
+    # Two scripts that start at once take turns; without flock (macOS) only one may be started.
     if command -v flock >/dev/null; then
         exec 9>"$CACHE/set-up.lock"
         flock 9

@@ -226,7 +226,9 @@ def test_a_missing_module_is_named_with_the_extra_that_has_it():
     for module, extra in EXTRAS.items():
         assert DISTRIBUTIONS.get(module, module).replace("_", "-").lower() in names[extra], module
     listed = {DISTRIBUTIONS.get(module, module).replace("_", "-").lower() for module in EXTRAS}
-    assert names["server"] | names["zookeeper"] | names["spark"] == listed | {"kafka-chronos", "tzdata"}
+    assert names["server"] | names["zookeeper"] | names["spark"] == listed | {"tzdata"}
+    asked = {extra: set(requirements) for extra, requirements in extras.items()}
+    assert asked["server"] < asked["spark"]
 
 
 # What the base installation holds: it may import nothing of an extra, and no part that does.

@@ -25,9 +25,12 @@ _ONE, _TWO = "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}="
 TIME_PATTERN = "^(19[7-9]|[2-9][0-9]{2})[0-9]-"
 """From 1970 on."""
 DURATION_PATTERN = (
-    r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|(?=.)([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?"
-    r"([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$"
+    r"^([0-9]{1,15}|[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h|d|w)|[0-9]{1,9}w([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?"
+    r"([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}d([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?"
+    r"|[0-9]{1,9}h([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?|[0-9]{1,9}m([0-9]{1,9}s)?([0-9]{1,9}ms)?"
+    r"|[0-9]{1,9}s([0-9]{1,9}ms)?)$"
 )
+"""Milliseconds, one number with a unit, or several from the largest unit to the smallest."""
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
 """1 to 1,024 bytes."""
@@ -39,7 +42,7 @@ PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 
 PATTERN_TEXTS = {
-    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w or 1h30m",
+    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
     BASE64_PATTERN: "is not base64",
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
@@ -68,7 +71,7 @@ Duration = (
         Meta(
             pattern=DURATION_PATTERN,
             title="duration",
-            description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several of them: 1h30m.",
+            description="A number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 7d, 2w; or several: 1h30m.",
         ),
     ]
 )

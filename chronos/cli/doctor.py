@@ -1,4 +1,4 @@
-"""`chronos doctor`: looks at everything a node needs, in the order in which it would fail, and says what to do.
+"""`chronos doctor`: checks everything a node needs, in the order in which it would fail, and says what to do.
 
 settings -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
 """
@@ -14,27 +14,25 @@ from chronos.cli.doctor_cluster import examine_cluster
 from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
 from chronos.cli.output import Format, number, printable, put_json, size
 from chronos.errors import ChronosError, ConfigurationError, StoreInUse
+from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.node import Node
     from chronos.ports import Store, TopicLog
 
-CLOCK_TOLERANCE_MS = 500
-"""How far the broker's clock may differ (law 2)."""
-
 ASK_S = 10.0
 """How long the log may take to answer."""
 
 TARGETS_LOOK = 1_000
-"""So many of the messages that are due next are looked at for their targets."""
+"""Messages, those due next, whose targets are checked."""
 
-ONE_REPLICA = "a shard that has touched such a topic waits for as long as its broker is gone"
-"""What becomes of it (docs/concepts/laws.md, law 8)."""
+ONE_REPLICA = "a shard that delivers to such a topic waits while its broker is down"
+"""The consequence (docs/concepts/laws.md, law 8)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:
-    """Print every finding as it is made; the exit code is that of the gravest."""
+    """Print every finding as it is made; the exit code is that of the most severe one."""
     findings = []
     for finding in _findings(path, overrides):
         findings.append(finding)
@@ -79,7 +77,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         yield from examine_cluster(config, node.directory.known_instance())
     if not os.path.isdir(config.node.data_dir):
         yield note(
-            "data directory", f"{config.node.data_dir} is not there yet; the service makes it at its first start"
+            "data directory", f"{config.node.data_dir} does not exist yet; the service makes it at its first start"
         )
         return
     try:
@@ -101,7 +99,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
 
 
 def _running(node: "Node", config: "Config") -> Iterator[Finding]:
-    """What the service says about itself."""
+    """The findings of a service that runs."""
     from chronos.client import Client, ClientError
     from chronos.node.opening import open_log
 
@@ -111,7 +109,7 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
             nodes, shards = client.ask("/v1/nodes")["nodes"], client.ask("/v1/shards")["shards"]
             due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
     except ClientError as error:
-        yield problem("service", f"it runs, but: {error}", exit_code=3)
+        yield problem("service", f"it runs, but {error}", exit_code=3)
         return
     here = nodes[0]
     if here["ready"]:
@@ -139,13 +137,13 @@ def _disk(node: "Node", config: "Config") -> Finding:
     free, reserve = node.disk_free_bytes(), config.limits.disk_reserve
     if free < reserve:
         return problem(
-            "disk", f"{size(free)} free, less than limits.disk_reserve ({size(reserve)}): the service would stand still"
+            "disk", f"{size(free)} free, less than limits.disk_reserve ({size(reserve)}); the service would pause"
         )
     return ok("disk", f"{size(free)} free, {size(reserve)} of them in reserve")
 
 
 def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
-    """The stores and the log, which are ours while we hold the data directory."""
+    """The stores and the log, which no other process has open while this one holds the data directory."""
     stores: dict[int, Store] = {}
     try:
         yield from _stores(node, config, stores)
@@ -156,7 +154,7 @@ def _stopped(node: "Node", config: "Config") -> Iterator[Finding]:
 
 
 def _stores(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
-    """Reads all of each; those that can be read stay open."""
+    """Read all of each store; those that can be read stay open."""
     from chronos.node.opening import open_store
 
     for number_, folder in _store_folders(config):
@@ -198,7 +196,7 @@ def _store_folders(config: "Config") -> list[tuple[int, str]]:
 
 
 def due_targets(store: "Store") -> set[str]:
-    """The targets of what is due next in a store."""
+    """The targets of the messages that are due next in a store."""
     from chronos.core.codec import FRESH, unpack_state
     from chronos.core.keys import STATE_KEY
     from chronos.core.query import page
@@ -239,7 +237,7 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
 
 
 def _targets(log: "TopicLog", config: "Config", targets: set[str]) -> Iterator[Finding]:
-    """Those of the messages that are due next: whether they are there, and survive a broker."""
+    """The targets of the messages that are due next: they exist, and have more than one replica."""
     if not targets:
         return
     infos = yield from guarded("targets", lambda: log.describe(sorted(targets)))
@@ -247,16 +245,16 @@ def _targets(log: "TopicLog", config: "Config", targets: set[str]) -> Iterator[F
         return
     missing = sorted(name for name, info in infos.items() if info is None)
     if missing and not config.delivery.create_topics:
-        yield note("targets", f"missing: {', '.join(missing)}; what is due there becomes a dead letter: make them")
+        yield note("targets", f"missing: {', '.join(missing)}; messages for them become dead letters; create them")
     single = sorted(name for name, info in infos.items() if info is not None and info.replicas == 1)
     if single:
         yield note("targets", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")
     if not missing and not single:
-        yield ok("targets", f"{', '.join(sorted(targets))}: there, and replicated")
+        yield ok("targets", f"{', '.join(sorted(targets))}: they exist and are replicated")
 
 
 def _clock(node: "Node", config: "Config") -> Iterator[Finding]:
-    """The broker's timestamp of a probe, which is delivered to nobody, against this machine's clock."""
+    """The broker's timestamp of a probe, which is not delivered, against the clock of this machine."""
     if config.log.kind == "embedded":
         yield ok("clock", "the embedded log's clock is this machine's own")
         return

@@ -8,24 +8,22 @@ from urllib.parse import urlsplit
 
 from chronos.cli.findings import Finding, guarded, note, ok, problem
 from chronos.cli.output import local, number, span
+from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.core.roles import Member
     from chronos.node.cluster import ClusterInspection
 
-CLOCK_TOLERANCE_MS = 500
-"""How far two nodes' clocks may differ before one of them pauses (law 2)."""
-
 ASK_S = 5.0
 """How long another node may take to answer."""
 
-NOWHERE = ("0.0.0.0", "::")
-"""Where one can listen, and nobody can be reached."""
+WILDCARDS = ("0.0.0.0", "::")
+"""Addresses to listen on that no other node can reach."""
 
 
 def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
-    """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance`: of the data directory, if there."""
+    """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance` is that of the data directory."""
     from chronos.node.cluster import inspect_coordinator
 
     found = yield from guarded("zookeeper", lambda: inspect_coordinator(config, instance))
@@ -41,7 +39,7 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
 
 
 def _session(found: "ClusterInspection") -> Iterator[Finding]:
-    yield ok("zookeeper", f"{found.hosts}: a session begins, and {found.base} can be written")
+    yield ok("zookeeper", f"{found.hosts}: a session was opened, and {found.base} can be written")
     if found.given_ms != found.asked_ms:
         yield note(
             "zookeeper",
@@ -59,7 +57,7 @@ def _session(found: "ClusterInspection") -> Iterator[Finding]:
 def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iterator[Finding]:
     mine = found.members.get(config.node.id)
     if mine is None:
-        yield note("members", f"node {config.node.id} is no member at the moment: it does not run, or has no session")
+        yield note("members", f"node {config.node.id} is not a member now: it does not run, or has no session")
     elif mine.instance != instance:
         yield problem(
             "members",
@@ -73,20 +71,22 @@ def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iter
 
 
 def _addresses(config: "Config", found: "ClusterInspection") -> Iterator[Finding]:
-    """Other nodes are asked for copies, and for shards that a node does not hold."""
+    """The addresses at which nodes ask each other for copies, and for shards that they do not hold."""
     for address, count in Counter(member.address for member in found.members.values()).items():
         nodes = sorted(node for node, member in found.members.items() if member.address == address)
         if count > 1:
             yield problem(
-                "members", f"{' and '.join(nodes)} say that they are at {_shown(address)}: set admin.advertised"
+                "members", f"{' and '.join(nodes)} have the same address, {_shown(address)}: set admin.advertised"
             )
-        if urlsplit(address).hostname in NOWHERE:
+        if urlsplit(address).hostname in WILDCARDS:
             yield problem(
-                "members", f"{nodes[0]} says that it is at {address}, where nobody reaches it: set admin.advertised"
+                "members",
+                f"the address of {nodes[0]} is {address}, which no other node can reach: set admin.advertised",
             )
-    if not found.members and config.admin.advertised is None and config.admin.host in NOWHERE:
+    if not found.members and config.admin.advertised is None and config.admin.host in WILDCARDS:
         yield problem(
-            "members", f"admin.advertised is not set, and nobody reaches this node at {config.admin.host}: set it"
+            "members",
+            f"admin.advertised is not set, and no other node can reach this one at {config.admin.host}: set it",
         )
 
 
@@ -107,8 +107,8 @@ def _reach(member: "Member") -> Iterator[Finding]:
         return
     from chronos.core.timefmt import parse_time_ms
 
-    told_ms = parse_time_ms(shown["now"])
-    apart_ms = max(before_ms - told_ms, told_ms - after_ms, 0)
+    their_ms = parse_time_ms(shown["now"])
+    apart_ms = max(before_ms - their_ms, their_ms - after_ms, 0)
     if shown["node"] != member.node:
         yield problem(
             f"node {member.node}", f"at {_shown(member.address)} there is {shown['node']}: set admin.advertised"
@@ -130,25 +130,23 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
 
     roles = found.roles
     if roles is None:
-        yield note("roles", "none were given out yet; the first node that runs does so")
+        yield note("roles", "none are assigned yet; the first node that runs assigns them")
         return
     vacant = sorted(shard for shard, given in roles.shards.items() if given.master not in found.members)
     if vacant and found.members:
         shards = ", ".join(map(str, vacant))
-        yield problem(
-            "roles", f"nobody who is there is master of shard {shards}; `chronos status` says since when and why"
-        )
+        yield problem("roles", f"no member is master of shard {shards}; `chronos status` shows since when and why")
     elif found.members:
-        yield ok("roles", f"every shard has a master; {roles.controller} gives out the roles")
+        yield ok("roles", f"every shard has a master; {roles.controller} is the controller")
     for node, since_ms in sorted(roles.away.items()):
         yield note(
             "roles",
-            f"node {node} holds copies and is away since {local(format_time(since_ms))}: no log is trimmed meanwhile",
+            f"node {node} holds copies and is away since {local(format_time(since_ms))}; until it is back no log is trimmed",
         )
 
 
 def _shown(address: str) -> str:
-    """Without the password that a URL may hold."""
+    """The address without a password."""
     url = urlsplit(address)
     return address if url.username is None else address.replace(f"{url.netloc.rpartition('@')[0]}@", "")
 

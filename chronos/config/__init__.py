@@ -4,10 +4,10 @@ Values come from one YAML file, then `CHRONOS_*` variables, then `--set path=val
 the earlier, key by key. Once read, durations are `int` milliseconds and sizes `int` bytes; the description
 of every key names its unit. `python -m chronos.config` prints the reference, with `example` the example file.
 
-The law kept here: whoever starts Chronos with wrong settings learns everything that is wrong at once, each
-thing with the place it came from and what to write instead. Nothing is ignored and nothing is guessed.
+Law: all problems of the settings are reported together, each with the place it came from and what to write instead.
+Nothing is ignored and nothing is guessed.
 
-    values -> model -> catalogue -> relations, wording, documents -> reading
+    values -> model -> catalogue -> constraints, messages, documents -> reading
 """
 
 from chronos.config.documents import example, reference, show

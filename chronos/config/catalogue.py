@@ -1,6 +1,6 @@
-"""The keys as data: what each is called, which kind of value it takes, how that is written.
+"""The keys as data: the name of each, the kind of its value, and how the value is written.
 
-Read off the models once. Whoever reads, explains or documents settings asks here and never a model.
+Made from the models once. Reading, error messages and documents use this module and not the models.
 """
 
 import re
@@ -17,7 +17,7 @@ from chronos.config.model import Config
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 
-# The one free mapping: below it a path goes on with the name of a property, which has dots of its own.
+# The only free mapping: the rest of a path below it is the name of a property, which contains dots.
 PROPERTIES: Final = "log.kafka.properties"
 
 MASK: Final = "********"
@@ -35,11 +35,11 @@ class Key:
 
     path: str  #: dotted, for example `log.kafka.bootstrap_servers`
     kind: str  #: section, map, list, switch, choice, duration, size, number or text
-    meaning: str  #: what it does, in which unit, and why its default is what it is
+    meaning: str  #: what it does, its unit, and the reason for its default
     field: FieldInfo  #: where default and bounds come from
     model: type[BaseModel] | None = None  #: of a section
     choices: tuple[str, ...] = ()  #: of a choice
-    optional: bool = False  #: whether it may be null
+    optional: bool = False  #: true if it may be null
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Key:
 
     @property
     def parent(self) -> str:
-        """The path of the section it stands in; empty at the top."""
+        """The path of its section; empty at the top."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -93,7 +93,7 @@ def split(path: str) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a property's value must not be shown."""
+    """Return whether a property's value must not be shown."""
     return _SECRET.search(name) is not None
 
 

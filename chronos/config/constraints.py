@@ -1,6 +1,6 @@
-"""Settings that are fine alone and wrong together.
+"""Settings that are valid one by one and wrong together.
 
-One function for each relation, in words that name both keys, their values, and the way out.
+One function for each constraint; its text names both keys, their values, and the remedy.
 """
 
 import os.path
@@ -39,19 +39,19 @@ _RESERVED_PROPERTIES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """What is wrong, and the keys that could cure it; the text is about the first of them."""
+    """What is wrong, and the keys that can correct it; the text is about the first one."""
 
     paths: tuple[str, ...]
     text: str
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Everything that does not go together, in the order of the keys."""
+    """All conflicts, in the order of the keys."""
     yield from _coordinator_exists(config)
-    yield from _cluster_can_be(config)
-    yield from _zookeeper_is_told_apart(config)
+    yield from _cluster_is_complete(config)
+    yield from _zookeeper_is_consistent(config)
     yield from _kafka_has_brokers(config)
-    yield from _topics_are_apart(config)
+    yield from _topics_differ(config)
     yield from _replicas_suffice(config)
     yield from _batches_fit(config)
     yield from _retries_grow(config)
@@ -69,7 +69,7 @@ def _coordinator_exists(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _cluster_can_be(config: Config) -> Iterator[Conflict]:
+def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
     kind = config.coordinator.kind
     if kind == "zookeeper" and config.coordinator.zookeeper.hosts is None:
         yield Conflict(
@@ -84,11 +84,11 @@ def _cluster_can_be(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _zookeeper_is_told_apart(config: Config) -> Iterator[Conflict]:
+def _zookeeper_is_consistent(config: Config) -> Iterator[Conflict]:
     settings = config.coordinator.zookeeper
     section = "coordinator.zookeeper"
     if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", settings.path):
-        yield Conflict(paths=(f"{section}.path",), text=f"{settings.path} is no path; write it like /chronos")
+        yield Conflict(paths=(f"{section}.path",), text=f"{settings.path} is not a path; write it like /chronos")
     if settings.authentication != "none":
         for name in ("username", "password"):
             if getattr(settings, name) is None:
@@ -99,7 +99,7 @@ def _zookeeper_is_told_apart(config: Config) -> Iterator[Conflict]:
     elif settings.acl == "creator":
         yield Conflict(
             paths=(f"{section}.acl", f"{section}.authentication"),
-            text=f"creator shuts out everybody who does not authenticate, and {section}.authentication is none; "
+            text=f"creator gives access only to those who authenticate, and {section}.authentication is none; "
             "use digest or sasl, or acl: open",
         )
     if (settings.certfile is None) != (settings.keyfile is None):
@@ -118,7 +118,7 @@ def _kafka_has_brokers(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _topics_are_apart(config: Config) -> Iterator[Conflict]:
+def _topics_differ(config: Config) -> Iterator[Conflict]:
     seen: dict[str, str] = {}
     for name in ("delay", "progress", "rejected", "dead_letter"):
         topic = getattr(config.topics, name)

@@ -1,4 +1,4 @@
-"""What is made from the keys: the settings in effect, the reference, the example file."""
+"""Documents made from the keys: the settings in effect, the reference, the example file."""
 
 import re
 import textwrap

@@ -1,6 +1,6 @@
-"""What is said about a wrong setting: what is wrong, then what to write instead.
+"""The texts about a wrong setting: what is wrong, then what to write instead.
 
-Only words. Where a problem was found and in which order problems are listed is `reading`'s business.
+Texts only: `reading` knows where a problem was found, and sorts the problems.
 """
 
 import json
@@ -21,7 +21,7 @@ _SERVICE_LINK: Final = re.compile(r"(^|_)service_(host|port)|(^|_)port_\d+_(tcp|
 
 
 def wrong_value(found: Key, details: ErrorDetails) -> str:
-    """What is wrong with a value, in our words for pydantic's verdict."""
+    """What is wrong with a value: the text for an error of pydantic."""
     value, verdict = details["input"], details["type"]
     if value is None:
         return no_value(found)
@@ -43,7 +43,7 @@ def wrong_value(found: Key, details: ErrorDetails) -> str:
 
 
 def no_value(found: Key) -> str:
-    """A key that stands there with nothing behind it."""
+    """A key without a value."""
     return f"has no value; leave the key out for its default, {plain(found.default)}"
 
 
@@ -74,7 +74,7 @@ def unknown_variable(path: str, value: str) -> str:
 
 
 def not_yaml(context: str, problem: str) -> str:
-    """A text that YAML cannot read, in its words, with the two reasons people meet most."""
+    """A text that is not YAML: the parser's reason, with a hint for the two most common mistakes."""
     hint = ""
     if "alias" in context:
         hint = '; quote a value that starts with *, as in "*"'
@@ -84,7 +84,7 @@ def not_yaml(context: str, problem: str) -> str:
 
 
 def contents(parent: str) -> str:
-    """What a section holds."""
+    """The keys of a section."""
     names = ", ".join(found.name for found in children(parent))
     if not parent:
         return f"there are {names}"
@@ -103,7 +103,7 @@ def _similar(path: str) -> list[str]:
 
 
 def _letters(text: str) -> str:
-    """A name without what people vary: `bootstrapServers` and `bootstrap-servers` are one."""
+    """A name without case and punctuation: `bootstrapServers` and `bootstrap-servers` are the same."""
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 

@@ -1,8 +1,8 @@
 """Every key there is: its type, default and bounds, and its meaning with unit and reason.
 
-This is the only list. The reference, the example file, the names of variables and the hints for mistyped
-keys are all read off these models. A model built in code has its values checked, not the relations
-between them: `load` does that.
+This is the only list. The reference, the example file, the names of variables and the hints for mistyped keys are all
+made from these models. A model built in code has its values checked, but not the constraints between them: `load`
+checks those.
 """
 
 import socket
@@ -28,7 +28,7 @@ from chronos.core.timefmt import UNIT_MS
 
 
 def key(default: object, meaning: str, *, least: object = None, most: object = None) -> Any:
-    """A key: its default and bounds as a person would write them, its meaning with unit and reason."""
+    """A key: its default and bounds as they are written in a file, its meaning with unit and reason."""
     return Field(default, description=meaning, validate_default=True, ge=_number(least), le=_number(most))
 
 
@@ -43,7 +43,7 @@ class _Section(BaseModel):
 
 
 class NodeConfig(_Section):
-    """Who this process is, and where it keeps its state."""
+    """The identity of this process, and the place of its state."""
 
     id: Name = Field(
         default_factory=lambda: socket.gethostname(),
@@ -66,9 +66,9 @@ class KafkaLogConfig(_Section):
     )
     properties: Mapping[str, str] = Field(
         default_factory=dict,
-        repr=False,  # It holds passwords, and a representation ends up in logs.
+        repr=False,  # It may hold passwords, and a representation ends up in logs.
         description="Further librdkafka properties by their own names, such as `security.protocol`; passed "
-        "to every client. Those on which exactly once rests belong to Chronos and are refused. "
+        "to every client. Those that exactly-once delivery depends on belong to Chronos and are refused. "
         "A single one can be given as `--set log.kafka.properties.sasl.username=x`, or as "
         "`CHRONOS_LOG__KAFKA__PROPERTIES__SASL_USERNAME=x` ('_' stands for '.').",
     )
@@ -80,7 +80,7 @@ class EmbeddedLogConfig(_Section):
     retention: Duration = key(
         "7d",
         "How long records of target topics are kept. A week, as Kafka's own default, "
-        "so that a consumer may miss a weekend.",
+        "so that a consumer may be down over a weekend.",
         least="1s", most="36500d",
     )  # fmt: skip
     partitions: int = key(
@@ -97,7 +97,7 @@ class LogConfig(_Section):
     kind: Literal["embedded", "kafka"] = key(
         "embedded",
         "`embedded` is a durable log inside this one process and needs nothing installed; "
-        "`kafka` is for everything else. The embedded log is not a broker for clusters.",
+        "`kafka` is for everything else. The embedded log serves one process only.",
     )
     kafka: KafkaLogConfig = Field(default_factory=KafkaLogConfig)
     embedded: EmbeddedLogConfig = Field(default_factory=EmbeddedLogConfig)
@@ -112,19 +112,19 @@ class TopicsConfig(_Section):
     dead_letter: Topic = key("chronos.dead-letter", "Topic of the messages that could not be delivered.")
     partitioner: Literal["any", "murmur2"] = key(
         "any",
-        "`murmur2`: all producers place keys as Java clients do, and an id in another shard than its key "
-        "belongs to is refused. `any`: it is accepted with a warning, and ids are unique per shard only. "
-        "`any` is the default because librdkafka clients place keys otherwise unless told.",
+        "`murmur2`: all producers partition keys as Java clients do, and an id in another shard than its own "
+        "is refused. `any`: it is accepted with a warning, and ids are unique per shard only. "
+        "`any` is the default because librdkafka clients partition keys in another way unless configured.",
     )
     create: bool = key(
         True,
-        "Create those of these topics that are missing. Off where topics are made by others; "
-        "their settings are checked at every start either way.",
+        "Create those of these topics that are missing. Off where an operator creates topics; "
+        "their settings are checked at every start in both cases.",
     )
     replication_factor: Replicas = key(
         -1,
         "Replicas of a topic that Chronos creates; -1 takes the broker's default, which its operator chose. "
-        "Use 3 in production: with one, a broken broker stops its shards.",
+        "Use 3 in production: with one replica, a broker that is down stops its shards.",
         least=-1, most=100,
     )  # fmt: skip
     min_insync_replicas: int | None = key(
@@ -136,7 +136,7 @@ class TopicsConfig(_Section):
     message_bytes_max: Size = key(
         "1MiB",
         "Largest record the delay topic takes, in bytes, headers included. It is Kafka's own default. The "
-        "rejected and dead-letter topics get headroom on top, so that what came in can go out.",
+        "rejected and dead-letter topics allow larger records, so that a record can be copied with its reason.",
         least="1KiB", most="512MiB",
     )  # fmt: skip
 
@@ -150,20 +150,20 @@ class ZooKeeperConfig(_Section):
     )
     session_timeout: Duration = key(
         "10s",
-        "How long a node may be silent before its session ends and its shards get another master. Shorter "
-        "switches sooner, and more often for nothing; ZooKeeper grants between 2 and 20 of its ticks.",
+        "How long a node may be silent before its session ends and its shards get another master. A shorter time "
+        "fails over sooner, and more often without need; ZooKeeper grants between 2 and 20 of its ticks.",
         least="4s", most="30s",
     )  # fmt: skip
     path: Text = key(
         "/chronos",
-        "Where clusters are kept in ZooKeeper; each has a znode with its name below it. It is made if it is missing.",
+        "Parent znode of all clusters; each cluster has a znode with its name below it. It is created if it is missing.",
     )
     authentication: Literal["none", "digest", "sasl"] = key(
         "none",
-        "How this node says who it is: `digest` is ZooKeeper's own scheme and needs nothing else; `sasl` is "
+        "How this node authenticates: `digest` is ZooKeeper's own scheme and needs nothing else; `sasl` is "
         "DIGEST-MD5 over SASL and needs the Python package `pure-sasl`.",
     )
-    username: Text | None = key(None, "Who this node is. Required with `digest` and `sasl`.")
+    username: Text | None = key(None, "User name of this node. Required with `digest` and `sasl`.")
     password: Text | None = Field(
         default=None,
         repr=False,  # A representation ends up in logs.
@@ -172,7 +172,7 @@ class ZooKeeperConfig(_Section):
     acl: Literal["open", "creator"] = key(
         "open",
         "Who may read and change what Chronos keeps in ZooKeeper: `open` for everybody, as ZooKeeper's own default; "
-        "`creator` for those who authenticate as this node does, so all nodes must do it alike.",
+        "`creator` for those who authenticate as this node does, so all nodes must use the same credentials.",
     )
     tls: bool = key(
         False,
@@ -180,14 +180,14 @@ class ZooKeeperConfig(_Section):
         "a port of their own for it (`secureClientPort`).",
     )
     ca: Text | None = key(
-        None, "PEM file with the certificates of who signed those of the servers; null takes those of the system."
+        None, "PEM file with the certificate authorities of the servers; null takes those of the system."
     )
-    certfile: Text | None = key(None, "PEM file with this node's certificate, where the servers ask for one.")
+    certfile: Text | None = key(None, "PEM file with this node's certificate, if the servers require one.")
     keyfile: Text | None = key(None, "PEM file with the private key of `certfile`.")
 
 
 class CoordinatorConfig(_Section):
-    """Who decides which node is master of which shard."""
+    """How the master of each shard is chosen."""
 
     kind: Literal["standalone", "zookeeper", "raft"] = key(
         "standalone",
@@ -196,23 +196,23 @@ class CoordinatorConfig(_Section):
     )
     replication: int | None = key(
         None,
-        "How many nodes hold each shard; null: every node, so that any of them can take over and answer for all. "
-        "A number makes a node that is added take load off the others.",
+        "Number of nodes that hold each shard; null: all nodes, so that each of them can take over and answer for all. "
+        "With a number, a node that is added takes load off the others.",
         least=2, most=100,
     )  # fmt: skip
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 
 class WorkersConfig(_Section):
-    """What this node does: everything, unless a part is stopped on purpose."""
+    """The work of this node; each part can be switched off on purpose."""
 
-    pull: bool = key(True, "Read the delay topic. Off: nothing new is taken in, what is pending is delivered.")
+    pull: bool = key(True, "Read the delay topic. Off: nothing new is taken in, and pending messages are delivered.")
     push: bool = key(True, "Deliver what is due. Off: messages are accepted and wait.")
-    delete: bool = key(True, "Drop from the store what is settled and older than its retention.")
+    delete: bool = key(True, "Delete settled messages from the store once they are older than their retention.")
 
 
 class LimitsConfig(_Section):
-    """What is refused, and when work stops before it does harm."""
+    """Limits for messages, and for the disk."""
 
     max_delay: Duration = key(
         "3650d",
@@ -223,7 +223,7 @@ class LimitsConfig(_Section):
     disk_reserve: Size = key(
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "
-        "It leaves room for what the store is compacting at that moment. 0 switches the check off.",
+        "It leaves room for running compactions of the store. 0 switches the check off.",
         least=0, most="1TiB",
     )  # fmt: skip
 
@@ -239,19 +239,19 @@ class DeliveryConfig(_Section):
     )  # fmt: skip
     batch_bytes: Size = key(
         "8MB",
-        "Most bytes of one step and so of one transaction; a single message may be larger than what is left. "
+        "Most bytes of one step and so of one transaction; a single message may be larger than the rest of the batch. "
         "It bounds memory per shard and the time readers wait.",
         least="1KiB", most="1GiB",
     )  # fmt: skip
     create_topics: bool = key(
         False,
-        "Create target topics that do not exist. Off, because a mistyped topic must not swallow messages: "
-        "they are dead-lettered, where somebody sees them.",
+        "Create target topics that do not exist. Off, so that messages for a mistyped topic are not lost in "
+        "it: they are dead-lettered.",
     )
     transaction_timeout: Duration = key(
         "10s",
-        "Longest transaction. A master that freezes holds readers of its targets back for so long; "
-        "shorter than a broker's hiccup, it aborts for nothing. "
+        "Longest transaction. A master that freezes blocks readers of its targets for this time; "
+        "if it is too short, a brief stall of a broker aborts transactions. "
         "The broker refuses more than its `transaction.max.timeout.ms`, 15m by default.",
         least="1s", most="15m",
     )  # fmt: skip
@@ -268,7 +268,7 @@ class DeliveryConfig(_Section):
     )  # fmt: skip
     retry_cap: Duration = key(
         "5m",
-        "Longest wait between two attempts, so that a repaired topic is not left waiting for hours.",
+        "Longest wait between two attempts, so that delivery to a repaired topic resumes soon.",
         least="1ms", most="7d",
     )  # fmt: skip
 
@@ -281,13 +281,13 @@ class TargetsConfig(_Section):
 
 
 class CheckpointsConfig(_Section):
-    """Copies of the store, from which a new replica starts, and behind which the logs may be trimmed."""
+    """Copies of the store: new replicas start from them, and the logs may be trimmed behind them."""
 
     location: Text | None = Field(
         default=None,
         repr=False,  # A URL may hold a password.
-        description="Folder or URL to keep checkpoints in, never inside `node.data_dir`: they are for the "
-        "day that disk is gone. Without one both logs are kept for ever, being the only other copy.",
+        description="Folder or URL to keep checkpoints in, never inside `node.data_dir`: they must "
+        "survive the loss of that disk. Without one both logs are kept for ever, as the only other copy.",
     )
     every: Duration = key(
         "1h",
@@ -297,14 +297,14 @@ class CheckpointsConfig(_Section):
     keep: int = key(
         3,
         "Checkpoints kept of each shard; older ones are removed. Not fewer than three, because the logs are "
-        "trimmed only behind the oldest of at least three: a damaged one must not be the only way back.",
+        "trimmed only behind the oldest of at least three: a single damaged checkpoint then does no harm.",
         least=3, most=1000,
     )  # fmt: skip
     keep_logs: Duration = key(
         "7d",
-        "How long records of the delay and progress topics are kept at the least, whatever checkpoints there "
-        "are. A week, so that a replica that was off for a weekend, or somebody who looks into an incident, "
-        "still finds them.",
+        "Shortest time that records of the delay and progress topics are kept, whatever checkpoints there "
+        "are. A week, so that they are still there for a replica that was off over a weekend, and for the analysis "
+        "of an incident.",
         least="1h", most="36500d",
     )  # fmt: skip
 
@@ -320,8 +320,8 @@ class RetentionConfig(_Section):
     )  # fmt: skip
     deduplication: Duration = key(
         "6h",
-        "How long after its delivery an id is still taken, so that a producer's late repetition is a "
-        "conflict and no second delivery.",
+        "How long after its delivery an id is still taken, so that a late retry of a producer is a "
+        "conflict and not a second delivery.",
         least="1ms", most="3650d",
     )  # fmt: skip
 
@@ -332,7 +332,7 @@ class StoreConfig(_Section):
     block_cache: Size = key(
         "64MiB",
         "Memory for blocks read from disk, in bytes, shared by all shards. "
-        "Delivery reads each entry once, in order: more helps lookups only.",
+        "Delivery reads each entry once, in order: a larger cache helps look-ups only.",
         least="1MiB", most="1TiB",
     )  # fmt: skip
     memtable: Size = key(
@@ -348,20 +348,20 @@ class StoreConfig(_Section):
     )  # fmt: skip
     blob_bytes_min: Size = key(
         "16KiB",
-        "Payloads from this size, in bytes, go to blob files, which compaction does not copy again "
-        "and again. Below it the detour costs more than the copying.",
+        "Payloads from this size, in bytes, go to blob files, which compaction does not rewrite. "
+        "For smaller payloads a blob file costs more than rewriting.",
         least=0, most="1GiB",
     )  # fmt: skip
     wheel_horizon: Duration = key(
         "10s",
-        "How far ahead due messages are read into memory, so that delivering at the millisecond "
+        "How far ahead due messages are read into memory, so that delivery "
         "never waits for the disk.",
         least="100ms", most="1h",
     )  # fmt: skip
     wheel_messages: int = key(
         100_000,
         "Most messages in memory, per shard; beyond it the store is scanned. "
-        "It is the horizon at 10,000 messages a second.",
+        "The default covers the horizon at 10,000 messages a second.",
         least=2, most=10_000_000,
     )  # fmt: skip
     wheel_bytes: Size = key(
@@ -376,26 +376,26 @@ class AdminConfig(_Section):
 
     host: Text = key(
         "127.0.0.1",
-        "Address to listen on. Only this machine by default, because the interface asks nobody for a "
-        "password; `0.0.0.0` for all.",
+        "Address to listen on. Only this machine by default, because the interface has no "
+        "authentication; `0.0.0.0` for all.",
     )
-    port: int = key(7700, "Port to listen on; 0 takes any free one and logs which.", least=0, most=65_535)
+    port: int = key(7700, "Port to listen on; 0 takes any free port and logs its number.", least=0, most=65_535)
     advertised: Address | None = Field(
         default=None,
         repr=False,  # A URL may hold a password.
         description="URL under which the other nodes of the cluster reach this one, for example "
-        "`http://chronos-1:7700`; null makes it from `host` and `port`, which is right only where all nodes run on "
-        "one machine or `host` is this machine's own address.",
+        "`http://chronos-1:7700`; null makes it from `host` and `port`, which is right only if all nodes run on "
+        "one machine or `host` is an address of this machine.",
     )
 
 
 class LoggingConfig(_Section):
-    """What Chronos says about itself, on standard error."""
+    """Log messages on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = key("info", "Least important level to write.")
     format: Literal["auto", "json", "console"] = key(
         "auto",
-        "`json`: one object a line; `console`: for people; `auto`: JSON when stdout is not a terminal.",
+        "`json`: one object per line; `console`: for people; `auto`: JSON when stdout is not a terminal.",
     )
 
 
@@ -405,12 +405,12 @@ class Config(_Section):
     cluster: Name = key(
         "chronos",
         "Name of the cluster. It is part of every transactional id, so two clusters on one Kafka "
-        "need two names; changing it loses the fencing of the running one.",
+        "need two names; after a change a running node is no longer fenced.",
     )
     shards: int = key(
         4,
         "Partitions of the delay topic, each a state machine with a thread of its own. It cannot be changed "
-        "once the topic exists. Four spread over as many nodes, and one process "
+        "once the topic exists. Four can be spread over four nodes, and a single process "
         "gains nothing from more.",
         least=1, most=1024,
     )  # fmt: skip

@@ -36,7 +36,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class _Origin:
-    """Where something was given. Problems are listed in this order: the file by line, variables, flags."""
+    """Where a setting was given. Problems are listed in this order: the file by line, variables, flags."""
 
     rank: int
     line: int = 0
@@ -48,7 +48,7 @@ _FILE, _VARIABLE, _FLAG, _NOWHERE = 0, 1, 2, _Origin(rank=3)
 
 @dataclass
 class _Reading:
-    """What has been read so far, and what was wrong with it."""
+    """The settings read so far, and their problems."""
 
     values: dict[_Path, Any] = field(default_factory=dict)
     origins: dict[_Path, _Origin] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
 
 
 def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool:
-    """Take one variable or flag; false if no key has that path."""
+    """Read one variable or flag; false if no key has that path."""
     tree = _Tree(reading=reading, where=lambda _: origin)
     if path.startswith(f"{PROPERTIES}."):
         tree.property_of(path.removeprefix(f"{PROPERTIES}."), _scalar(text), origin)
@@ -150,13 +150,13 @@ def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool
 
 
 def _scalar(text: str) -> yaml.ScalarNode:
-    """A text as the node it would be on its own, whatever characters it holds."""
+    """A text as a YAML scalar, whatever characters it contains."""
     tag = _NULL_TAG if text in _NULLS else _SWITCH_TAG if text.lower() in _SWITCHES else _TEXT_TAG
     return yaml.ScalarNode(tag, text)
 
 
 def _compose(reading: _Reading, text: str, origin: _Origin, path: str) -> yaml.Node | None:
-    """The tree of a YAML text; None when there is none, or when it is no YAML, which is then a problem."""
+    """The tree of a YAML text; None if it is empty, or if it is not YAML, which is reported as a problem."""
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -179,13 +179,13 @@ def _compose(reading: _Reading, text: str, origin: _Origin, path: str) -> yaml.N
 
 @dataclass(frozen=True, kw_only=True)
 class _Tree:
-    """Takes settings out of YAML nodes; no deeper than there are keys."""
+    """Reads settings from YAML nodes, no deeper than the keys go."""
 
     reading: _Reading
     where: Callable[[yaml.Node], _Origin]
 
     def section(self, prefix: str, node: yaml.MappingNode) -> None:
-        """Everything in a section, or at the top."""
+        """Read a section, or the top level."""
         for name, value, origin in self._pairs(prefix, node):
             path = f"{prefix}.{name}" if prefix else name
             # A name with a dot is no path here: `log.kind:` would be a second way to say the same.
@@ -196,7 +196,7 @@ class _Tree:
                 self.key(found, value, origin)
 
     def key(self, found: Key, node: yaml.Node, origin: _Origin) -> None:
-        """One key with everything below it."""
+        """Read a key and everything below it."""
         if found.kind in ("section", "map"):
             self._mapping(found, node, origin)
         elif found.kind == "list":
@@ -207,7 +207,7 @@ class _Tree:
             self.reading.complain(origin, found.path, f"must be one value, not {_shape(node)}")
 
     def property_of(self, name: str, node: yaml.Node, origin: _Origin) -> None:
-        """One property of librdkafka."""
+        """Read one property of librdkafka."""
         path = f"{PROPERTIES}.{name}"
         if not isinstance(node, yaml.ScalarNode):
             hint = "write the whole name, as in sasl.username: a"
@@ -242,7 +242,7 @@ class _Tree:
             self.reading.complain(origin, found.path, 'must be a flat list, such as ["orders-*", audit]')
 
     def _pairs(self, prefix: str, node: yaml.MappingNode) -> list[tuple[str, yaml.Node, _Origin]]:
-        """Names and values of a mapping. A name that comes twice is a problem: YAML would drop the first."""
+        """Names and values of a mapping. A repeated name is a problem: YAML would drop the first one."""
         pairs: dict[str, tuple[str, yaml.Node, _Origin]] = {}
         for key_node, value in node.value:
             name, origin = str(key_node.value), self.where(key_node)
@@ -268,7 +268,7 @@ def _shape(node: yaml.Node) -> str:
 
 
 def _check(reading: _Reading) -> Config | None:
-    """The configuration of what was read. What is wrong is left out, so that the rest is still checked."""
+    """The configuration that was read. Wrong values are left out, so that the rest is still checked."""
     wrong: set[_Path] = set()
     try:
         config = Config.model_validate(_nested(reading.values))
@@ -288,7 +288,7 @@ def _check(reading: _Reading) -> Config | None:
 
 
 def _check_conflict(reading: _Reading, details: ErrorDetails) -> _Path:
-    """Tell what is wrong with one value; returns its path."""
+    """Report what is wrong with one value; returns its path."""
     steps = tuple(str(step) for step in details["loc"])
     # The longest prefix that is a key: a place inside a list belongs to the list.
     path = next(steps[:end] for end in range(len(steps), 0, -1) if ".".join(steps[:end]) in keys())
@@ -298,7 +298,7 @@ def _check_conflict(reading: _Reading, details: ErrorDetails) -> _Path:
 
 
 def _nested(values: Mapping[_Path, Any]) -> dict[str, Any]:
-    """Values as a tree. Every section is in it, or pydantic would not say in which one a default is wrong."""
+    """Values as a tree with every section: pydantic then names the section of a wrong default."""
     sections: dict[_Path, dict[str, Any]] = {(): {}}
     for found in keys().values():
         if found.kind in ("section", "map"):

@@ -1,7 +1,7 @@
 """Values as people write them: durations, sizes, names, addresses. Text in, checked value out.
 
-Nothing here knows which keys exist. Every refusal is a ValueError whose text goes before the user as it
-is: what is wrong with the value, then what to write instead.
+Nothing here knows which keys exist. Every refusal is a ValueError whose text is shown as it is: what is wrong with the
+value, then what to write instead.
 """
 
 import json
@@ -26,12 +26,12 @@ _UNIT_BY_WORD: Final = {
     "second": "s", "seconds": "s", "sec": "s", "secs": "s",
     "millisecond": "ms", "milliseconds": "ms", "millis": "ms", "msec": "ms",
 }  # fmt: skip
-# Fifteen digits are more than anybody means, and bound the arithmetic.
+# Fifteen digits are enough for any value, and bound the arithmetic.
 _AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def duration_ms(value: object) -> int:
-    """`90s` as 90000. A bare number is milliseconds when code gives it, an error when a person does."""
+    """`90s` as 90000. An int from code is milliseconds; a bare number in text is an error."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     amount, unit = _amount(value)
@@ -137,7 +137,7 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def quoted(value: object) -> str:
-    """A value as it was written, on one line and never a page."""
+    """A value as it was written, on one line of at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f'{text[:60]}..." ({len(text)} characters)'
 

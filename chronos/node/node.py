@@ -32,8 +32,7 @@ from chronos.workers.checkpoint import LogPosition, needed_from
 from chronos.workers.delete import id_states_kept_ms
 from chronos.workers.membership import Membership
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import STANDALONE
-from chronos.workers.replica_state import IN_PLACE, ReplicaState
+from chronos.workers.replica_state import IN_PLACE, STANDALONE, ReplicaState
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 log = structlog.get_logger("chronos.node")

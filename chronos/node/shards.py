@@ -12,7 +12,8 @@ from chronos.workers.checkpoint import LogPosition
 from chronos.workers.master import Limits
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import Assignment, Replica
+from chronos.workers.replica import Replica
+from chronos.workers.replica_state import Assignment
 
 
 def make_shard(

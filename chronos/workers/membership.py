@@ -11,8 +11,7 @@ import structlog
 from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorUnavailable
 from chronos.ports import Clock, ClusterSnapshot, Coordinator
-from chronos.workers.replica import Assignment
-from chronos.workers.replica_state import NOT_READABLE, ReplicaState
+from chronos.workers.replica_state import NOT_READABLE, Assignment, ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from chronos.core.codec import State
 from chronos.errors import LogMismatch
-from chronos.ports import Watermarks
+from chronos.ports import TopicLog, Watermarks
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -50,3 +50,15 @@ def check_position(topic: str, shard: int, position: int, watermarks: Watermarks
             " was deleted and created again, or this is another cluster. Point Chronos to the right one, or remove"
             f" the store of shard {shard}."
         )
+
+
+def start_state(state: State, log: TopicLog, shard: int, progress_topic: str, delay_topic: str) -> State:
+    """The state to start from: that of the store, if the logs hold everything from there on. Raises LogMismatch."""
+    progress = log.watermarks(progress_topic, shard)
+    delay = log.watermarks(delay_topic, shard)
+    if state.applied == 0 and progress.high == 0 and delay.start > 0:
+        # No master ever committed: records that the topic lost before Chronos came are not Chronos's to deliver.
+        return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
+    check_position(progress_topic, shard, state.applied, progress)
+    check_position(delay_topic, shard, state.pull_offset, delay)
+    return state

@@ -17,10 +17,8 @@ what follows from it.
 
 import re
 from collections.abc import Callable
-from typing import Literal
 
 import structlog
-from msgspec import Struct
 
 from chronos.core.codec import FRESH, State, unpack_state
 from chronos.core.keys import STATE_KEY
@@ -29,27 +27,23 @@ from chronos.core.shard import Shard
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
-    Deposed,
     LogUnavailable,
     NoSpace,
     ProducerLost,
     Retry,
-    RoleStale,
     TransactionAborted,
 )
 from chronos.ports import Clock, Log, Reader, Store, Writer
+from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
-from chronos.workers.recovery import RecoveryCost, check_position
-from chronos.workers.replica_state import TRANSITIONS, ReplicaState
+from chronos.workers.recovery import RecoveryCost, start_state
+from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 
 log = structlog.get_logger("chronos.shard")
-
-FOREIGN_SILENCE_MS = 90_000
-"""A standalone node takes over from another one after this long without a progress record: one and a half heartbeats."""
 
 POLL_MS = 200
 """How often a replica that waits for another node, or for the coordinator, checks again."""
@@ -72,31 +66,7 @@ HALVINGS_MAX = 20
 REPLAY_LOG_MS = 1_000
 """How often a long replay logs its position."""
 
-WITHOUT_DELETER_MS = 3_600_000
-"""When the delete worker is due next where there is none: later than anything else."""
-
 DIGITS = re.compile(r"\d+")
-
-
-class Assignment(Struct, frozen=True, kw_only=True):
-    """What a replica is assigned at the moment."""
-
-    kind: Literal["master", "follower", "none"]
-    """`none`: this node does not hold the shard."""
-    epoch: int | None = None
-    """The role epoch assigned with `master`; None: the node is standalone."""
-    confirmed: bool = True
-    """The coordinator confirms the assignment now. False: continue, but begin nothing."""
-    predecessor_active: bool = False
-    """The previous master may still be finishing its step; do not fence it yet."""
-
-    def continues(self, other: "Assignment | None") -> bool:
-        """True if a leadership that began under `other` is still assigned."""
-        return other is not None and self.kind == other.kind and self.epoch == other.epoch
-
-
-STANDALONE = Assignment(kind="master")
-"""The assignment of every replica of a standalone node."""
 
 
 class Replica:
@@ -279,7 +249,7 @@ class Replica:
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
-        self.shard.state = self._start_state(self.state)
+        self.shard.state = start_state(self.state, self._log, self.number, self._progress_topic, self._delay_topic)
         self._follower = Follower(
             self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
         )
@@ -387,13 +357,8 @@ class Replica:
         self._led_epoch = self.state.log_epoch
         self._become(ReplicaState.MASTER)
         self._resume()
-        log.info(
-            "master",
-            shard=self.number,
-            epoch=self.state.log_epoch,
-            pending=self.state.pending,
-            replayed=self._replayed,
-        )
+        epoch, pending = self.state.log_epoch, self.state.pending
+        log.info("master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed)
         return now_ms
 
     def _lead(self, now_ms: int) -> int:
@@ -458,7 +423,7 @@ class Replica:
     def _delete(self, now_ms: int) -> int:
         """Step the delete worker if it is due; when it is due next."""
         if self._deleter is None:
-            return now_ms + WITHOUT_DELETER_MS
+            return now_ms + DELETE_EVERY_MS
         # A time further away than the interval was set by a clock that was ahead then.
         if not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
             self._delete_ms = self._deleter.step(now_ms)
@@ -500,45 +465,14 @@ class Replica:
         self.known = True
         return restored
 
-    def _start_state(self, state: State) -> State:
-        """The state to start from: that of the store, if the logs hold everything from there on. Raises LogMismatch."""
-        progress = self._log.watermarks(self._progress_topic, self.number)
-        delay = self._log.watermarks(self._delay_topic, self.number)
-        if state.applied == 0 and progress.high == 0 and delay.start > 0:
-            # No master ever committed: records that the topic lost before Chronos came are not Chronos's to deliver.
-            return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
-        check_position(self._progress_topic, self.number, state.applied, progress)
-        check_position(self._delay_topic, self.number, state.pull_offset, delay)
-        return state
-
     def _may_lead(self, assignment: Assignment, now_ms: int) -> bool:
         """True if the last progress record leaves the shard to this node. Raises RoleStale, Deposed."""
-        state = self.state
-        if state.instance in ("", self._instance):
-            return True
-        if assignment.epoch is not None:
-            if state.role_epoch >= assignment.epoch:
-                raise RoleStale(
-                    f"node {state.node} was master of shard {self.number} with role epoch {state.role_epoch}, and this"
-                    f" node was given {assignment.epoch}: it waits for a later role"
-                )
-            return True
-        if self._led_epoch is not None and state.log_epoch > self._led_epoch:
-            raise Deposed(
-                f"node {state.node} (instance {state.instance}) took over shard {self.number} from this one:"
-                " two standalone nodes serve the same cluster. Stop one of them, or give each its own `cluster`"
-                " and topics."
-            )
-        left_ms = state.progress_ms + FOREIGN_SILENCE_MS - now_ms
-        if left_ms <= 0:
-            log.warning("taking over from a silent node", shard=self.number, node=state.node)
+        claim = Claim(shard=self.number, node=self._node, instance=self._instance, led_epoch=self._led_epoch)
+        wait_ms = claim.wait_ms(self.state, assignment, now_ms)
+        if wait_ms == 0:
             return True
         self._become(ReplicaState.WAITING)
-        self._pause(LogUnavailable(
-            f"node {state.node} (instance {state.instance}) was master of shard {self.number} until"
-            f" {FOREIGN_SILENCE_MS - left_ms} ms ago; this node takes over once it was silent for"
-            f" {FOREIGN_SILENCE_MS // 1_000} s"
-        ))  # fmt: skip
+        self._pause(claim.waiting(self.state, wait_ms))
         return False
 
     # --- pausing

@@ -22,6 +22,9 @@ store; `Replica.paused` holds the reason meanwhile. So none of the states promis
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
 
 
 class ReplicaState(StrEnum):
@@ -88,3 +91,24 @@ IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.N
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
 """States of a replica whose store another node must not be asked about."""
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """The role that a replica is to have at the moment."""
+
+    kind: Literal["master", "follower", "none"]
+    """`none`: this node does not hold the shard."""
+    epoch: int | None = None
+    """The role epoch assigned with `master`; None: the node is standalone."""
+    confirmed: bool = True
+    """The coordinator confirms the assignment now. False: continue, but begin nothing."""
+    predecessor_active: bool = False
+    """The previous master may still be finishing its step; do not fence it yet."""
+
+    def continues(self, other: "Assignment | None") -> bool:
+        """True if a leadership that began under `other` is still assigned."""
+        return other is not None and self.kind == other.kind and self.epoch == other.epoch
+
+
+STANDALONE = Assignment(kind="master")
+"""The assignment of every replica of a standalone node."""

@@ -101,7 +101,7 @@ def test_a_message_that_is_sent_comes_out_of_its_topic(chronos):
 
 
 def test_stdin_is_one_payload_of_any_bytes(chronos):
-    """`-` reads it whole; tail gives it back as it was."""
+    """`-` reads all of it; tail prints it unchanged."""
     raw = bytes(range(256)) * 3
     assert chronos("send", "--to", "bytes", "--in", "0ms", "-", stdin=raw).code == 0
     assert chronos("tail", "bytes", "--from", "beginning", "-n", 1).raw == raw + b"\n"
@@ -413,7 +413,7 @@ def test_wrong_usage_is_answered_with_what_to_write(arguments, says):
 
 def test_a_time_too_far_ahead_is_refused_in_the_words_of_the_user(chronos):
     """The option, the limit in days, and the setting."""
-    expected = "due more than 3650d ahead (limits.max_delay)\n"
+    expected = "due more than 3650d ahead, the limit set by limits.max_delay\n"
     assert chronos("send", "--to", "t", "--in", "5000d", "x").err == f"error: --in: {expected}"
     assert chronos("send", "--to", "t", "--at", "2090-01-01T00:00:00Z", "x").err == f"error: --at: {expected}"
 
@@ -496,8 +496,8 @@ def test_the_version_is_shown():
     assert run("--version").out == f"chronos {__version__}\n"
 
 
-def test_the_quick_verbs_load_nothing_of_the_service(service):
-    """`get` imports no store, no Kafka client, no settings; the work to start is short."""
+def test_the_verbs_of_the_client_load_nothing_of_the_service(service):
+    """`get` imports no store, no Kafka client, no settings; and starts quickly."""
     program = (
         "import sys, time; sys.argv = ['chronos', 'version', '-o', 'json']\n"
         "from chronos.cli import main\n"
@@ -620,7 +620,7 @@ def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
 
 
 def test_the_doctor_finds_a_damaged_store(tmp_path):
-    """Exit code 5, naming the folder; the other store is read all the same."""
+    """Exit code 5 and the folder; the other store is checked too."""
     with Service(tmp_path / "data", settings={"shards": 2}) as service:
         service.start()
         body = [{"target": {"topic": "t"}, "value": "x" * 500, "delay": "1h"} for _ in range(2_000)]

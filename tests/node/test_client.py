@@ -261,7 +261,9 @@ def test_an_invalid_address_is_refused_before_anything_is_sent(address):
 
 def asked(headers: list[tuple[str, bytes]], key: bytes | None = None, value: bytes | None = b"v") -> object:
     """The command a shard reads from a record with these headers."""
-    return parse(Record(0, 1_000_000, key, value, headers), Rules(shard=0, shards=1, max_delay_ms=10**14))
+    return parse(
+        Record(0, 1_000_000, key, value, headers), Rules(shard=0, shards=1, max_delay_ms=10**14, min_time_ms=0)
+    )
 
 
 def test_the_headers_are_what_a_shard_understands():

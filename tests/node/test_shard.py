@@ -13,8 +13,8 @@ from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.ports import Clock, Log, Store
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import STANDALONE, Replica
-from chronos.workers.replica_state import ReplicaState
+from chronos.workers.replica import Replica
+from chronos.workers.replica_state import STANDALONE, ReplicaState
 from tests.harness.clock import HandClock
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000

@@ -19,6 +19,7 @@ from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.workers.checkpoint import Checkpointer
+from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
@@ -75,7 +76,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_apply", "except Retry as error:", "except __import__('chronos').errors.NoSpace as error:"),
     ],
     "the role epoch is not compared": [
-        (Replica, "_may_lead", "if state.role_epoch >= assignment.epoch:", "if False:"),
+        (Claim, "wait_ms", "if state.role_epoch >= assignment.epoch:", "if False:"),
         (Replica, "_leadership_ended", "if assignment.continues(self._leadership):", "if True:"),
     ],
     "a new master replays only to the last stable offset": [
@@ -171,7 +172,7 @@ FAULTS: dict[str, list[Change]] = {
         (StoreBootstrap, "restore", "cost.store_empty or not cost.logs_complete or", "cost.store_empty or"),
     ],
     "a node is known by its id, not by its data directory": [
-        (Replica, "_may_lead", "if state.instance in (\"\", self._instance):", "if state.node in (\"\", self._node):"),
+        (Claim, "wait_ms", "if state.instance in (\"\", self.instance):", "if state.node in (\"\", self.node):"),
     ],
     "a node that returns with a new data directory never gets a later role": [
         (_Table, "_is_stale", 'replica.role_instance not in ("", instance)', "False"),

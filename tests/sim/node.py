@@ -20,7 +20,7 @@ from chronos.workers.master import Limits
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import STANDALONE, Assignment
+from chronos.workers.replica_state import STANDALONE, Assignment
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance

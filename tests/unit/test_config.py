@@ -1,4 +1,4 @@
-"""Settings: what is read from where, and the exact words about what is wrong."""
+"""Settings: the sources, and the exact texts of the errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_variable_may_hold_a_section_and_a_more_specific_one_wins() -> None:
     assert (config.log.kind, config.log.kafka.bootstrap_servers) == ("embedded", "a")
 
 
-def test_variables_of_the_command_line_and_of_others_are_none_of_our_business() -> None:
+def test_variables_of_the_command_line_and_of_other_programs_are_ignored() -> None:
     environ = {"CHRONOS_SERVER": "x", "CHRONOS_CONFIG": "y", "PATH": "z", "CHRONOSX": "1"}
     assert load(None, environ, []) == Config()
 
@@ -86,19 +86,19 @@ def test_a_file_in_which_everything_is_commented_out_changes_nothing(text: str) 
 
 
 @pytest.mark.parametrize("word", ["on", "yes", "true", "On", "TRUE"])
-def test_a_switch_is_on_in_every_way_that_yaml_says_on(word: str) -> None:
+def test_a_switch_takes_every_word_that_yaml_reads_as_on(word: str) -> None:
     assert from_file(f"delivery: {{create_topics: {word}}}").delivery.create_topics is True
     assert load(None, {"CHRONOS_DELIVERY__CREATE_TOPICS": word}, []).delivery.create_topics is True
 
 
 def test_a_text_stays_as_it_was_written() -> None:
-    """`007` is an octal number to YAML, and `on` a truth."""
+    """To YAML `007` is an octal number, and `on` is true."""
     assert from_file("node: {id: 007}\ncluster: on").node.id == "007"
     assert from_file("node: {id: 007}\ncluster: on").cluster == "on"
     assert load(None, {"CHRONOS_NODE__ID": "007"}, ["cluster=1.0"]).cluster == "1.0"
 
 
-def test_null_and_an_empty_variable_mean_not_set_where_that_is_allowed() -> None:
+def test_null_and_an_empty_variable_mean_not_set_if_that_is_allowed() -> None:
     text = "topics: {min_insync_replicas: 2}\nlog: {kafka: {bootstrap_servers: a}}\n"
     config = from_file(text, CHRONOS_TOPICS__MIN_INSYNC_REPLICAS="", CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS="null")
     assert (config.topics.min_insync_replicas, config.log.kafka.bootstrap_servers) == (None, None)
@@ -127,7 +127,7 @@ def test_a_property_name_keeps_its_dots_wherever_it_is_given() -> None:
     }
 
 
-def test_a_switch_among_the_properties_is_said_in_librdkafkas_words() -> None:
+def test_a_switch_among_the_properties_becomes_true_or_false() -> None:
     text = "log: {kafka: {properties: {enable.ssl.certificate.verification: off, client.id: 'on'}}}"
     properties = from_file(text).log.kafka.properties
     assert properties == {"enable.ssl.certificate.verification": "false", "client.id": "on"}
@@ -169,12 +169,12 @@ def test_a_duration_is_a_number_and_a_unit_or_several_of_them(text: str, ms: int
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES)
-def test_a_size_is_bytes_or_one_number_and_a_unit(text: str, size: int) -> None:
+def test_a_size_is_bytes_or_a_number_and_a_unit(text: str, size: int) -> None:
     assert size_bytes(text) == size
 
 
 @given(st.integers(0, 10**15 - 1))
-def test_what_a_duration_or_size_is_written_as_reads_back(number: int) -> None:
+def test_a_written_duration_or_size_reads_back(number: int) -> None:
     assert duration_ms(format_duration(number)) == number
     assert size_bytes(size_text(number)) == number
 
@@ -195,7 +195,7 @@ WRONG_DURATIONS = {
 
 
 @pytest.mark.parametrize(("text", "hint"), WRONG_DURATIONS.items())
-def test_what_is_no_duration_is_answered_with_what_to_write(text: str, hint: str) -> None:
+def test_the_error_for_an_invalid_duration_says_what_to_write(text: str, hint: str) -> None:
     line = f'--set: limits.max_delay: "{text}" is not a duration; {hint}'
     assert problems(None, None, f"limits.max_delay={text}") == [line]
 
@@ -211,7 +211,7 @@ WRONG_SIZES = {
 
 
 @pytest.mark.parametrize(("text", "words"), WRONG_SIZES.items())
-def test_what_is_no_size_is_answered_with_what_to_write(text: str, words: str) -> None:
+def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str) -> None:
     assert problems(None, None, f"store.memtable={text}") == [f"--set: store.memtable: {words}"]
 
 
@@ -286,7 +286,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize(("override", "words"), WRONG_VALUES.items())
-def test_a_wrong_flag_is_answered_with_what_is_wrong_and_what_to_write(override: str, words: str | None) -> None:
+def test_the_error_for_a_wrong_flag_says_what_is_wrong_and_what_to_write(override: str, words: str | None) -> None:
     if words is None:
         load(None, {}, [override])
     else:
@@ -309,7 +309,7 @@ UNKNOWN_PATHS = {
 
 
 @pytest.mark.parametrize(("path", "hint"), UNKNOWN_PATHS.items())
-def test_an_unknown_key_is_answered_with_the_keys_that_may_have_been_meant(path: str, hint: str) -> None:
+def test_the_error_for_an_unknown_key_names_similar_keys(path: str, hint: str) -> None:
     assert problems(None, None, f"{path}=1") == [f"--set: {path}: unknown key; {hint}"]
 
 
@@ -329,13 +329,11 @@ UNKNOWN_VARIABLES = {
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [(name, *rest) for name, rest in UNKNOWN_VARIABLES.items()])
-def test_an_unknown_variable_is_answered_with_the_variable_that_may_have_been_meant(
-    name: str, value: str, words: str
-) -> None:
+def test_the_error_for_an_unknown_variable_names_a_similar_variable(name: str, value: str, words: str) -> None:
     assert problems(None, {name: value}) == [f"{name}: {words}"]
 
 
-def test_a_wrong_variable_is_named_with_its_key() -> None:
+def test_the_error_for_a_wrong_variable_names_its_key() -> None:
     assert problems(None, {"CHRONOS_LOG__KIND": "kafca"}) == [
         'CHRONOS_LOG__KIND: log.kind: "kafca" is not one of embedded, kafka; did you mean kafka?'
     ]
@@ -371,7 +369,7 @@ WRONG_FILES = {
 
 
 @pytest.mark.parametrize(("text", "lines"), WRONG_FILES.items())
-def test_a_wrong_file_is_answered_with_the_line(text: str, lines: list[str]) -> None:
+def test_the_error_for_a_wrong_file_names_the_line(text: str, lines: list[str]) -> None:
     assert problems(text) == lines
 
 
@@ -407,11 +405,11 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "coordinator.kind: zookeeper is for several nodes, and log.kind is embedded, which is inside one; "
         "use log.kind: kafka, or coordinator.kind: standalone",
     ("coordinator.zookeeper.path=chronos",):
-        "coordinator.zookeeper.path: chronos is no path; write it like /chronos",
+        "coordinator.zookeeper.path: chronos is not a path; write it like /chronos",
     ("coordinator.zookeeper.authentication=digest", "coordinator.zookeeper.username=me"):
         "coordinator.zookeeper.password: is missing, and coordinator.zookeeper.authentication is digest",
     ("coordinator.zookeeper.acl=creator",):
-        "coordinator.zookeeper.acl: creator shuts out everybody who does not authenticate, and "
+        "coordinator.zookeeper.acl: creator gives access only to those who authenticate, and "
         "coordinator.zookeeper.authentication is none; use digest or sasl, or acl: open",
     ("coordinator.zookeeper.certfile=node.pem",):
         "coordinator.zookeeper.keyfile: is missing, and coordinator.zookeeper.certfile is given; they belong together",
@@ -471,14 +469,14 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
 
 
 @pytest.mark.parametrize(("overrides", "words"), CONFLICTS.items())
-def test_settings_that_do_not_go_together_are_refused(overrides: tuple[str, ...], words: str | None) -> None:
+def test_settings_that_conflict_are_refused(overrides: tuple[str, ...], words: str | None) -> None:
     if words is None:
         load(None, {}, overrides)
     else:
         assert problems(None, None, *overrides) == [f"--set: {words}"]
 
 
-def test_a_checkpoint_folder_that_a_link_puts_into_the_data_directory_is_found_out() -> None:
+def test_a_checkpoint_folder_linked_into_the_data_directory_is_refused() -> None:
     Path("data").mkdir()
     Path("link").symlink_to("data")
     lines = problems(None, None, "node.data_dir=data", "checkpoints.location=link/c")
@@ -488,7 +486,7 @@ def test_a_checkpoint_folder_that_a_link_puts_into_the_data_directory_is_found_o
     ]
 
 
-def test_everything_that_is_wrong_is_said_at_once_in_the_order_it_was_given() -> None:
+def test_all_problems_are_reported_together_in_the_order_of_the_settings() -> None:
     text = """\
 log:
   kind: kafka
@@ -521,7 +519,7 @@ logging:
     ]
 
 
-def test_a_relation_is_not_judged_by_a_value_that_is_wrong_itself() -> None:
+def test_a_constraint_is_not_checked_with_a_value_that_is_wrong_itself() -> None:
     assert problems(None, None, "log.kind=kafka", "log.kafka.bootstrap_servers=a b") == [
         '--set: log.kafka.bootstrap_servers: "a b" is no address; write host:port, several with commas'
     ]
@@ -541,7 +539,7 @@ def test_no_problem_names_the_value_of_a_password() -> None:
     assert not any("hunter2" in line for line in lines)
 
 
-def test_a_host_whose_name_cannot_be_a_node_id_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_that_cannot_be_a_node_id_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "my host")
     words = "node.id: \"my host\" is no name; use up to 200 letters, digits, '.', '_' and '-'"
     assert problems() == [words]
@@ -572,7 +570,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], int], Callable[[int], Any]]] = {
 
 
 def _value(found: Key) -> st.SearchStrategy[Any]:
-    """Values that a key takes, as a person might write them in YAML."""
+    """Values of a key as they may be written in YAML."""
     if found.kind in NUMBERS:
         read, written = NUMBERS[found.kind]
         least, most = (read(bound) for bound in NARROWED.get(found.path, found.bounds))
@@ -602,7 +600,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS)
-def test_what_is_shown_reads_back_as_the_same_configuration(tmp_path_factory: Any, settings: dict[str, Any]) -> None:
+def test_a_shown_configuration_reads_back_as_the_same_one(tmp_path_factory: Any, settings: dict[str, Any]) -> None:
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         level = tree
@@ -619,7 +617,7 @@ def test_what_is_shown_reads_back_as_the_same_configuration(tmp_path_factory: An
     assert show(config) == shown
 
 
-def test_what_is_shown_names_every_key_and_no_secret() -> None:
+def test_a_shown_configuration_has_every_key_and_no_secret() -> None:
     secrets = ["sasl.password", "ssl.key.pem", "ssl.key.password", "sasl.oauthbearer.client.secret"]
     overrides = [f"log.kafka.properties.{name}=hunter2" for name in secrets]
     overrides += ["log.kafka.properties.sasl.username=me", "checkpoints.location=s3://me:hunter2@bucket/c"]
@@ -662,13 +660,13 @@ def test_the_example_file_holds_every_key_at_its_default() -> None:
     assert _paths(yaml.safe_load(example()), "") == {found.path for found in keys().values()} - {"node.id"}
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_meaning() -> None:
     for found in keys().values():
         assert found.meaning.endswith("."), found.path
         assert "|" not in found.meaning, f"{found.path}: a table would break"
 
 
-def test_every_key_can_be_found_again_by_its_path() -> None:
+def test_every_key_is_found_by_its_path() -> None:
     for found in keys().values():
         assert found in children(found.parent)
         assert ".".join(split(found.path)) == found.path

@@ -9,8 +9,7 @@ from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, 
 from chronos.errors import CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
 from chronos.workers.membership import PREDECESSOR_MS, REPORT_MS, STEP_MS, Membership, holders
-from chronos.workers.replica import Assignment
-from chronos.workers.replica_state import ReplicaState
+from chronos.workers.replica_state import Assignment, ReplicaState
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
 

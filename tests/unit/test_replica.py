@@ -16,10 +16,11 @@ from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
 from chronos.node.shards import make_shard
 from chronos.workers import replica_state
+from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.master import HEARTBEAT_MS
 from chronos.workers.recovery import RecoveryCost
-from chronos.workers.replica import FOREIGN_SILENCE_MS, POLL_MS, PREDECESSOR_POLL_MS, STANDALONE, Assignment, Replica
-from chronos.workers.replica_state import TRANSITIONS, ReplicaState
+from chronos.workers.replica import POLL_MS, PREDECESSOR_POLL_MS, Replica
+from chronos.workers.replica_state import STANDALONE, TRANSITIONS, Assignment, ReplicaState
 from tests.harness.clock import HandClock
 
 STEPS_MAX = 20
