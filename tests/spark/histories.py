@@ -56,7 +56,7 @@ def _random_step(dice: random.Random) -> Step:
 def _random_sent(dice: random.Random) -> Sent:
     return Sent(
         verb=dice.choice(VERBS),
-        who=dice.randint(0, 9),
+        id_number=dice.randint(0, 9),
         in_ms=_in_ms(dice),
         after_ms=dice.choice([0, 0, 0, 1, 4]),
         policy=dice.choice(["reject", "replace", "ignore"]),
