@@ -80,7 +80,6 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
 def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, ...]:
     """Return `Progress.counts`: all of `selected` messages were delivered, except those in `decisions`."""
-    assert selected >= len(decisions), "more messages were decided than selected"
     counts = [0] * len(Outcome)
     counts[0] = selected - len(decisions)
     for decision in decisions:
@@ -94,7 +93,7 @@ _decode = msgspec.msgpack.Decoder(Progress).decode
 
 def pack_progress(progress: Progress) -> bytes:
     """Return the bytes of a progress record."""
-    assert all(count >= 0 for count in progress.counts)
+    assert all(count >= 0 for count in progress.counts), "more messages were decided than selected"
     assert all(offset < progress.pull_offset for offset, _ in progress.refused[-1:]), "a refused record was not pulled"
     return VERSION + _encode(progress)
 
