@@ -330,6 +330,7 @@ def test_a_reason_of_the_service_is_printed(tmp_path):
                 with connection:
                     connection.recv(65_536)
                     connection.sendall(sent)
+            listening.close()  # later retries are refused at once instead of waiting for an answer
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
