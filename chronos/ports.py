@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS as CLOCK_TOLERANCE_MS
 from chronos.core.codec import Identity
 from chronos.core.message import Record
 from chronos.core.roles import ClusterView, Member, Request, Roles
@@ -200,10 +201,6 @@ class Store(StoreView, Protocol):
 
     def close(self) -> None:
         """Flush and close."""
-
-
-CLOCK_TOLERANCE_MS = 500
-"""How far two clocks may differ, or one may be stepped, before deliveries stop (law 2)."""
 
 
 class Clock(Protocol):

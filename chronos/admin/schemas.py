@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from chronos.core.rules import TOPIC_NAME
+
 BATCH_MAX = 10_000
 """Messages in one request."""
 
@@ -34,7 +36,7 @@ DURATION_PATTERN = (
 BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
 """1 to 1,024 bytes."""
-TOPIC_PATTERN = r"^(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}$"
+TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
 HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"

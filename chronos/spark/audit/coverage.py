@@ -13,11 +13,9 @@ from msgspec import Struct
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
-
-CLOCK_TOLERANCE_MS = 500
-"""Most ms that the clocks of brokers, masters and the archive may differ by (law 2)."""
 
 STEPS_BEFORE_MS = 86_400_000
 """Age in ms, before the window, of the oldest progress records read: a shard may have been idle before the window."""

@@ -21,9 +21,10 @@ from msgspec import Struct
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
-from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS, is_settled, recent
+from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.timeline import AGAIN, OFFSET_END, SKIPPED, Event, follow
 
 OUTCOMES = (

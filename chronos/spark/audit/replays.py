@@ -7,7 +7,7 @@ by it. A replay straight to the target carries the receipt of the original. Law:
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.ledger import TOKEN
 
 REPLAYED = "replayed"
