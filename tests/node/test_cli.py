@@ -135,9 +135,14 @@ def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
 
 def test_the_exit_code_says_how_a_verb_ended(chronos):
     """4 for an unknown id, 1 if it is too late, and the reason on stderr."""
-    for verb in (("get", "nobody"), ("cancel", "nobody"), ("fire", "nobody"), ("reschedule", "nobody", "--in", "1h")):
-        done = chronos(*verb)
-        assert (done.code, done.out) == (4, ""), verb
+    for command in (
+        ("get", "nobody"),
+        ("cancel", "nobody"),
+        ("fire", "nobody"),
+        ("reschedule", "nobody", "--in", "1h"),
+    ):
+        done = chronos(*command)
+        assert (done.code, done.out) == (4, ""), command
         assert "nobody" in done.err
     chronos("send", "--to", "ended", "--in", "0ms", "--id", "past", "x")
     chronos("tail", "ended", "--from", "beginning", "-n", 1)

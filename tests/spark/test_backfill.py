@@ -22,7 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
