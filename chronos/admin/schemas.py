@@ -243,7 +243,7 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageInfo(Struct, kw_only=True):
-    """What is known of a message."""
+    """State, times and target of a message."""
 
     id: str
     state: Literal["pending", "delivered", "cancelled", "expired", "dead"]
@@ -580,13 +580,13 @@ class Fault(Struct, kw_only=True, omit_defaults=True):
 
 
 class Problem(Struct, kw_only=True, omit_defaults=True):
-    """What went wrong (RFC 9457)."""
+    """The description of an error (RFC 9457)."""
 
     type: Annotated[str, Meta(description="`urn:chronos:problem:` and one word; `about:blank` for plain HTTP errors.")]
     title: str
     status: Annotated[int, Meta(ge=400, le=599)]
     detail: str
-    hint: Annotated[str | UnsetType, Meta(description="What to do about it.")] = UNSET
+    hint: Annotated[str | UnsetType, Meta(description="The remedy.")] = UNSET
     errors: (
         Annotated[list[Fault], Meta(max_length=FAULTS_MAX, description="The errors, by field; the first 100.")]
         | UnsetType

@@ -153,7 +153,7 @@ def audit(
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
-    """Prove from the archive what became of every message that was due in a window.
+    """Prove from the archive the outcome of every message that was due in a window.
 
     Each message is delivered, missing, duplicated, early, cancelled, replaced, expired, dead-lettered, rejected, pending or
     unknown. The lateness of deliveries is shown per target and hour. Without --from and --to the window is the last 24
