@@ -118,7 +118,7 @@ class TopicsConfig(_Section):
     )
     create: bool = key(
         True,
-        "Create these topics if they are missing. Switch it off if somebody else creates them; "
+        "Create these topics if they are missing. Switch this off if an operator creates them; "
         "their settings are checked at every start in both cases.",
     )
     replication_factor: Replicas = key(
