@@ -475,7 +475,7 @@ def test_the_settings_are_shown_and_checked(tmp_path):
     shown = run("config", "show", "--set", "shards=7")
     path = tmp_path / "chronos.yaml"
     path.write_text(shown.out)
-    assert run("config", "check", "--config", path).out == "the configuration is good\n"
+    assert run("config", "check", "--config", path).out == "the configuration is valid\n"
     assert run("config", "show", "-c", path, "-o", "json").json["shards"] == 7
 
 
@@ -615,12 +615,12 @@ def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
         service.wait_until(lambda: service.pending() == 100, "take them in")
         asked = examine(service)
         assert asked.code == 0
-        assert "only be read and verified while the service is stopped" in asked.out
+        assert "stores can be verified only while the service is stopped" in asked.out
         service.stop()
         done = examine(service)
         assert done.code == 0, done.out
-        assert done.out.count("every checksum is right") == 3
-        assert done.out.endswith("\nnothing is wrong\n")
+        assert done.out.count("all checksums match") == 3
+        assert done.out.endswith("\nno problems found\n")
         service.start()
         assert service.pending() == 100
 
