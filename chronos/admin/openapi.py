@@ -219,8 +219,8 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 {"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z"}
 ```
 
-- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or one number
-  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Times in answers are RFC 3339 in UTC. A request says
+- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or a number
+  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`; or several: `1h30m`. Times in answers are RFC 3339 in UTC. A request says
   `deliver_at` or `delay`; every answer says `due_at`, the due time that follows from it.
 - **Ids** in a path are percent-encoded UTF-8, a `/` in them included. Three kinds of id are written as
   `base64:` and their bytes in base64: ids that are not UTF-8, ids that begin with `base64:` themselves, and ids
