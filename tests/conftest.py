@@ -43,6 +43,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if "not slow" in deselected and collection_path.name in SLOW_MODULES else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Group the tests of Spark, so that one worker starts Spark, once: xdist reads groups before later hooks run."""
+    if item.path.parent.name == "spark":
+        item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need Java as integration tests; put the tests that take longest first.
@@ -53,9 +59,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
-        if item.path.parent.name == "spark":
-            # One worker starts Spark, once.
-            item.add_marker(pytest.mark.xdist_group("spark"))
     items.sort(key=_order)
 
 

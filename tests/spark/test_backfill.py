@@ -252,7 +252,7 @@ def workers_below(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@unhurried
+@pytest.mark.timeout(1_500)
 def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     make: Callable[[int], Lost], tmp_path: Path
 ) -> None:
