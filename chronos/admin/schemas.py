@@ -44,7 +44,7 @@ PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 
 PATTERN_TEXTS = {
-    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    DURATION_PATTERN: "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
     BASE64_PATTERN: "is not base64",
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",

@@ -29,6 +29,9 @@ EXTRAS = {
 }
 """Imported modules, and the extra of the distribution that installs each."""
 
+SPARK_VERBS = ("archive", "audit", "backfill")
+"""Verbs whose extra has the packages of the server too."""
+
 
 def main() -> None:
     """Run the command in `sys.argv`; ends the process."""
@@ -61,5 +64,7 @@ def _explain(error: ModuleNotFoundError) -> NoReturn:
     extra = EXTRAS.get(module)
     if extra is None:
         raise error
+    if sys.argv[1:2] and sys.argv[1] in SPARK_VERBS:
+        extra = "spark"
     complain(f"the Python package {module} is missing; install it with: pip install 'kafka-chronos[{extra}]'")
     sys.exit(2)

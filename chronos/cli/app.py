@@ -75,7 +75,7 @@ def serve(
 
 @app.command(name="send")
 def send_message(
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE|-]", help="The payload; - reads stdin.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE|-", help="The payload; - reads stdin.")] = None,
     to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="Topic to deliver to.")] = ...,  # type: ignore[assignment]
     in_: In = None,
     at: At = None,
@@ -173,7 +173,12 @@ def list_messages(
 
 @app.command()
 def cancel(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
-    """Cancel a message. Exit code 1 when it is too late, 4 when no message has the id."""
+    """Cancel a message. Exit code 1 when it is too late, 4 when no message has the id.
+
+    \b
+    Examples:
+      chronos cancel reminder-17
+    """
     from chronos.cli import verbs
 
     verbs.act(server, output, "cancel", id)
@@ -196,7 +201,12 @@ def reschedule(
 
 @app.command()
 def fire(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
-    """Deliver a pending message now. Exit code 1 when it is too late, 4 when no message has the id."""
+    """Deliver a pending message now. Exit code 1 when it is too late, 4 when no message has the id.
+
+    \b
+    Examples:
+      chronos fire reminder-17
+    """
     from chronos.cli import verbs
 
     verbs.act(server, output, "fire", id)
@@ -239,7 +249,13 @@ def status(
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Show the node, its shards, and how late messages were delivered."""
+    """Show the node, its shards, and how late messages were delivered.
+
+    \b
+    Examples:
+      chronos status
+      chronos status --watch
+    """
     from chronos.cli.status import show
 
     show(server, output, watch=watch)
@@ -247,7 +263,7 @@ def status(
 
 @app.command()
 def transfer(
-    shard: Annotated[int | None, typer.Argument(min=0, help="Number of the shard.")] = None,
+    shard: Annotated[int | None, typer.Argument(min=0, metavar="SHARD", help="Number of the shard.")] = None,
     to: Annotated[str | None, typer.Argument(metavar="NODE", help="Node that becomes its master.")] = None,
     drain: Annotated[
         str | None, typer.Option("--drain", metavar="NODE", help="Instead: this node is no longer master of any shard.")
@@ -258,7 +274,13 @@ def transfer(
 ) -> None:
     """Hand a shard over to another node, or all shards of a node to the others, without an outage.
 
-    Before maintenance: `chronos transfer --drain NODE`, and afterwards `chronos transfer --undrain NODE`.
+    Before maintenance use --drain, and afterwards --undrain.
+
+    \b
+    Examples:
+      chronos transfer 3 node-b
+      chronos transfer --drain node-a
+      chronos transfer --undrain node-a
     """
     from chronos.cli import verbs
 
@@ -320,7 +342,13 @@ def doctor(config: ConfigFile = None, settings: Settings = None, output: Output 
 
 @app.command()
 def version(output: Output = Format.text) -> None:
-    """Show the versions of Chronos, of Python and of the main libraries."""
+    """Show the versions of Chronos, of Python and of the main libraries.
+
+    \b
+    Examples:
+      chronos version
+      chronos version -o json
+    """
     from chronos.cli.settings import show_version
 
     show_version(output)

@@ -117,8 +117,14 @@ def console() -> "Console":
 
 
 def put(what: "RenderableType") -> None:
-    """Print a renderable of rich."""
-    console().print(what)
+    """Print a renderable of rich; outside a terminal without the blanks that pad its last column."""
+    made = console()
+    if made.is_terminal:
+        made.print(what)
+        return
+    with made.capture() as printed:
+        made.print(what)
+    sys.stdout.write("".join(f"{line.rstrip(' ')}\n" for line in printed.get().splitlines()))
 
 
 def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str]]) -> Any:

@@ -5,7 +5,21 @@ import time
 from typing import Any
 
 from chronos.cli.connect import connect
-from chronos.cli.output import Format, local, note, number, printable, put_json, relative, size, span, table, wrapped
+from chronos.cli.output import (
+    Format,
+    console,
+    local,
+    note,
+    number,
+    printable,
+    put,
+    put_json,
+    relative,
+    size,
+    span,
+    table,
+    wrapped,
+)
 from chronos.client import Client, ServiceFailed, Unreachable
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -26,14 +40,12 @@ def show(server: str, output: Format, *, watch: bool) -> None:
                 if not watch:
                     return
                 time.sleep(WATCH_S)
-        from chronos.cli.output import console
-
-        out = console()
         if not watch:
-            out.print(_screen(_look(client)))
+            put(_screen(_look(client)))
             return
         from rich.live import Live
 
+        out = console()
         try:
             with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
                 while True:

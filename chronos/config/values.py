@@ -40,7 +40,7 @@ def duration_ms(value: object) -> int:
     if isinstance(value, str) and not amount:
         with suppress(ValueError):
             return parse_duration_ms(value)
-    hint = "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d"
+    hint = "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"
     guess = unit if unit in UNIT_MS else _UNIT_BY_WORD.get(unit.lower(), "")
     if guess:
         hint = f"did you mean {amount}{guess}?"

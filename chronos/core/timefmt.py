@@ -62,9 +62,7 @@ def parse_time_ms(text: str) -> int:
         return int(text)
     match = _RFC3339.fullmatch(text)
     if match is None:
-        raise ValueError(
-            f"{text[:80]!r} is not a time; write epoch milliseconds or RFC 3339 with an offset, as 2030-01-31T09:00:00+01:00"
-        )
+        raise ValueError(f"{text[:80]!r} is not a time; write RFC 3339 with an offset, as 2030-01-31T09:00:00+01:00")
     *fields, fraction, _, sign, offset_hours, offset_minutes = match.groups()
     year, month, day, hour, minute, second = (int(field) for field in fields)
     leap_second = 1 if second == 60 else 0

@@ -122,7 +122,8 @@ def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
     sent = chronos("send", "--to", "managed", "--at", "2027-01-01T00:00:00Z", "--id", "m 1/ü", "x", "-o", "json")
     assert sent.json["due_at"] == "2027-01-01T00:00:00.000Z"
     shown = chronos("get", "m 1/ü")
-    assert "pending" in shown.out
+    assert "state     pending\n" in shown.out
+    assert " \n" not in shown.out
     assert "managed" in shown.out
     assert chronos("get", "m 1/ü", "-o", "json").json["target"] == {"topic": "managed"}
     listed = chronos("list", "--to", "managed")
@@ -409,6 +410,7 @@ def test_a_service_that_does_not_run_is_exit_code_3():
         (("send", "--to", "t", "--at", "1798000000", "x"), "such as 2026-12-23T04:26:40.000Z"),
         (("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"), "--in and --at are both given"),
         (("send", "--to", "t", "--in", "1s", "--id", "a\tb", "x"), "holds a control character"),
+        (("send", "--to", "t", "--at", "soon", "x"), "'soon' is not a time; write RFC 3339 with an offset, as 2030-"),
         (("list", "--from", "yesterday"), "relative to now: -2h, now, +30m"),
     ],
 )
@@ -424,7 +426,7 @@ def test_a_time_too_far_ahead_is_refused_in_the_words_of_the_user(chronos):
     assert chronos("send", "--to", "t", "--at", "2090-01-01T00:00:00Z", "x").err == f"error: --at: {expected}"
 
 
-@pytest.mark.parametrize("extra", ["server", "zookeeper", "spark"])
+@pytest.mark.parametrize("extra", ["server", "zookeeper", "spark", "spark alone"])
 def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
     """Exit code 2 and the command that installs it."""
     module, arguments = {
@@ -434,13 +436,14 @@ def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
                                 "--set", "coordinator.kind=zookeeper",
                                 "--set", "coordinator.zookeeper.hosts=127.0.0.1:1")),
         "spark": ("pyspark", ("audit", "--location", str(tmp_path))),
+        "spark alone": ("yaml", ("audit", "--location", str(tmp_path))),
     }[extra]  # fmt: skip
     # A module set to None cannot be imported.
     program = f"import sys; sys.modules[{module!r}] = None; from chronos.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, cwd=ROOT, timeout=60, check=False
     )
-    assert f"pip install 'kafka-chronos[{extra}]'".encode() in done.stderr, done.stderr
+    assert f"pip install 'kafka-chronos[{extra.removesuffix(' alone')}]'".encode() in done.stderr, done.stderr
     assert done.returncode == (3 if extra == "spark" else 2)
     assert b"Traceback" not in done.stderr
 
@@ -461,10 +464,13 @@ def test_shell_completion_can_be_installed():
              "audit", "backfill", "config", "doctor", "version"],
 )  # fmt: skip
 def test_every_verb_explains_itself(verb):
-    """--help, on stdout."""
+    """--help, on stdout, with examples; arguments are in capitals or a choice, and in one pair of brackets."""
     done = run(verb, "--help")
     assert (done.code, done.err) == (0, "")
-    assert "Usage: chronos" in done.out
+    assert f"Usage: chronos {verb} [OPTIONS]" in done.out
+    assert "[[" not in done.out
+    assert "[shard]" not in done.out
+    assert f"Examples:\n    chronos {verb}" in done.out
 
 
 # --- Settings

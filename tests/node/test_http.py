@@ -169,7 +169,7 @@ def settled_shards(service: Service) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "field", "text"),
     [
-        ({"delay": "soon"}, "delay", "is not a duration; write 250ms"),
+        ({"delay": "soon"}, "delay", "is not a duration; write 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w"),
         ({"delay": "1h", "deliver_at": 5}, "delay", "both given"),
         ({"deliver_at": "2030-01-31T09:00:00"}, "deliver_at", "RFC 3339 with an offset"),
         ({"deliver_at": 10**14}, "deliver_at", "limits.max_delay"),

@@ -186,11 +186,11 @@ WRONG_DURATIONS = {
     "5 min": "did you mean 5m?",
     "90 s": "did you mean 90s?",
     "1.5 Hours": "did you mean 1.5h?",
-    "2 months": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
-    "30m1h": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
-    "-1s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
-    "PT5M": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
-    "٣s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m or 7d",
+    "2 months": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    "30m1h": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    "-1s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    "PT5M": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
+    "٣s": "write a number and a unit: 250ms, 1.5s, 90s, 15m, 2h, 1h30m, 7d or 2w",
 }
 
 
