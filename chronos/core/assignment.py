@@ -28,7 +28,7 @@ REBALANCE_PAUSE_MS = 5_000
 """Time between two moves that only spread masters, and after any other change of master: each move delays deliveries."""
 
 LAG_MAX = 1_000
-"""Progress records by which a caught-up replica may be behind; it reads them in well under a second."""
+"""Progress records by which a replica may lag and still count as caught up: it reads them in well under a second."""
 
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
@@ -44,13 +44,13 @@ def plan(view: ClusterView) -> Roles:
     5. At most one shard is moved only to spread masters evenly.
     """
     table = _Table(view)
-    table.note()  # 1
-    table.hold()  # 2
+    table.record_progress()  # 1
+    table.place_replicas()  # 2
     for request in view.requests:  # 3
         table.answer(request)
     before = None
     for _ in range(PASSES_MAX):
-        table.hold()
+        table.place_replicas()
         table.assign()  # 4
         table.spread()  # 5
         after = table.roles()
@@ -99,7 +99,7 @@ class _Table:
         """Return the reports of all members about the shard."""
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
-    def note(self) -> None:
+    def record_progress(self) -> None:
         """Record the greatest progress of each shard, and since when nodes are away."""
         for shard, given in self.shards.items():
             applied = max((replica.applied or 0 for replica in self.reported(shard)), default=0)
@@ -110,8 +110,8 @@ class _Table:
 
     # --- replicas
 
-    def hold(self) -> None:
-        """Assign replicas: kept where they are, spread evenly; then move at most one towards an even spread."""
+    def place_replicas(self) -> None:
+        """Keep replicas where they are, add missing ones, then start at most one move towards an even spread."""
         for shard, given in self.shards.items():
             nodes = self._all(given) if self.view.replication is None else self._some(shard, given)
             self._list(shard, nodes)
@@ -176,7 +176,7 @@ class _Table:
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
             why = f"{request.kind} to {request.node} refused: {reason}"
-            self._note(request.shard, given, given.master, why)
+            self._record_change(request.shard, given, given.master, why)
         elif self.shards[request.shard].master != request.node:
             self._give(request.shard, request.node, "asked for by an operator")
 
@@ -185,7 +185,7 @@ class _Table:
         reasons = {
             "there is no such request": request.kind != "transfer",
             "there is no such shard": request.shard not in self.shards,
-            "it is no member at the moment": member is None,
+            "it is not a member at the moment": member is None,
             "it is about to stop": member is not None and member.leaving,
             "it is drained": request.node in self.drained,
             "the log does not answer it": member is not None and member.log != OK,
@@ -205,7 +205,7 @@ class _Table:
                     self._give(shard, self._best(shard, candidates), self._why_not(given.master))
         for shard, given in self.shards.items():
             if given.master is not None and self._is_stale(shard, given.master, given.epoch):
-                self._give(shard, given.master, "the progress log knows a later role")
+                self._give(shard, given.master, "the progress log contains a later role")
 
     def _fill(self, shard: int, given: ShardRoles) -> None:
         """Assign the best candidate to a shard without a live master, at once if it has every record."""
@@ -222,7 +222,7 @@ class _Table:
             why = "lost its session" if vacant.previous else "first"
             self._give(shard, self._best(shard, candidates), why)
         elif given.master is not None:
-            self._note(shard, vacant, None, "lost its session, and nobody can follow yet")
+            self._record_change(shard, vacant, None, "lost its session; no replica can take over yet")
 
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]
@@ -297,9 +297,9 @@ class _Table:
             since_ms=self.view.now_ms,
         )
         self.shards[shard] = new
-        self._note(shard, new, node, why)
+        self._record_change(shard, new, node, why)
 
-    def _note(self, shard: int, given: ShardRoles, master: str | None, why: str) -> None:
+    def _record_change(self, shard: int, given: ShardRoles, master: str | None, why: str) -> None:
         self.history.append(
             Change(
                 at_ms=self.view.now_ms,

@@ -145,7 +145,7 @@ def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
     lost = later(view(ahead, behind), 1_000, behind)
     waiting = plan(lost)
     assert masters(waiting) == [None] * 4
-    assert set(reasons(waiting)[4:]) == {"lost its session, and nobody can follow yet"}
+    assert set(reasons(waiting)[4:]) == {"lost its session; no replica can take over yet"}
     assert masters(plan(later(lost, PATIENCE_MS - 1))) == [None] * 4
     given_up = plan(later(lost, PATIENCE_MS))
     assert masters(given_up) == ["b"] * 4
@@ -257,7 +257,7 @@ def test_a_transfer_makes_the_node_master_at_once() -> None:
 
 
 REFUSED = {
-    "it is no member at the moment": Request(kind="transfer", node="z", shard=0),
+    "it is not a member at the moment": Request(kind="transfer", node="z", shard=0),
     "there is no such shard": Request(kind="transfer", node="b", shard=9),
     "its progress is not known yet": Request(kind="transfer", node="c", shard=0),
     "it is about to stop": Request(kind="transfer", node="d", shard=0),
