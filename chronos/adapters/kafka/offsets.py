@@ -1,8 +1,8 @@
-"""Offsets of partitions and of consumer groups, asked through consumers.
+"""Offsets of partitions and of consumer groups, requested through consumers.
 
-The admin client's requests look simpler but fail in three ways. Refused for an old leader epoch, it asks with the same
-one for minutes; a leader that is gone costs every request its whole time; and `list_consumer_group_offsets` ends the
-process when the group's coordinator moves. A consumer that is assigned to the partition learns who leads it.
+The admin client's requests look simpler but fail in three ways. After a refusal for an old leader epoch, it repeats the
+same epoch for minutes; while a leader is gone, every request takes its whole time-out; and `list_consumer_group_offsets` ends the
+process when the group's coordinator moves. A consumer that is assigned to the partition learns its leader.
 """
 
 import time
@@ -21,7 +21,7 @@ from chronos.ports import Watermarks
 T = TypeVar("T")
 
 IDLE_MAX = 64
-"""Consumers kept for the next requests: as many as are in use at once, in all but a burst."""
+"""Consumers kept for later requests: enough for all requests at one time, except in a burst."""
 
 ASSIGNED_MAX = 500
 """Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
@@ -35,7 +35,7 @@ class KafkaOffsets:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # A consumer serves one thread after the other: behind a broker that hangs, each would wait for all others.
+        # A consumer serves one thread at a time: threads that shared one would all wait for a broker that hangs.
         self._idle: dict[str, list[_OffsetsConsumer]] = {COMMITTED: [], UNCOMMITTED: []}
         self._closed = False
 
