@@ -233,7 +233,7 @@ def test_a_drained_node_is_master_when_there_is_no_other_node() -> None:
 def test_a_master_without_a_connection_to_the_log_is_replaced_by_one_with_a_connection(
     a: str, b: str, expected: str
 ) -> None:
-    """And by no other: when no node reaches the brokers, nothing moves."""
+    """And by no other node: if no node reaches the brokers, no shard moves."""
     before = view(member("a"), member("b", leaving=True))
     assert masters(plan(before)) == ["a"] * 4
     roles = plan(later(before, 1, member("a", log=a), member("b", log=b)))

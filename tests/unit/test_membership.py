@@ -1,4 +1,4 @@
-"""Membership: what a node is assigned by the published roles, when it reports itself, and whom it asks about a shard."""
+"""Membership: a node's assignments by the published roles, its reports, and the members that can answer for a shard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorldClock:
 
 
 class Node:
-    """A node with two shards that it reports as it is told to."""
+    """A node with two shards, whose reports the test sets."""
 
     def __init__(self, case: Case, name: str) -> None:
         self.name = name

@@ -65,7 +65,7 @@ def test_messages_are_delivered_by_due_time_and_then_by_arrival(scenario: Scenar
     assert scenario.places(scenario.run(T + 5)) == [(T + 3, first), (T + 3, second), (T + 5, late)]
 
 
-def test_a_message_due_in_the_past_is_next_and_never_behind_the_cursor(scenario: Scenario) -> None:
+def test_a_message_due_in_the_past_is_next_and_never_before_the_cursor(scenario: Scenario) -> None:
     scenario.run(T + 100)
     ancient = scenario.send("schedule", None, 7, at=T + 50)
     recent = scenario.send("schedule", None, T + 60, at=T + 50)
@@ -86,7 +86,7 @@ def test_messages_of_one_millisecond_beyond_the_batch_limit_are_taken_in_order_b
     assert taken == [(T + 1, offsets[2]), (T + 1, offsets[5]), (T + 1, OFFSET_MAX)]
 
 
-def test_a_message_for_a_partly_settled_millisecond_is_placed_behind_it(scenario: Scenario) -> None:
+def test_a_message_for_a_partly_settled_millisecond_is_placed_after_it(scenario: Scenario) -> None:
     old = [scenario.send("schedule", None, T + 1) for _ in range(3)]
     scenario.run(T + 1, messages_max=1)
     new = scenario.send("schedule", None, T + 1, at=T + 1)
@@ -276,7 +276,7 @@ def test_a_rescheduled_message_can_still_be_cancelled_and_changed(scenario: Scen
     assert scenario.places(scenario.run(T + 40)) == [(T + 10, keyed)]
 
 
-def test_a_message_rescheduled_into_the_past_is_placed_right_behind_the_cursor(scenario: Scenario) -> None:
+def test_a_message_rescheduled_into_the_past_is_placed_right_after_the_cursor(scenario: Scenario) -> None:
     offset = scenario.send("schedule", b"a", T + 1)
     scenario.run(T + 5, ("retry", -100))
     assert scenario.places(scenario.run(T + 6)) == [(T + 6, offset)]

@@ -1,7 +1,7 @@
-"""The shard against a naive model of the design, and against itself on another machine.
+"""The shard against a naive model of the design, and against replicas of itself.
 
 A random history is played by a master; the model must agree with every selection, every refusal and every
-byte of the store. Replicas that start from any point of it, and are told what was decided, must end with the
+byte of the store. Replicas that start from any point of it, and get the recorded decisions, must end with the
 same bytes.
 """
 

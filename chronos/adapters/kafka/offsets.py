@@ -40,7 +40,7 @@ class KafkaOffsets:
         self._closed = False
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """The last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
+        """Return the last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
         return self._ask(topic, partition, OFFSET_END, COMMITTED)
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
@@ -50,7 +50,7 @@ class KafkaOffsets:
         return Watermarks(start=start, stable=stable, high=self._ask(topic, partition, OFFSET_END, UNCOMMITTED))
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset at or after a time; the stable end where every record is older."""
+        """Return the first offset at or after a time; the last stable offset if every record is older."""
         stable = self.stable_end(topic, partition)
         # Asked after the end: if no record is that young, everything before that end is older.
         found = self._ask(topic, partition, timestamp_ms, COMMITTED)
@@ -67,7 +67,7 @@ class KafkaOffsets:
             raise LogUnavailable(f"committing offsets of the group {group} in {', '.join(refused)}")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """The committed offset of a group; None where there is none. To the broker, a group that does not exist has none."""
+        """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
         parts = [TopicPartition(topic, partition)]
         (found,) = self._ask_group(
             group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=ANSWER_S)

@@ -35,7 +35,7 @@ BATCH_BYTES = 1_000_000
 COMMON: Mapping[str, Any] = {
     "client.id": "chronos",
     "log.connection.close": False,
-    # When a broker fails the client asks once who leads its partitions, too early for the answer to have changed, and
+    # When a broker fails the client asks once for the leaders of its partitions, too early for the answer to have changed, and
     # not again for this long. With the default of 5 min a transaction waits for the failed broker until it times out.
     "topic.metadata.refresh.interval.ms": 1_000,
 }

@@ -44,7 +44,7 @@ class KafkaTopics:
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
         self._hidden: set[str] = set()
-        """Topics for which the last description was refused for want of permission; they may exist or not."""
+        """Topics for which the last description was refused because a permission is missing; they may exist or not."""
         self._advised: set[str] = set()
         """Changes of settings that were logged as advice before."""
 

@@ -291,7 +291,7 @@ class Database:
             time.sleep(STALL_POLL_S)
 
     def _refusal(self) -> str | None:
-        # An empty write changes nothing and is refused like any other. RocksDB's counter of errors is no help: it never falls.
+        # An empty write changes nothing and is refused like any other. RocksDB's counter of errors does not help: it never falls.
         try:
             with self._lock:
                 self._db.write(WriteBatch(raw_mode=True), self._unlogged)
