@@ -4,7 +4,7 @@ FROM python:3.11-slim
 
 WORKDIR /app
 
-# What changes rarely comes first, so that a change of the code does not install everything again.
+# Layers that change rarely come first, so that a change of the code does not install everything again.
 COPY locks/requirements.txt ./
 RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r locks/requirements.txt
 
@@ -16,7 +16,7 @@ RUN useradd --system --uid 10001 chronos && install -d -o chronos /var/lib/chron
 USER chronos
 VOLUME /var/lib/chronos
 
-# It listens on all addresses of the container: the ports it publishes decide who can reach it.
+# It listens on all addresses of the container: restrict access by the ports you publish.
 ENV CHRONOS_NODE__DATA_DIR=/var/lib/chronos \
     CHRONOS_ADMIN__HOST=0.0.0.0
 EXPOSE 7700

@@ -362,10 +362,10 @@ def test_compose_names_its_images_volumes_and_health(services):
 
 def test_compose_runs_the_kafka_and_the_chronos_of_this_checkout(services):
     """One version of Kafka in the tests and in the containers; Chronos under its own version."""
-    pinned = re.search(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())[1]
+    (pinned,) = re.findall(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert services["kafka"]["image"] == f"apache/kafka:{pinned}"
-    zookeeper = re.search(r"<zookeeper\.version>(.+?)<", (ROOT / "scripts/zookeeper/pom.xml").read_text())[1]
+    (zookeeper,) = re.findall(r"<zookeeper\.version>(.+?)<", (ROOT / "scripts/zookeeper/pom.xml").read_text())
     assert services["zookeeper"]["image"] == f"zookeeper:{zookeeper}"
     assert {services[node]["image"] for node in NODES} == {f"chronos:{version}"}
 

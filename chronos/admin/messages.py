@@ -82,7 +82,7 @@ class Messages:
     # --- find
 
     async def get(self, call: Call) -> tuple[int, object]:
-        """What is known of a message."""
+        """Return state, times and target of a message."""
         message_id = _id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         _, found, is_complete = await self._look(call, message_id, deadline_s, pending_first=False)

@@ -68,14 +68,14 @@ def _lag(context: Context, shard: ShardDriver) -> float | None:
 
 METRICS: tuple[Series, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
-    _total("delivered", "Messages delivered; each occurrence of a repeated one counts.", "delivered"),
+    _total("delivered", "Messages delivered.", "delivered"),
     _total("rejected", "Records rejected, sent to the rejected topic.", "rejected"),
-    _total("dead", "Messages given up, sent to the dead-letter topic.", "dead"),
+    _total("dead", "Messages dead-lettered for a reason other than expiry.", "dead"),
     _total("expired", "Messages expired, sent to the dead-letter topic.", "expired"),
     _total("cancelled", "Messages cancelled.", "cancelled"),
     _total("replaced", "Messages replaced by another one with the same id.", "replaced"),
     _total("changed", "Messages rescheduled or fired by an action.", "changed"),
-    _total("carried", "Times a message stayed pending with a new due time: retried, deferred or repeated.", "carried"),
+    _total("carried", "Times a message stayed pending with a new due time: a retry or a deferral.", "carried"),
     _total("ignored", "Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a cancelled message.", "ignored"),
     Series(
         name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",
@@ -230,7 +230,7 @@ def reference() -> str:
         "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late at the moment.",
         "- `chronos_paused == 1` for a minute: a shard is paused; `/v1/shards` and the log have the reason.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
-        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were given up; read the dead-letter topic.",
+        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were dead-lettered; read the dead-letter topic.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

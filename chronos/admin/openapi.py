@@ -219,27 +219,27 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 {"id":"2-1893456000123-17","shard":2,"offset":17,"due_at":"2030-01-01T00:00:00.123Z"}
 ```
 
-- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or one number
-  and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`. Times in answers are RFC 3339 in UTC. A request says
-  `deliver_at` or `delay`; every answer says `due_at`, the due time that follows from it.
+- **Times** are epoch milliseconds or RFC 3339 with an offset; **durations** are milliseconds, or
+  numbers with units: `250ms`, `1.5s`, `90s`, `15m`, `1h30m`, `7d`, `2w`. Times in answers are RFC 3339 in UTC. A
+  request has `deliver_at` or `delay`; every answer has `due_at`, the due time that follows from it.
 - **Ids** in a path are percent-encoded UTF-8, a `/` in them included. Three kinds of id are written as
   `base64:` and their bytes in base64: ids that are not UTF-8, ids that begin with `base64:` themselves, and ids
   of dots only.
 - **A message without an id** gets a generated id, `<shard>-<due in ms>-<offset>`, by which it can be found,
   cancelled and rescheduled like any other message.
-- **Errors** are `application/problem+json` (RFC 9457): `type` is the kind of error in a word, `detail` what
-  happened, `hint` what to do. `errors` lists the errors of all fields, in a batch with the index of the element:
+- **Errors** are `application/problem+json` (RFC 9457): `type` names the kind of error, `detail` describes
+  it, `hint` gives the remedy. `errors` lists the errors of all fields, in a batch with the index of the element:
   the first 100, with their number in `errors_total` if there are more. A batch with an error writes nothing.
 - **Limits** that depend on the configuration or on several fields are not in the schemas; a request beyond them
   gets status 422: `limits.max_delay`, `topics.message_bytes_max`, `targets.allow` and `targets.deny`, topics of
   Chronos and of Kafka itself, the number of shards, and the order of two times.
-- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer has their result once
-  they are applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is no longer pending;
+- **Actions** (cancel, reschedule, fire) are records in the log like messages. The answer has the result once
+  the action is applied: `cancelled`, `rescheduled`, `fired`; `too_late` when the message is no longer pending;
   `unknown` when no message has the id. When applying takes longer than 5 s, the answer is status 202 and
   `accepted`: the action will be applied; look the message up for its result. A cancel of a cancelled message
   answers `cancelled`, so a cancel may be repeated.
-- **Retrying**: a message with an id of your own is scheduled once however often it is sent (within the
-  deduplication window). A message without one may have been written although its request timed out.
+- **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
+  the deduplication window). A message without an id may have been written although its request timed out.
 - **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and requests
   that a browser marks as cross-site are refused. On a loopback address only `localhost` and literal addresses
   are served. There is no password: every client that reaches the port may do everything.

@@ -243,7 +243,7 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageInfo(Struct, kw_only=True):
-    """What is known of a message."""
+    """State, times and target of a message."""
 
     id: str
     state: Literal["pending", "delivered", "cancelled", "expired", "dead"]
@@ -262,7 +262,7 @@ class MessageInfo(Struct, kw_only=True):
         Destination | None,
         Meta(description="Null once the message itself is deleted: it was cancelled, or its retention is over."),
     ] = None
-    occurrence: Annotated[int, Meta(ge=1, description="Number of the occurrence, for a repeated message.")] = 1
+    occurrence: Annotated[int, Meta(ge=1, description="Always 1: repetitions are not supported yet.")] = 1
     attempt: Annotated[int, Meta(ge=1, description="Number of the delivery attempt.")] = 1
     value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")] = None
 
@@ -323,15 +323,15 @@ class Counters(Struct, kw_only=True):
     """Messages by outcome, since the shard began."""
 
     accepted: Annotated[int, Meta(ge=0, description="Messages accepted.")]
-    delivered: Annotated[int, Meta(ge=0, description="Messages delivered; each occurrence of a repeated one counts.")]
+    delivered: Annotated[int, Meta(ge=0, description="Messages delivered.")]
     cancelled: Annotated[int, Meta(ge=0, description="Messages cancelled.")]
     replaced: Annotated[int, Meta(ge=0, description="Messages replaced by another one with the same id.")]
     changed: Annotated[int, Meta(ge=0, description="Messages rescheduled or fired by an action.")]
     expired: Annotated[int, Meta(ge=0, description="Messages expired, sent to the dead-letter topic.")]
-    dead: Annotated[int, Meta(ge=0, description="Messages given up, sent to the dead-letter topic.")]
+    dead: Annotated[int, Meta(ge=0, description="Messages dead-lettered for a reason other than expiry.")]
     carried: Annotated[
         int,
-        Meta(ge=0, description="Times a message stayed pending with a new due time: retried, deferred or repeated."),
+        Meta(ge=0, description="Times a message stayed pending with a new due time: a retry or a deferral."),
     ]
     rejected: Annotated[int, Meta(ge=0, description="Records rejected, sent to the rejected topic.")]
     ignored: Annotated[
@@ -351,7 +351,9 @@ class ReplicaInfo(Struct, kw_only=True):
     node: str
     role: Annotated[str, Meta(description="`master`, `follower`, or a state in between such as `recovering`.")]
     applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
-    lag: Annotated[Count | None, Meta(description="Progress records behind the furthest replica; null: not known yet.")]
+    lag: Annotated[
+        Count | None, Meta(description="Progress records behind the most advanced replica; null: not known yet.")
+    ]
 
 
 class Shard(Struct, kw_only=True):
@@ -475,7 +477,7 @@ class CheckpointInfo(Struct, kw_only=True):
 
 
 class ShardCheckpoints(Struct, kw_only=True):
-    """The checkpoints of one shard, the furthest first."""
+    """The checkpoints of one shard, the most advanced first."""
 
     shard: ShardNumber
     problem: Annotated[str | None, Meta(description="Why this node's last attempt failed; null: it did not.")]
@@ -578,13 +580,13 @@ class Fault(Struct, kw_only=True, omit_defaults=True):
 
 
 class Problem(Struct, kw_only=True, omit_defaults=True):
-    """What went wrong (RFC 9457)."""
+    """The description of an error (RFC 9457)."""
 
     type: Annotated[str, Meta(description="`urn:chronos:problem:` and one word; `about:blank` for plain HTTP errors.")]
     title: str
     status: Annotated[int, Meta(ge=400, le=599)]
     detail: str
-    hint: Annotated[str | UnsetType, Meta(description="What to do about it.")] = UNSET
+    hint: Annotated[str | UnsetType, Meta(description="The remedy.")] = UNSET
     errors: (
         Annotated[list[Fault], Meta(max_length=FAULTS_MAX, description="The errors, by field; the first 100.")]
         | UnsetType
@@ -649,7 +651,9 @@ Step = (
     | Annotated[
         str,
         Meta(
-            pattern=DURATION_PATTERN, title="duration", description="One number and a unit, a whole number of minutes."
+            pattern=DURATION_PATTERN,
+            title="duration",
+            description="A number and a unit, or several of them: a whole number of minutes.",
         ),
     ]
 )
@@ -678,7 +682,12 @@ class TimelineQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"s
 Wait = (
     Annotated[int, Meta(ge=0, le=60_000, description="Milliseconds.")]
     | Annotated[
-        str, Meta(pattern=DURATION_PATTERN, title="duration", description="One number and a unit, at most 60s.")
+        str,
+        Meta(
+            pattern=DURATION_PATTERN,
+            title="duration",
+            description="A number and a unit, or several of them: at most 60s.",
+        ),
     ]
 )
 

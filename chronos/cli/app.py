@@ -24,7 +24,7 @@ app = typer.Typer(
       chronos tail orders --from beginning
 
     \b
-    Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 something is unreachable, 4 not found, 5 store corrupt.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged.
     """,
 )
 
@@ -52,10 +52,12 @@ def serve(
     settings: Settings = None,
     from_checkpoint: Annotated[
         bool,
-        typer.Option("--from-checkpoint", help="Start from the newest checkpoints, even if there are stores."),
+        typer.Option(
+            "--from-checkpoint", help="Start from the newest checkpoints, even if the data directory has stores."
+        ),
     ] = False,
 ) -> None:
-    """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second one at once.
+    """Run the service in the foreground. SIGINT or SIGTERM stops it in order, a second signal immediately.
 
     Without settings: the embedded log in ./chronos-data, HTTP and the web page on 127.0.0.1:7700.
 
@@ -78,7 +80,8 @@ def send_message(
     in_: In = None,
     at: At = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="A name of your choice, to find, cancel or replace it by.")
+        str | None,
+        typer.Option("--id", metavar="ID", help="A name of your choice, to find, cancel or replace the message by."),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Kafka key to deliver with.")] = None,
     header: Annotated[
@@ -87,7 +90,7 @@ def send_message(
             "--header",
             "-H",
             metavar="NAME=VALUE",
-            help="A header to pass through. May be repeated, also with one NAME.",
+            help="A header to pass through. May be repeated, also with the same NAME.",
         ),
     ] = None,
     on_conflict: Annotated[
@@ -95,7 +98,7 @@ def send_message(
         typer.Option("--on-conflict", metavar="POLICY", help="If the id is taken: reject, replace or ignore."),
     ] = None,
     expire_at: Annotated[
-        str | None, typer.Option("--expire-at", metavar="TIME", help="Do not deliver it after this time.")
+        str | None, typer.Option("--expire-at", metavar="TIME", help="Do not deliver the message after this time.")
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as a message.")] = False,
     null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
@@ -107,7 +110,7 @@ def send_message(
 ) -> None:
     """Send a message to be delivered later. Prints its id once it is on disk.
 
-    The shard decides after that whether the id is taken. With --wait the command waits for it, up to 5 s, and says so.
+    The shard checks afterwards whether the id is taken. With --wait the command waits up to 5 s for the result.
 
     \b
     Examples:
@@ -144,12 +147,14 @@ def list_messages(
     target: Annotated[str | None, typer.Option("--to", metavar="TOPIC", help="Only messages for this topic.")] = None,
     due_from: Annotated[
         str | None,
-        typer.Option("--from", metavar="TIME", help="Only messages due from then on: RFC 3339, or -2h, now, +30m."),
+        typer.Option(
+            "--from", metavar="TIME", help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m."
+        ),
     ] = None,
     due_to: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only messages due before then; as --from.")
+        str | None, typer.Option("--until", metavar="TIME", help="Only messages due before this time; the same forms.")
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Most messages to show.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show at most N messages.")] = 50,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
@@ -207,15 +212,15 @@ def tail(
         int | None, typer.Option("-n", "--count", min=1, metavar="N", help="Stop after N records.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition; all, if absent.")
+        int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition; without it, all.")
     ] = None,
-    headers: Annotated[bool, typer.Option("--headers", help="Show offset, time, key and headers too.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Also show offset, time, key and headers.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """Follow a topic of the embedded log. With -o json, one record a line.
+    """Follow a topic of the embedded log. With -o json, one record per line.
 
-    A topic in Kafka is read with a Kafka consumer; the error then shows a command.
+    With topics in Kafka, use a Kafka consumer: the error shows a command for it.
 
     \b
     Examples:
@@ -230,7 +235,7 @@ def tail(
 
 @app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh it every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the output every second.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
@@ -274,14 +279,16 @@ app.command()(backfill)
 
 @app.command()
 def config(
-    action: Annotated[str, typer.Argument(metavar="check|show", help="Only check, or show what is in effect.")],
+    action: Annotated[
+        str, typer.Argument(metavar="check|show", help="check: only check; show: also print the settings in effect.")
+    ],
     config: ConfigFile = None,
     settings: Settings = None,
     output: Output = Format.text,
 ) -> None:
     """Check the settings, or show those in effect with secrets masked. Exit code 2 if a setting is wrong.
 
-    Settings come from the file, then CHRONOS_* variables, then --set. Everything that is wrong is listed at once.
+    Settings come from the file, then CHRONOS_* variables, then --set. All mistakes are listed at once.
 
     \b
     Examples:
@@ -295,11 +302,11 @@ def config(
 
 @app.command()
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
-    """Find problems, and say what to do about each.
+    """Find problems, and show the remedy for each.
 
     Checks settings, cluster, data directory, disk, stores, log, topics and clocks. If the service is stopped, every
-    store is read and its checksums are verified; if it runs, it is asked. Takes the settings that `serve` takes. Exit
-    code 5 if a store is damaged, 3 if the log does not answer, 1 for other problems.
+    store is read and its checksums are verified; if it runs, the command asks the service. Use the same settings as for
+    `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 1 for other problems.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from chronos.logs import set_up
 def settings_of(path: str | None, overrides: Sequence[str], location: str | None) -> tuple[Config, str]:
     """The cluster's configuration and the archive's location; ConfigurationError if the log is not Kafka."""
     if location is None:
-        raise typer.BadParameter("--location URI is missing, or the variable CHRONOS_ARCHIVE: where the archive is")
+        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
     config = load(path, os.environ, list(overrides))
     if config.log.kind != "kafka":
         raise ConfigurationError(
@@ -133,7 +133,7 @@ def _show(done: list[Any], output: Format) -> None:
         note("gaps: records that were deleted before they were archived; the table `offsets` names them")
 
 
-def tidy(output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]) -> None:
+def compact_archive(output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]) -> None:
     """Compact the archive: a few large files in place of many small ones."""
     try:
         wanted = size_bytes(file_bytes)

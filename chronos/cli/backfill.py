@@ -92,7 +92,7 @@ def _check(
     if mode == "pending" and (over is not None or rate is not None or direct):
         raise typer.BadParameter("--pending keeps due times: it cannot be combined with --over, --rate or --direct")
     if rate is not None and rate <= 0:
-        raise typer.BadParameter("--rate: more than 0 messages a second")
+        raise typer.BadParameter("--rate: give more than 0 messages per second")
 
 
 def run(
@@ -183,7 +183,7 @@ def _end(
         return
     if not resume and left.request.options != request.options:
         raise typer.BadParameter(
-            f"{what}, and its options were other ones; end it first: --resume sends the rest, --abandon leaves it unsent"
+            f"{what}, and was started with other options; end it first: --resume sends the rest, --abandon leaves it unsent"
         )
     _confirm(f"{what}: send the rest?", yes=yes)
     began_s = time.monotonic()
@@ -234,7 +234,9 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter("stdin is no terminal to ask on: give --yes, or look at the plan with --dry-run first")
+        raise typer.BadParameter(
+            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the plan with --dry-run first"
+        )
     if not typer.confirm(question, err=True):
         note("nothing was sent")
         raise typer.Exit(1)
@@ -249,7 +251,7 @@ def _how(request: "Request") -> str:
     else:
         how = " through the delay topic"
     if request.rate is not None:
-        return f"{how}, {request.rate:g} a second"
+        return f"{how}, {request.rate:g} per second"
     return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
 
 
@@ -298,7 +300,7 @@ def _show_plan(report: "Report") -> None:
         parts.append(Text(f"larger than their topic's max.message.bytes, left out: {number(report.too_large)}"))
     if report.no_target:
         parts.append(
-            Text(f"their target does not exist, or takes no record without a key, left out: {number(report.no_target)}")
+            Text(f"without a target topic, or without a key for a compacted one, left out: {number(report.no_target)}")
         )
     if report.messages:
         rows = [(printable(name), number(count)) for name, count in list(report.targets.items())[:TARGETS_SHOWN]]
@@ -325,7 +327,7 @@ def _show_end(report: "Report", output: Format, seconds: float) -> None:
     if output is Format.json:
         put_json(as_json(report))
         return
-    verb = "sent" if report.state == "done" else "was abandoned; it sent"
+    verb = "sent" if report.state == "done" else "was abandoned after it sent"
     put(
         f"run {report.run} {verb} {number(report.messages)} messages in {seconds:.1f} s"
         f"{f', {report.attempts} attempts' if report.attempts > 1 else ''}"

@@ -1,4 +1,4 @@
-"""`chronos doctor`: checks everything a node needs, in the order in which it would fail, and says what to do.
+"""`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
 settings -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
 """
@@ -42,7 +42,7 @@ def examine(path: str | None, overrides: list[str], output: Format) -> None:
     if output is Format.json:
         put_json({"ok": worst == 0, "findings": findings})
     elif worst == 0:
-        print("\nnothing is wrong")
+        print("\nno problems found")
     raise typer.Exit(worst)
 
 
@@ -77,7 +77,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         yield from examine_cluster(config, node.directory.known_instance())
     if not os.path.isdir(config.node.data_dir):
         yield note(
-            "data directory", f"{config.node.data_dir} does not exist yet; the service makes it at its first start"
+            "data directory", f"{config.node.data_dir} does not exist yet; the service creates it at its first start"
         )
         return
     try:
@@ -109,7 +109,7 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
             nodes, shards = client.ask("/v1/nodes")["nodes"], client.ask("/v1/shards")["shards"]
             due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
     except ClientError as error:
-        yield problem("service", f"it runs, but {error}", exit_code=3)
+        yield problem("service", f"the service is running, but {error}", exit_code=3)
         return
     here = nodes[0]
     if here["ready"]:
@@ -123,7 +123,7 @@ def _running(node: "Node", config: "Config") -> Iterator[Finding]:
                 f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
                 f" {number(shard['pending'])} are pending",
             )
-    yield note("stores", "they can only be read and verified while the service is stopped; run this again then")
+    yield note("stores", "stores can be verified only while the service is stopped: run this command again then")
     if config.log.kind == "kafka":
         log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
         if log is not None:
@@ -167,10 +167,10 @@ def _stores(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
             found.close()
             del stores[number_]
         else:
-            text = f"{folder}: {number(rows)} rows read, {size(found.size_bytes())}, every checksum is right"
+            text = f"{folder}: {number(rows)} rows read, {size(found.size_bytes())}, all checksums match"
             yield ok(f"store of shard {number_}", text)
     if not os.path.isdir(os.path.join(config.node.data_dir, "shards")):
-        yield note("stores", "there are none yet")
+        yield note("stores", "there are no stores yet")
 
 
 def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
@@ -184,7 +184,7 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
     if verify is not None:
         rows = yield from guarded("log", verify)
         if rows is not None:
-            yield ok("log", f"embedded: {number(rows)} rows read, every checksum is right")
+            yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")
     yield from _topics(node, config, stores)
 
 
@@ -217,7 +217,7 @@ def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
         return
     missing = [name for name in names if (info := infos[name]) is None or info.id == ""]
     if missing:
-        will = "the service makes them" if config.topics.create else "topics.create is off: make them"
+        will = "the service creates them" if config.topics.create else "topics.create is off: create them"
         text = f"missing: {', '.join(missing)}; {will}"
         yield note("topics", text) if config.topics.create else problem("topics", text, exit_code=2)
         return

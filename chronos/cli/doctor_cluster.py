@@ -43,7 +43,7 @@ def _session(found: "ClusterInspection") -> Iterator[Finding]:
     if found.given_ms != found.asked_ms:
         yield note(
             "zookeeper",
-            f"the session's time-out is {span(found.given_ms / 1_000)}, not {span(found.asked_ms / 1_000)}"
+            f"the session timeout is {span(found.given_ms / 1_000)}, not {span(found.asked_ms / 1_000)}"
             " (coordinator.zookeeper.session_timeout): the server allows 2 to 20 of its tickTime",
         )
     if found.clock_ms > CLOCK_TOLERANCE_MS:
@@ -57,7 +57,9 @@ def _session(found: "ClusterInspection") -> Iterator[Finding]:
 def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iterator[Finding]:
     mine = found.members.get(config.node.id)
     if mine is None:
-        yield note("members", f"node {config.node.id} is not a member now: it does not run, or has no session")
+        yield note(
+            "members", f"node {config.node.id} is not a member at the moment: it is not running, or it has no session"
+        )
     elif mine.instance != instance:
         yield problem(
             "members",
@@ -67,7 +69,9 @@ def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iter
     if found.members:
         yield ok("members", ", ".join(f"{node} {member.version}" for node, member in sorted(found.members.items())))
     for node in found.unreadable:
-        yield problem("members", f"{node} is of a version that writes what this one cannot read: run one version")
+        yield problem(
+            "members", f"{node} runs a version whose data this version cannot read: run the same version everywhere"
+        )
 
 
 def _addresses(config: "Config", found: "ClusterInspection") -> Iterator[Finding]:
@@ -111,13 +115,14 @@ def _reach(member: "Member") -> Iterator[Finding]:
     apart_ms = max(before_ms - their_ms, their_ms - after_ms, 0)
     if shown["node"] != member.node:
         yield problem(
-            f"node {member.node}", f"at {_shown(member.address)} there is {shown['node']}: set admin.advertised"
+            f"node {member.node}",
+            f"its address {_shown(member.address)} leads to node {shown['node']}: set admin.advertised",
         )
     elif apart_ms > CLOCK_TOLERANCE_MS:
         yield problem(
             f"node {member.node}",
-            f"its clock and this machine's differ by {number(apart_ms)} ms; one of the two delivers nothing while it"
-            f" differs from the broker's by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
+            f"its clock and this machine's differ by {number(apart_ms)} ms; a node delivers nothing while its"
+            f" clock differs from the broker's by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
         )
     elif shown["ready"]:
         yield ok(f"node {member.node}", f"ready, at {_shown(member.address)}, its clock within {number(apart_ms)} ms")
@@ -130,7 +135,7 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
 
     roles = found.roles
     if roles is None:
-        yield note("roles", "none are assigned yet; the first node that runs assigns them")
+        yield note("roles", "no roles are assigned yet; the first node that runs assigns them")
         return
     vacant = sorted(shard for shard, given in roles.shards.items() if given.master not in found.members)
     if vacant and found.members:
@@ -141,7 +146,7 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
     for node, since_ms in sorted(roles.away.items()):
         yield note(
             "roles",
-            f"node {node} holds copies and is away since {local(format_time(since_ms))}; until it is back no log is trimmed",
+            f"node {node} holds replicas and has been away since {local(format_time(since_ms))}; until it is back no log is trimmed",
         )
 
 

@@ -106,7 +106,7 @@ def _print_all(arrivals: "queue.Queue[Arrival]", output: Format, count: int | No
 
 
 def _check_reader() -> None:
-    """OutputClosed if stdout is a pipe that nobody reads any more: `tail | head -1` then ends without a next record."""
+    """OutputClosed if stdout is a pipe whose reader has closed it: `tail | head -1` then ends without a next record."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):

@@ -20,7 +20,7 @@ from chronos.cli.output import note, number, span
 from chronos.spark.progress import Step, running_tasks
 
 LINE_EVERY_S = 5.0
-"""Seconds between two lines of progress where stderr is no terminal."""
+"""Seconds between two lines of progress where stderr is not a terminal."""
 
 BAR_EVERY_S = 0.5
 """Seconds between two looks at Spark's tasks where it is one."""

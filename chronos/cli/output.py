@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 class OutputFailed(ChronosError):
-    """Stdout takes no more: the disk is full, for example."""
+    """Stdout can no longer be written, for example because the disk is full."""
 
 
 class OutputClosed(Exception):
@@ -73,7 +73,7 @@ def guard_stdout() -> None:
 
 
 def discard_stdout() -> None:
-    """Drop what stdout has not taken, if it takes no more; Python would complain of it at the exit."""
+    """Drop the unwritten rest of stdout if stdout can no longer be written; Python would report it at the exit."""
     try:
         sys.stdout.flush()
     except (OSError, OutputFailed, OutputClosed):

@@ -12,16 +12,16 @@ _HEAD = """\
 
 <!-- Made by `python -m chronos.cli`; change `chronos/cli/app.py`, `options.py` or `spark_app.py` instead. -->
 
-Verbs that ask a running service send HTTP to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
-stderr. `-o json` prints the JSON objects of the [HTTP interface](http.md), on one line, or one object on each line where
-there are several. `chronos --version` prints the version, `chronos --install-completion` installs completion for your shell.
+Commands for a running service send HTTP requests to `--server` (`CHRONOS_SERVER`). Data goes to stdout, everything else to
+stderr. `-o json` prints the JSON objects of the [HTTP interface](http.md), each on one line. `chronos --version` prints
+the version, `chronos --install-completion` installs completion for your shell.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed: too late, rejected, not supported, a problem was found |
-| 2 | wrong usage or configuration, or a missing package |
-| 3 | something is unreachable: the service, or its log |
+| 1 | failed: too late, rejected, not supported, or a problem was found |
+| 2 | wrong usage or configuration, or a Python package is missing |
+| 3 | unreachable: the service, its log or ZooKeeper; or PySpark or Java is missing |
 | 4 | not found |
 | 5 | a store is damaged |
 """

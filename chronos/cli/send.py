@@ -77,7 +77,7 @@ def send(
             raise worded(refused, by_delay=delay is not None) from None
         scheduled = msgspec.convert(found, Scheduled)
         if wait and not client.confirm(scheduled, f"{WAIT_S}s", on_conflict).applied:
-            note(f"accepted: it is in the log, but was not applied within {WAIT_S} s; `chronos get` will show")
+            note(f"accepted: it is in the log, but was not applied within {WAIT_S} s; see `chronos get`")
     if output is Format.json:
         put_json(found)
     else:

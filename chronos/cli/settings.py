@@ -25,7 +25,7 @@ def check_or_show(action: str, path: str | None, overrides: list[str], output: F
         if output is Format.json:
             put_json({"ok": True, "problems": []})
         else:
-            print("the configuration is good")
+            print("the configuration is valid")
         return
     text = show(config)
     if output is Format.json:

@@ -14,7 +14,7 @@ Location = Annotated[
         "-l",
         envvar="CHRONOS_ARCHIVE",
         metavar="URI",
-        help="Where the archive lies: a folder, s3a://..., ...",
+        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
     ),
 ]
 Master = Annotated[
@@ -22,22 +22,23 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        help="Spark's master; auto: that of spark-submit, or this machine.",
+        help="Spark's master; auto: the one of spark-submit, otherwise this machine.",
         show_default=True,
     ),
 ]
 Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. May be repeated.")
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark property. May be repeated.")
 ]
 AUTO_MASTER = "auto"
 
 archive_app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
-    help="""Copy the logs to Parquet with Spark: incrementally, each record exactly once. `archive compact` tidies up.
+    help="""Copy the logs to Parquet with Spark: incrementally, each record exactly once.
 
-    Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives what is there and ends; the next one goes on from
-    there. Killed at any point, the next run completes it. The location holds one folder a table (docs/reference/archive.md).
+    Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
+    when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
+    The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files.
 
     \b
     Examples:
@@ -53,7 +54,13 @@ def archive(
     context: typer.Context,
     location: Annotated[
         str | None,
-        typer.Option("--location", "-l", envvar="CHRONOS_ARCHIVE", metavar="URI", help="Where the archive lies."),
+        typer.Option(
+            "--location",
+            "-l",
+            envvar="CHRONOS_ARCHIVE",
+            metavar="URI",
+            help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+        ),
     ] = None,
     targets: Annotated[
         str,
@@ -62,19 +69,21 @@ def archive(
     all_records: Annotated[
         bool, typer.Option("--all-records", help="Also records of target topics that Chronos did not deliver.")
     ] = False,
-    continuous: Annotated[bool, typer.Option("--continuous", help="Keep running: one run after the other.")] = False,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Keep running: start another run after each one.")
+    ] = False,
     every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="With --continuous: pause between two runs.")
+        str, typer.Option("--every", metavar="DURATION", help="With --continuous: the pause between two runs.")
     ] = "1m",
     batch_records: Annotated[
-        int, typer.Option("--batch-records", metavar="N", min=1, help="Most records of a micro-batch.")
+        int, typer.Option("--batch-records", metavar="N", min=1, help="At most this many records in a micro-batch.")
     ] = 2_000_000,
     reader: Annotated[
         list[str] | None,
         typer.Option(
             "--kafka",
             metavar="KEY=VALUE",
-            help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
+            help="A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be repeated.",
         ),
     ] = None,
     master: Master = AUTO_MASTER,
@@ -99,41 +108,57 @@ def compact(
     location: Location,
     file_bytes: Annotated[
         str,
-        typer.Option("--file-size", metavar="SIZE", help="Files of this size need no tidying up.", show_default=True),
+        typer.Option(
+            "--file-size", metavar="SIZE", help="Files of at least this size are left as they are.", show_default=True
+        ),
     ] = "128MiB",
     master: Master = AUTO_MASTER,
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
-    """Make few files of many small ones. Not while others read the archive; killed at any point, run it again."""
-    from chronos.cli.archive import tidy
+    """Merge small files into large ones. Do not read the archive at the same time.
 
-    tidy(output, location=location, file_bytes=file_bytes, master=master, conf=conf or [])
+    If the command is killed at any point, run it again, or `chronos archive`: either completes it.
+    """
+    from chronos.cli.archive import compact_archive
+
+    compact_archive(output, location=location, file_bytes=file_bytes, master=master, conf=conf or [])
 
 
 def audit(
     location: Location,
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="TIME", help="Due from then on: RFC 3339, epoch ms, or before now as -2h."),
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two hours ago.",
+        ),
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; as --from, or now.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
+    ] = None,
     details: Annotated[
-        str | None, typer.Option("--details", metavar="URI", help="Write a row for each message there, as Parquet.")
+        str | None,
+        typer.Option(
+            "--details",
+            metavar="URI",
+            help="Write one row per message as Parquet, to a folder that does not exist yet.",
+        ),
     ] = None,
     report: Annotated[
-        str | None, typer.Option("--report", metavar="FILE", help="Write a page with plots there, one HTML file.")
+        str | None, typer.Option("--report", metavar="FILE", help="Write a report with plots, as one HTML file.")
     ] = None,
     master: Master = AUTO_MASTER,
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
-    """Prove from the archive what became of every message that was due in a window.
+    """Prove from the archive the outcome of every message that was due in a window.
 
-    Delivered, missing, duplicated, early, cancelled, replaced, expired, dead-lettered, rejected, pending or unknown;
-    and how late, per target and hour. Without --from and --to: the last 24 hours that are archived. It judges as far as
-    the logs prove everything settled, and says how far that is. Reads the archive alone, no broker.
-    Exit code 1 when something is missing, duplicated or early.
+    Each message is delivered, missing, duplicated, early, cancelled, replaced, expired, dead-lettered, rejected, pending or
+    unknown. The lateness of deliveries is shown per target and hour. Without --from and --to the window is the last 24
+    archived hours. A message is called missing only where the logs prove that it was settled; the summary shows up to which
+    time they do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated or early.
 
     \b
     Examples:
@@ -150,66 +175,91 @@ def backfill(
     location: Location,
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="TIME", help="Due from then on: RFC 3339, epoch ms, or before now as -2h."),
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Only messages due at or after this time: RFC 3339, epoch ms, now, or -2h for two hours ago.",
+        ),
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Due before then; as --from, or now.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time; the same forms.")
+    ] = None,
     missing_only: Annotated[
-        bool, typer.Option("--missing-only", help="What the audit finds missing; the default. Never the unknown.")
+        bool,
+        typer.Option("--missing-only", help="Messages that the audit proves missing, never unknown ones; the default."),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Everything that was to be delivered in the window, delivered or not.")
+        bool, typer.Option("--all", help="All messages that were to be delivered in the window, delivered or not.")
     ] = False,
     gone: Annotated[
-        bool, typer.Option("--gone", help="What its target does not hold now: after a topic was deleted or trimmed.")
+        bool,
+        typer.Option("--gone", help="Messages that are not in their target now: after a topic was deleted or trimmed."),
     ] = False,
     pending: Annotated[
         bool,
         typer.Option(
-            "--pending", help="What was pending and is in the delay topic no more: after Chronos lost all its disks."
+            "--pending",
+            help="Pending messages that are no longer in the delay topic: after Chronos lost all its disks.",
         ),
     ] = False,
     targets: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="TOPIC", help="Only for this target: a name or pattern. May be repeated."),
+        typer.Option(
+            "--target",
+            metavar="TOPIC",
+            help="Only messages for this target: a name or a shell-style pattern. May be repeated.",
+        ),
     ] = None,
     headers: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="Only with this header. May be repeated: all of them."),
+        typer.Option(
+            "--header",
+            metavar="NAME=VALUE",
+            help="Only messages with this header. May be repeated: a message must have all of them.",
+        ),
     ] = None,
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", metavar="ID", help="Only this id; bytes that are no text as base64:.... May be repeated."),
+        typer.Option(
+            "--id", metavar="ID", help="Only this id; bytes that are not UTF-8 as base64:.... May be repeated."
+        ),
     ] = None,
     purpose: Annotated[
-        str, typer.Option("--purpose", metavar="NAME", help="Nothing is sent twice for the same purpose.")
+        str,
+        typer.Option(
+            "--purpose", metavar="NAME", help="Name of the occasion; for the same purpose no message is sent twice."
+        ),
     ] = "backfill",
     over: Annotated[
-        str | None, typer.Option("--over", metavar="DURATION", help="Spread the due times over this time from now on.")
+        str | None,
+        typer.Option("--over", metavar="DURATION", help="Spread the due times evenly over this time, beginning now."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="Due so many a second, from now on.")
+        float | None, typer.Option("--rate", metavar="N", help="Make N messages due per second, beginning now.")
     ] = None,
     direct: Annotated[
         bool,
-        typer.Option("--direct", help="Straight to the targets, without Chronos: at least once, not exactly once."),
+        typer.Option(
+            "--direct", help="Send straight to the targets, without Chronos: at least once, not exactly once."
+        ),
     ] = False,
     ignore_expiry: Annotated[
-        bool, typer.Option("--ignore-expiry", help="Also what is past its chronos-expire-at.")
+        bool, typer.Option("--ignore-expiry", help="Include messages that are past their chronos-expire-at.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, show samples, send nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the counts and some samples; send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="End the run that was killed, whatever it was asked for, and nothing else.")
+        bool, typer.Option("--resume", help="Only complete the unfinished run, with the options it was started with.")
     ] = False,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Leave the rest of the run that was killed unsent, and nothing else.")
+        bool, typer.Option("--abandon", help="Only end the unfinished run; its remaining messages are not sent.")
     ] = False,
     reader: Annotated[
         list[str] | None,
         typer.Option(
             "--kafka",
             metavar="KEY=VALUE",
-            help="A property of the Java client Spark reads with, such as security.protocol=SSL. May be repeated.",
+            help="A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be repeated.",
         ),
     ] = None,
     master: Master = AUTO_MASTER,
@@ -218,11 +268,11 @@ def backfill(
     settings: Settings = None,
     output: Output = Format.text,
 ) -> None:
-    """Replay archived messages in bulk: what is missing, or everything of a window.
+    """Send archived messages again, in bulk: the missing ones, or all messages of a window.
 
-    Back through the delay topic, payload and headers byte for byte, under an id of their own. What was sent is kept
-    with the archive, and nothing is sent twice for the same purpose: killed at any point, the same command completes
-    it; next week it finds nothing to do. Run `chronos archive` before, and again after (docs/how-to/backfill.md).
+    They go through the delay topic with payload and headers byte for byte, each under a new id (with --pending under its
+    own). The archive records which messages were sent, so none is sent twice for the same purpose: after a kill the same
+    command sends the rest, and a week later it finds nothing to do. Run `chronos archive` first, and once more afterwards (docs/how-to/backfill.md).
 
     \b
     Examples:

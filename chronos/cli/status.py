@@ -179,4 +179,4 @@ def _timeline(timeline: dict[str, Any]) -> Any:
         return Text("\nnothing is due within the next hour")
     bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
     start, end = (local(timeline[side])[11:16] for side in ("start", "end"))
-    return Text(f"\ndue by the minute, {number(most)} at most\n{start} {bars} {end}")
+    return Text(f"\nmessages due per minute, at most {number(most)}\n{start} {bars} {end}")

@@ -13,7 +13,7 @@ def check_when(at: str | None, delay: str | None) -> None:
     if at is not None and delay is not None:
         raise typer.BadParameter("--in and --at are both given; give one of them")
     if at is None and delay is None:
-        raise typer.BadParameter("say when: --in 90s, or --at 2030-01-31T09:00:00+01:00")
+        raise typer.BadParameter("give a time: --in 90s, or --at 2030-01-31T09:00:00+01:00")
     check_time(at, "--at")
     try:
         if delay is not None:

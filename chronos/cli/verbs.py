@@ -70,7 +70,7 @@ def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = 
     if result:
         return
     if result.result == "accepted":
-        note("accepted: it is in the log, but was not applied within 5 s; `chronos get` will show")
+        note("accepted: it is in the log, but was not applied within 5 s; see `chronos get`")
         return
     if result.result == "unknown":
         raise NotFound(f"no message has the id {printable(id)}")
@@ -89,4 +89,4 @@ def transfer(server: str, output: Format, path: str) -> None:
     else:
         print(f"{found['what']}: {found['result']}")
     if found["result"] != "done" and "undrain" not in path:
-        note("asked for, but not done within 10 s; `chronos status` will show")
+        note("the controller has the request, but it was not done within 10 s; see `chronos status`")

@@ -20,11 +20,11 @@ KEEP_S = 30.0
 
 
 class Client:
-    """Talks to a service over one connection. Not for several threads; use one client in each.
+    """A client of the service with one connection. It belongs to one thread; create one client for each thread.
 
     `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. Every call has one deadline,
-    `timeout_s`, which covers its retries. Repeated are only calls that do the same when they are sent twice: reading,
-    cancelling, rescheduling to a time, and scheduling with an id.
+    `timeout_s`, which covers its retries. Only calls that are safe to repeat are repeated: reads, cancels, reschedules to
+    a time, and schedules with an id.
     """
 
     def __init__(self, server: str | None = None, *, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
@@ -37,15 +37,14 @@ class Client:
     def schedule(
         self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
     ) -> Scheduled:
-        """Have `value` delivered to `topic` at a time or after a delay; returns once it is on disk.
+        """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log has acknowledged it.
 
         The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
         `expire_at`.
 
-        Whether the id is taken is decided after that, by the shard. With `wait` the call returns once the shard has
-        taken the message in, or after this time with `applied` false, and raises Rejected if the shard rejected it. If
-        the message was sent twice because the first answer was lost, the first one keeps the id, and the second one
-        is the one that is rejected.
+        The shard checks later whether the id is taken. With `wait` the call returns once the shard has accepted the
+        message, or after this time with `applied` false; it raises Rejected if the id is taken. If the message was sent
+        twice because the first answer was lost, the first record is accepted and the second one is rejected.
         """
         scheduled: Scheduled = self.call(requests.schedule(message(topic, value, **options)))
         if wait is None:
@@ -53,9 +52,9 @@ class Client:
         return self.confirm(scheduled, wait, options.get("on_conflict"))
 
     def confirm(self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None) -> Scheduled:
-        """Wait until the shard has taken in what `schedule` or `schedule_many` returned, at most as long as `wait`.
+        """Wait at most `wait` until the shard has accepted a message that was scheduled before.
 
-        Raises Rejected if the shard rejected it. `on_conflict` is what the message was scheduled with.
+        Raises Rejected if the shard rejected it. `on_conflict` is the policy the message was scheduled with.
         """
         steps = requests.confirm(scheduled, wait, on_conflict)
         try:
@@ -81,7 +80,7 @@ class Client:
         return scheduled
 
     def get(self, id: str | bytes) -> MessageInfo:
-        """Everything known about a message; raises NotFound."""
+        """Return the state, times and target of a message; raises NotFound."""
         found: MessageInfo = self.call(requests.get(id))
         return found
 
@@ -103,7 +102,7 @@ class Client:
     def pending(
         self, *, target: str | None = None, due_from: Time | None = None, due_to: Time | None = None
     ) -> Iterator[MessageInfo]:
-        """Pending messages in the order in which they are due, fetched page by page."""
+        """Iterate over pending messages in the order of their due times; they are fetched page by page."""
         after: str | None = None
         while True:
             found: Page = self.call(requests.page(target=target, due_from=due_from, due_to=due_to, after=after))
@@ -117,17 +116,17 @@ class Client:
     ) -> dict[str, Any]:
         """Records of a topic of the embedded log: `{"records": [...], "next_offset": n}`.
 
-        With `wait` the call returns once there is a record, or after this time.
+        With `wait` the call returns as soon as there is a record, at the latest after this time.
         """
         found: dict[str, Any] = self.call(requests.records(topic, partition, offset, limit, wait))
         return found
 
     def ask(self, path: str, **query: Any) -> Any:
-        """Any GET of the HTTP interface, as JSON: `client.ask("/v1/shards")`."""
+        """Send any GET of the HTTP interface and return the parsed JSON: `client.ask("/v1/shards")`."""
         return self.call(requests.ask(path, query))
 
     def post(self, path: str) -> Any:
-        """A POST without a body, as JSON."""
+        """Send a POST without a body and return the parsed JSON."""
         return self.call(requests.post(path))
 
     def close(self) -> None:
@@ -145,7 +144,7 @@ class Client:
         self.close()
 
     def call(self, request: Request) -> Any:
-        """Send a request of `chronos.client.requests`, repeat it where that is allowed, and read its answer."""
+        """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the decoded answer."""
         attempts = Attempts(request, self._timeout_s, self._retries)
         while True:
             answered = False

@@ -1,14 +1,14 @@
-"""What the client raises.
+"""Errors of the client.
 
     ChronosError
-    └── ClientError            the call did not do what it was asked to; `exit_code` is that of the command line
+    └── ClientError            the call failed; `exit_code` is that of the command line
         ├── Unreachable   3    no answer from the address, or none in time
         ├── NotFound      4    no message has the id
-        ├── Refused       2    the request is wrong; `errors` names the fields
-        ├── Rejected      1    the shard rejected the message; only `schedule(wait=...)` raises it
-        └── ServiceFailed 1    the service could not do it now
+        ├── Refused       2    the request is invalid; `errors` names the fields
+        ├── Rejected      1    the shard rejected the message; only `schedule(wait=...)` and `confirm` raise it
+        └── ServiceFailed 1    the service could not carry out the request now
 
-A value that no request can be made of, such as a time without a zone, is a ValueError or a TypeError.
+An argument that is wrong on its own, such as a time without a zone, raises ValueError or TypeError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from chronos.errors import ChronosError
 
 
 class ClientError(ChronosError):
-    """The call did not do what it was asked to."""
+    """The call failed."""
 
 
 class Unreachable(ClientError):
-    """No answer from the address, or none in time. Whether the request was carried out is not known."""
+    """No answer from the address, or none in time. The request may have been carried out."""
 
     exit_code = 3
 
@@ -34,7 +34,7 @@ class NotFound(ClientError):
 
 
 class Refused(ClientError):
-    """The request is wrong and will be refused again. `errors` holds the faults, field by field."""
+    """The request is invalid and would be refused again. `errors` lists the errors, each with its field."""
 
     exit_code = 2
 
@@ -44,8 +44,8 @@ class Refused(ClientError):
 
 
 class Rejected(ClientError):
-    """The log has the message, and its shard rejected it: the id is taken. It is in the rejected topic."""
+    """The shard rejected the message, because its id is taken. Its record is in the rejected topic."""
 
 
 class ServiceFailed(ClientError):
-    """The service answered that it cannot do it, at least not now."""
+    """The service answered that it cannot carry out the request now."""

@@ -30,15 +30,15 @@ def headers(
 ) -> list[tuple[str, bytes]]:
     """Control headers for a record of the delay topic; the record's key is the message's id.
 
-    `target` is the topic to deliver to, `deliver_at` or `delay` says when, `key` is the Kafka key of the delivered
-    message. Raises ValueError for what Chronos would refuse: a `datetime` without zone, an unknown action, both times.
+    `target` is the topic to deliver to, `deliver_at` or `delay` the due time, `key` the Kafka key of the delivered
+    message. Raises ValueError for mistakes that Chronos would refuse: a `datetime` without zone, an unknown action, both times.
     """
     if deliver_at is not None and delay is not None:
         raise ValueError("give deliver_at or delay, not both")
     if action is not None and action.encode() not in VERBS:
-        raise ValueError(f"action {action!r} is none of {_words(VERBS)}")
+        raise ValueError(f"action {action!r} is not valid; use one of {_words(VERBS)}")
     if on_conflict is not None and on_conflict.encode() not in CONFLICT_POLICIES:
-        raise ValueError(f"on_conflict {on_conflict!r} is none of {_words(CONFLICT_POLICIES)}")
+        raise ValueError(f"on_conflict {on_conflict!r} is not valid; use one of {_words(CONFLICT_POLICIES)}")
     found: list[tuple[str, bytes]] = []
     if action is not None:
         found.append((ACTION, action.encode()))

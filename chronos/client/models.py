@@ -1,4 +1,4 @@
-"""What the client returns: the JSON objects of the HTTP interface, with times as `datetime`."""
+"""Results of the client: the JSON objects of the HTTP interface, with times as `datetime`."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 OnConflict = Literal["reject", "replace", "ignore"]
-"""What becomes of a message whose id is taken."""
+"""Policy for a message whose id is taken."""
 
 Action = Literal["schedule", "replace", "reschedule", "cancel", "fire-now"]
 """Values of the header `chronos-action`."""
@@ -20,20 +20,20 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     """A message that the log has acknowledged."""
 
     id: str
-    """The id given, or else the generated one."""
+    """The given id, or the generated one."""
     shard: int
     offset: int
     """Offset of its record in the delay topic."""
     due_at: datetime
     applied: bool = False
-    """True once its shard has taken it in; only `schedule(wait=...)` finds out."""
+    """True once the shard has accepted the message; only `schedule(wait=...)` and `confirm` find out."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a cancel, reschedule or fire. True if the message was cancelled, rescheduled or fired."""
 
     result: ActionResult
-    """`accepted`: the action is in the log and was not applied in time to know more."""
+    """`accepted`: the action is in the log, but was not applied in time."""
     id: str
     shard: int
     offset: int
@@ -58,7 +58,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the service knows about a message."""
+    """State, times and target of a message."""
 
     id: str
     state: MessageState
@@ -66,16 +66,16 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     """Offset of its record in the delay topic."""
     due_at: datetime
-    """When it was asked to be delivered."""
+    """The requested due time."""
     planned_at: datetime
-    """When it is taken up: later than `due_at` for a late arrival or a retry."""
+    """Time of the next delivery: later than `due_at` for a late arrival or a retry."""
     settled_at: datetime | None = None
-    """When it stopped being pending, if that is remembered."""
+    """When it was settled; None: it is pending, or the time is not kept."""
     accepted_at: datetime | None = None
     """When the log accepted it."""
     expire_at: datetime | None = None
     target: Target | None = None
-    """None once the message itself is gone."""
+    """None once the message itself is deleted."""
     occurrence: int = 1
     attempt: int = 1
     value_bytes: int | None = None
@@ -83,8 +83,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the pending messages in the order in which they are due."""
+    """One page of pending messages, in the order of their due times."""
 
     messages: list[MessageInfo]
     after: str | None
-    """The place behind which the next page begins; None on the last page."""
+    """Page key of the next page; None on the last page."""

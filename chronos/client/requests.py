@@ -1,6 +1,6 @@
 """Requests to the HTTP interface and the meaning of its answers, without a socket.
 
-Both clients send `Request` values and read the answers by `read_answer`. What takes more than one request is a
+Both clients send `Request` values and read the answers by `read_answer`. A call that takes several requests is a
 generator (`confirm`): it yields requests and pauses, and the client sends back the answers.
 """
 
@@ -41,7 +41,7 @@ HeaderValue = Bytes | Sequence[Bytes]
 
 
 class MessageOptions(TypedDict, total=False):
-    """Everything about a message but its target topic and its value. See `message`."""
+    """All options of a message, without its target topic and its value. See `message`."""
 
     deliver_at: Time | None
     delay: Delay | None
@@ -82,19 +82,19 @@ def message(
     on_conflict: OnConflict | None = None,
     expire_at: Time | None = None,
 ) -> dict[str, Any]:
-    """A message as the HTTP interface takes it, for `schedule_many`.
+    """Return a message in the form of the HTTP interface, for `schedule_many`.
 
-    `topic`         where it is delivered
+    `topic`         the topic to deliver to
     `value`         the payload; None is a null payload
-    `deliver_at`    when it is due; either this or `delay`
-    `delay`         how long after the log accepted it
-    `id`            a name of your choice, to find, cancel or replace it by
-    `key`           the Kafka key it is delivered with
+    `deliver_at`    the due time; give either this or `delay`
+    `delay`         time from the acceptance by the log to the due time
+    `id`            a name of your choice, to find, cancel or replace the message by
+    `key`           the Kafka key of the delivered message
     `headers`       passed through to the target
-    `on_conflict`   what becomes of it if the id is taken: `reject` (default), `replace` or `ignore`
-    `expire_at`     it is not delivered after this time
+    `on_conflict`   the policy if the id is taken: `reject` (default), `replace` or `ignore`
+    `expire_at`     time after which the message is not delivered
 
-    Raises ValueError or TypeError for what cannot be sent.
+    Raises ValueError or TypeError for arguments that cannot be sent.
     """
     target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
     if headers:
@@ -203,9 +203,7 @@ def read_answer(request: Request, status: int, body: bytes) -> Any:
         try:
             return request.decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise ServiceFailed(
-                f"the answer to {request.method} {request.path} is not one of Chronos: {error}"
-            ) from None
+            raise ServiceFailed(f"the answer to {request.method} {request.path} is not from Chronos: {error}") from None
     try:
         problem = json.loads(body)
         text = str(problem["detail"])

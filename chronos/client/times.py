@@ -18,7 +18,7 @@ def time_ms(value: Time) -> int:
     """Epoch milliseconds, rounded up; ValueError for a time without an offset and for a bare number."""
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
-            raise ValueError(f"{value.isoformat()} has no time zone, and none is guessed; give the datetime a tzinfo")
+            raise ValueError(f"{value.isoformat()} has no time zone; give the datetime a tzinfo")
         return -((_EPOCH_START - value) // _MS)
     text = str(value)
     if _is_number(text):
@@ -32,7 +32,7 @@ def delay_ms(value: Delay) -> int:
     """Milliseconds, rounded up; ValueError for a negative duration and for a bare number."""
     if isinstance(value, timedelta):
         if value < timedelta():
-            raise ValueError(f"{value!r} lies in the past; a delay is never negative")
+            raise ValueError(f"{value!r} is negative; a delay is 0 or more")
         return -(-value // _MS)
     text = str(value)
     if _is_number(text):

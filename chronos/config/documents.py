@@ -95,8 +95,8 @@ _EXAMPLE_HEAD: Final = """\
 # Every setting of Chronos at its default, with its reason.
 # Made by `python -m chronos.config example`; change chronos/config/model.py instead.
 #
-# Copy what you change; what is left out keeps its default. Variables (CHRONOS_LOG__KIND=kafka) and flags
-# (--set log.kind=kafka) come after this file. `chronos config check` says whether it is right.
+# Copy only the settings you change; all others keep their defaults. Variables (CHRONOS_LOG__KIND=kafka) override
+# this file, and flags (--set log.kind=kafka) override both. `chronos config check` reports every mistake.
 """
 
 

@@ -43,7 +43,7 @@ class _Section(BaseModel):
 
 
 class NodeConfig(_Section):
-    """The identity of this process, and the place of its state."""
+    """The identity of this process, and the directory of its state."""
 
     id: Name = Field(
         default_factory=lambda: socket.gethostname(),
@@ -68,7 +68,7 @@ class KafkaLogConfig(_Section):
         default_factory=dict,
         repr=False,  # It may hold passwords, and a representation ends up in logs.
         description="Further librdkafka properties by their own names, such as `security.protocol`; passed "
-        "to every client. Those that exactly-once delivery depends on belong to Chronos and are refused. "
+        "to every client. Properties that exactly-once delivery depends on are set by Chronos and refused here. "
         "A single one can be given as `--set log.kafka.properties.sasl.username=x`, or as "
         "`CHRONOS_LOG__KAFKA__PROPERTIES__SASL_USERNAME=x` ('_' stands for '.').",
     )
@@ -79,25 +79,25 @@ class EmbeddedLogConfig(_Section):
 
     retention: Duration = key(
         "7d",
-        "How long records of target topics are kept. A week, as Kafka's own default, "
-        "so that a consumer may be down over a weekend.",
+        "How long records of target topics are kept. A week is Kafka's own default; "
+        "a consumer may be down over a weekend.",
         least="1s", most="36500d",
     )  # fmt: skip
     partitions: int = key(
         1,
-        "Partitions of a target topic created on its first use. One keeps all of a topic in order, "
-        "and a single process gains little from more.",
+        "Partitions of a target topic created on its first use. One partition keeps the whole topic in order, "
+        "and a single process gains little from more partitions.",
         least=1, most=1024,
     )  # fmt: skip
 
 
 class LogConfig(_Section):
-    """Where messages come from and go to."""
+    """The log that messages are read from and delivered to."""
 
     kind: Literal["embedded", "kafka"] = key(
         "embedded",
-        "`embedded` is a durable log inside this one process and needs nothing installed; "
-        "`kafka` is for everything else. The embedded log serves one process only.",
+        "`embedded`: a durable log inside this process, for evaluation and tests; it needs nothing installed and serves one "
+        "process only. `kafka`: a Kafka cluster.",
     )
     kafka: KafkaLogConfig = Field(default_factory=KafkaLogConfig)
     embedded: EmbeddedLogConfig = Field(default_factory=EmbeddedLogConfig)
@@ -107,35 +107,35 @@ class TopicsConfig(_Section):
     """Chronos's own topics."""
 
     delay: Topic = key("chronos.delay", "Topic that producers write delayed messages to.")
-    progress: Topic = key("chronos.progress", "Topic of the progress records: what every step decided.")
+    progress: Topic = key("chronos.progress", "Topic of the progress records, which hold the decisions of every step.")
     rejected: Topic = key("chronos.rejected", "Topic of the records that were refused, each with its reason.")
     dead_letter: Topic = key("chronos.dead-letter", "Topic of the messages that could not be delivered.")
     partitioner: Literal["any", "murmur2"] = key(
         "any",
-        "`murmur2`: all producers partition keys as Java clients do, and an id in another shard than its own "
-        "is refused. `any`: it is accepted with a warning, and ids are unique per shard only. "
-        "`any` is the default because librdkafka clients partition keys in another way unless configured.",
+        "`murmur2`: all producers partition keys as Java clients do, and a record whose id belongs to another "
+        "shard is refused. `any`: the record is accepted with a warning, and ids are unique per shard only. "
+        "`any` is the default because librdkafka clients partition keys differently unless configured.",
     )
     create: bool = key(
         True,
-        "Create those of these topics that are missing. Off where an operator creates topics; "
+        "Create these topics if they are missing. Switch this off if an operator creates them; "
         "their settings are checked at every start in both cases.",
     )
     replication_factor: Replicas = key(
         -1,
-        "Replicas of a topic that Chronos creates; -1 takes the broker's default, which its operator chose. "
+        "Replicas of a topic that Chronos creates; -1: the broker's default. "
         "Use 3 in production: with one replica, a broker that is down stops its shards.",
         least=-1, most=100,
     )  # fmt: skip
     min_insync_replicas: int | None = key(
         None,
         "Replicas that must hold a record before it counts as written, in topics that Chronos creates; "
-        "null takes the broker's default. 2 goes with 3 replicas.",
+        "null: the broker's default. Use 2 with 3 replicas.",
         least=1, most=100,
     )  # fmt: skip
     message_bytes_max: Size = key(
         "1MiB",
-        "Largest record the delay topic takes, in bytes, headers included. It is Kafka's own default. The "
+        "Largest record that the delay topic accepts, in bytes, headers included. 1 MiB is Kafka's own default. The "
         "rejected and dead-letter topics allow larger records, so that a record can be copied with its reason.",
         least="1KiB", most="512MiB",
     )  # fmt: skip
@@ -150,8 +150,8 @@ class ZooKeeperConfig(_Section):
     )
     session_timeout: Duration = key(
         "10s",
-        "How long a node may be silent before its session ends and its shards get another master. A shorter time "
-        "fails over sooner, and more often without need; ZooKeeper grants between 2 and 20 of its ticks.",
+        "How long a node may be silent before its session ends and its shards get other masters. A shorter time "
+        "makes failover faster, and unnecessary failovers more frequent. ZooKeeper allows 2 to 20 of its ticks.",
         least="4s", most="30s",
     )  # fmt: skip
     path: Text = key(
@@ -167,21 +167,19 @@ class ZooKeeperConfig(_Section):
     password: Text | None = Field(
         default=None,
         repr=False,  # A representation ends up in logs.
-        description="Its password; better given as the variable `CHRONOS_COORDINATOR__ZOOKEEPER__PASSWORD`.",
+        description="Password of this node; better given as the variable `CHRONOS_COORDINATOR__ZOOKEEPER__PASSWORD`.",
     )
     acl: Literal["open", "creator"] = key(
         "open",
-        "Who may read and change what Chronos keeps in ZooKeeper: `open` for everybody, as ZooKeeper's own default; "
-        "`creator` for those who authenticate as this node does, so all nodes must use the same credentials.",
+        "Access to the znodes of Chronos. `open`: every ZooKeeper client may read and change them, as is ZooKeeper's own "
+        "default. `creator`: only clients with the credentials of this node, so all nodes must use the same ones.",
     )
     tls: bool = key(
         False,
-        "Encrypt the connections, and check the servers' certificates and names. The servers have "
-        "a port of their own for it (`secureClientPort`).",
+        "Encrypt the connections, and check the servers' certificates and names. ZooKeeper servers "
+        "use a separate port for TLS (`secureClientPort`).",
     )
-    ca: Text | None = key(
-        None, "PEM file with the certificate authorities of the servers; null takes those of the system."
-    )
+    ca: Text | None = key(None, "PEM file with the certificate authorities of the servers; null: those of the system.")
     certfile: Text | None = key(None, "PEM file with this node's certificate, if the servers require one.")
     keyfile: Text | None = key(None, "PEM file with the private key of `certfile`.")
 
@@ -191,23 +189,23 @@ class CoordinatorConfig(_Section):
 
     kind: Literal["standalone", "zookeeper", "raft"] = key(
         "standalone",
-        "`standalone`: this node is master of every shard. `zookeeper`: several nodes share the shards, and take "
+        "`standalone`: this node is master of every shard. `zookeeper`: several nodes share the shards and take "
         "over from each other. `raft` is not supported yet.",
     )
     replication: int | None = key(
         None,
-        "Number of nodes that hold each shard; null: all nodes, so that each of them can take over and answer for all. "
-        "With a number, a node that is added takes load off the others.",
+        "Number of nodes that hold each shard; null: all nodes, so that each of them can take over any shard and answer any "
+        "request itself. With a number, each added node reduces the load of the others.",
         least=2, most=100,
     )  # fmt: skip
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 
 class WorkersConfig(_Section):
-    """The work of this node; each part can be switched off on purpose."""
+    """The tasks of this node; each can be switched off for maintenance."""
 
-    pull: bool = key(True, "Read the delay topic. Off: nothing new is taken in, and pending messages are delivered.")
-    push: bool = key(True, "Deliver what is due. Off: messages are accepted and wait.")
+    pull: bool = key(True, "Read the delay topic. Off: no new messages are accepted, and pending ones are delivered.")
+    push: bool = key(True, "Deliver due messages. Off: messages are accepted and stay pending.")
     delete: bool = key(True, "Delete settled messages from the store once they are older than their retention.")
 
 
@@ -216,14 +214,14 @@ class LimitsConfig(_Section):
 
     max_delay: Duration = key(
         "3650d",
-        "How far ahead a message may be due; a later one is rejected. Ten years: hardly anything is planned further "
-        "ahead, and a time in micro- or nanoseconds is found out.",
+        "How far ahead a message may be due; a message due later is rejected. Few events are planned more than ten "
+        "years ahead, and the limit catches times in microseconds or nanoseconds.",
         least="1s", most="36500d",
     )  # fmt: skip
     disk_reserve: Size = key(
         "256MiB",
         "Free space on the disk of `node.data_dir`, in bytes, below which no step starts. "
-        "It leaves room for running compactions of the store. 0 switches the check off.",
+        "It leaves room for compactions of the store that are running. 0 switches the check off.",
         least=0, most="1TiB",
     )  # fmt: skip
 
@@ -233,37 +231,37 @@ class DeliveryConfig(_Section):
 
     batch_messages: int = key(
         5000,
-        "Most messages of one step and so of one transaction. Throughput hardly grows beyond this, and "
-        "readers of the targets wait for open transactions.",
+        "Maximum number of messages in one step, and so in one transaction. A larger number hardly increases "
+        "throughput, and readers of the targets wait for open transactions.",
         least=1, most=100_000,
     )  # fmt: skip
     batch_bytes: Size = key(
         "8MB",
-        "Most bytes of one step and so of one transaction; a single message may be larger than the rest of the batch. "
-        "It bounds memory per shard and the time readers wait.",
+        "Maximum number of bytes in one step, and so in one transaction; a single larger message is a step of its own. "
+        "It bounds the memory of each shard and the time readers wait.",
         least="1KiB", most="1GiB",
     )  # fmt: skip
     create_topics: bool = key(
         False,
-        "Create target topics that do not exist. Off, so that messages for a mistyped topic are not lost in "
-        "it: they are dead-lettered.",
+        "Create target topics that do not exist. It is off by default, so that messages for a mistyped topic are "
+        "dead-lettered and not written to a topic without readers.",
     )
     transaction_timeout: Duration = key(
         "10s",
         "Longest transaction. A master that freezes blocks readers of its targets for this time; "
         "if it is too short, a brief stall of a broker aborts transactions. "
-        "The broker refuses more than its `transaction.max.timeout.ms`, 15m by default.",
+        "Brokers refuse a value above their `transaction.max.timeout.ms`, 15m by default.",
         least="1s", most="15m",
     )  # fmt: skip
     attempts_max: int = key(
         5,
-        "Attempts at a message that its topic refuses, the first one counted; "
-        "after the last it is dead-lettered.",
+        "Delivery attempts for a message that its topic refuses, including the first; "
+        "after the last one it is dead-lettered.",
         least=1, most=1000,
     )  # fmt: skip
     retry_base: Duration = key(
         "1s",
-        "Wait before the second attempt; it doubles with each further one.",
+        "Wait before the second attempt; it doubles before each further attempt.",
         least="1ms", most="1d",
     )  # fmt: skip
     retry_cap: Duration = key(
@@ -274,7 +272,7 @@ class DeliveryConfig(_Section):
 
 
 class TargetsConfig(_Section):
-    """Which topics messages may be delivered to. Chronos's and Kafka's own topics never are."""
+    """The topics that messages may be delivered to; topics of Chronos and of Kafka itself are always refused."""
 
     allow: Patterns = key(("*",), "Shell-style patterns; a target must match one of them.")
     deny: Patterns = key((), "Shell-style patterns; a target must match none of them, even if it is allowed.")
@@ -287,24 +285,23 @@ class CheckpointsConfig(_Section):
         default=None,
         repr=False,  # A URL may hold a password.
         description="Folder or URL to keep checkpoints in, never inside `node.data_dir`: they must "
-        "survive the loss of that disk. Without one both logs are kept for ever, as the only other copy.",
+        "survive the loss of that disk. Without a location the delay and progress topics are kept forever.",
     )
     every: Duration = key(
         "1h",
-        "Time between two checkpoints. It bounds how much log a new replica reads.",
+        "Time between two checkpoints of a shard. It bounds how much log a new replica reads.",
         least="1m", most="7d",
     )  # fmt: skip
     keep: int = key(
         3,
-        "Checkpoints kept of each shard; older ones are removed. Not fewer than three, because the logs are "
-        "trimmed only behind the oldest of at least three: a single damaged checkpoint then does no harm.",
+        "Number of checkpoints kept for each shard; older ones are removed. At least three, because the logs are "
+        "trimmed only behind the oldest of three: a single damaged checkpoint then does no harm.",
         least=3, most=1000,
     )  # fmt: skip
     keep_logs: Duration = key(
         "7d",
-        "Shortest time that records of the delay and progress topics are kept, whatever checkpoints there "
-        "are. A week, so that they are still there for a replica that was off over a weekend, and for the analysis "
-        "of an incident.",
+        "Minimum time that records of the delay and progress topics are kept, regardless of checkpoints. "
+        "A week of records serves a replica that was off over a weekend, and the analysis of an incident.",
         least="1h", most="36500d",
     )  # fmt: skip
 
@@ -314,20 +311,20 @@ class RetentionConfig(_Section):
 
     delivered: Duration = key(
         "6h",
-        "How long a delivered message can still be looked up. It costs disk; "
-        "six hours cover a question asked on the same day.",
+        "How long a delivered message can still be looked up. A longer time "
+        "needs more disk; six hours cover questions asked on the same day.",
         least="1ms", most="3650d",
     )  # fmt: skip
     deduplication: Duration = key(
         "6h",
-        "How long after its delivery an id is still taken, so that a late retry of a producer is a "
+        "How long an id stays taken after the delivery of its message, so that a late retry of a producer is a "
         "conflict and not a second delivery.",
         least="1ms", most="3650d",
     )  # fmt: skip
 
 
 class StoreConfig(_Section):
-    """RocksDB, and the time wheel before it."""
+    """RocksDB, and the time wheel in memory."""
 
     block_cache: Size = key(
         "64MiB",
@@ -338,17 +335,17 @@ class StoreConfig(_Section):
     memtable: Size = key(
         "32MiB",
         "Memory for entries not yet on disk, in bytes per shard. "
-        "Messages delivered while they are in it never cost a disk write.",
+        "Messages that are delivered while they are still in it cause no disk write.",
         least="64KiB", most="4GiB",
     )  # fmt: skip
     flush_every: Duration = key(
         "1m",
-        "Longest time between two flushes of a shard. It bounds what a restart reads again from the logs.",
+        "Maximum time between two flushes of a shard. It bounds how much log a restart replays.",
         least="100ms", most="1h",
     )  # fmt: skip
     blob_bytes_min: Size = key(
         "16KiB",
-        "Payloads from this size, in bytes, go to blob files, which compaction does not rewrite. "
+        "Payloads of at least this size, in bytes, go to blob files, which compaction does not rewrite. "
         "For smaller payloads a blob file costs more than rewriting.",
         least=0, most="1GiB",
     )  # fmt: skip
@@ -360,13 +357,13 @@ class StoreConfig(_Section):
     )  # fmt: skip
     wheel_messages: int = key(
         100_000,
-        "Most messages in memory, per shard; beyond it the store is scanned. "
-        "The default covers the horizon at 10,000 messages a second.",
+        "Maximum number of messages in the time wheel of a shard; beyond it the store is scanned. "
+        "The default covers the horizon at 10,000 messages per second.",
         least=2, most=10_000_000,
     )  # fmt: skip
     wheel_bytes: Size = key(
         "32MiB",
-        "Most bytes of messages in memory, per shard; beyond it the store is scanned.",
+        "Maximum number of bytes in the time wheel of a shard; beyond it the store is scanned.",
         least="64KiB", most="64GiB",
     )  # fmt: skip
 
@@ -376,26 +373,26 @@ class AdminConfig(_Section):
 
     host: Text = key(
         "127.0.0.1",
-        "Address to listen on. Only this machine by default, because the interface has no "
-        "authentication; `0.0.0.0` for all.",
+        "Address to listen on; `0.0.0.0` for all. The default accepts connections from this machine only, because "
+        "the interface has no authentication.",
     )
     port: int = key(7700, "Port to listen on; 0 takes any free port and logs its number.", least=0, most=65_535)
     advertised: Address | None = Field(
         default=None,
         repr=False,  # A URL may hold a password.
         description="URL under which the other nodes of the cluster reach this one, for example "
-        "`http://chronos-1:7700`; null makes it from `host` and `port`, which is right only if all nodes run on "
-        "one machine or `host` is an address of this machine.",
+        "`http://chronos-1:7700`; null: made from `host` and `port`, which works only if all nodes run on "
+        "one machine or `host` is an address that the other nodes can reach.",
     )
 
 
 class LoggingConfig(_Section):
     """Log messages on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = key("info", "Least important level to write.")
+    level: Literal["debug", "info", "warning", "error"] = key("info", "Lowest level to write.")
     format: Literal["auto", "json", "console"] = key(
         "auto",
-        "`json`: one object per line; `console`: for people; `auto`: JSON when stdout is not a terminal.",
+        "`json`: one object per line; `console`: for people; `auto`: `console` if stdout and stderr are terminals, else `json`.",
     )
 
 
@@ -405,12 +402,12 @@ class Config(_Section):
     cluster: Name = key(
         "chronos",
         "Name of the cluster. It is part of every transactional id, so two clusters on one Kafka "
-        "need two names; after a change a running node is no longer fenced.",
+        "need different names. It cannot be changed later: a node with the old name would not be fenced.",
     )
     shards: int = key(
         4,
-        "Partitions of the delay topic, each a state machine with a thread of its own. It cannot be changed "
-        "once the topic exists. Four can be spread over four nodes, and a single process "
+        "Partitions of the delay topic, each a state machine with a thread of its own. The number cannot be changed "
+        "once the topic exists. Four shards can be spread over four nodes; a single process "
         "gains nothing from more.",
         least=1, most=1024,
     )  # fmt: skip

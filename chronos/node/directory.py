@@ -17,7 +17,7 @@ class DataDirectory:
     def __init__(self, path: Path, *, node: str) -> None:
         self.path = path
         self.instance = ""
-        """The id of the directory, by which the log tells nodes apart; empty before `claim`."""
+        """The id of the directory, which identifies the node in the log; empty before `claim`."""
         self._node = node
         self._lock_file: int | None = None
 

@@ -1,4 +1,4 @@
-"""Opens the log, with the topics that Chronos owns, and the stores that belong to them, as the configuration says."""
+"""Opens the log, with the topics that Chronos owns, and the stores that belong to them, by the configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -96,8 +96,8 @@ def open_session(name: str, master: str, conf: Mapping[str, str], log: IO[bytes]
         session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise SparkMissing(
-            f"Spark did not start ({error}); the output of Java says why. If the connector could not be fetched, bring"
-            f" {CONNECTOR} and its dependencies yourself: --conf spark.jars=<files, separated by commas>"
+            f"Spark did not start ({error}); the reason is in the output of Java. If the connector could not be fetched, provide"
+            f" {CONNECTOR} and its dependencies: --conf spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
     # The error of a failed task is raised by the driver too; py4j would log the same error on fifty lines.
@@ -146,6 +146,6 @@ def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
     except AnalysisException as error:
         session.stop()
         raise SparkMissing(
-            f"Spark has no Kafka connector: bring {CONNECTOR} and its dependencies with"
+            f"Spark has no Kafka connector: provide {CONNECTOR} and its dependencies with"
             f" --conf spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
         ) from error

@@ -39,7 +39,7 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
     """
     found = check_format(storage)
     if found is None:
-        raise ArchiveFailed(f"{storage.uri} is no archive: there is no archive.json; `chronos archive` creates one")
+        raise ArchiveFailed(f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates one")
     offsets = read_table(spark, storage, schema.OFFSETS)
     tables = Tables(
         messages=read_table(spark, storage, schema.MESSAGES),

@@ -99,7 +99,10 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
     producer.produce(own["progress"], pack_progress(step), partition=0)
     if producer.flush(60) > 0:
         raise RuntimeError("the load was not written")
-    return ArchivePlan(cluster=cluster, bootstrap_servers=servers, targets=[target], **own)
+    return ArchivePlan(
+        cluster=cluster, bootstrap_servers=servers, delay=own["delay"], progress=own["progress"],
+        rejected=own["rejected"], dead_letter=own["dead_letter"], targets=[target],
+    )  # fmt: skip
 
 
 def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[float, float]:

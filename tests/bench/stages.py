@@ -76,7 +76,7 @@ def _step(watch: _Stopwatch, shard: Shard, store: RocksStore, staged: Staged, se
         f"{way}: apply", lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS)
     )
     watch.time(f"{way}: write to the store", lambda: store.write(changes.puts, changes.deletes))
-    watch.time(f"{way}: adopt", lambda: shard.install(changes))
+    watch.time(f"{way}: install", lambda: shard.install(changes))
 
 
 def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:

@@ -288,7 +288,7 @@ def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_r
 
 
 def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
-    """Before anybody notifies it."""
+    """It knows its roles before any notification."""
     a = joined(cluster, "a")
     assert a.control(plan)
     assert masters(a) == {"a"}
@@ -308,7 +308,7 @@ def test_a_report_wakes_a_node_that_waits_and_is_seen_by_it(cluster: Cluster) ->
 
 
 def test_a_wait_without_a_change_ends_with_its_time(cluster: Cluster) -> None:
-    """And returns False; changes that came before are reported by earlier waits."""
+    """The wait returns False; earlier changes are reported by earlier waits."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
     for _ in range(100):
@@ -334,7 +334,7 @@ def test_a_look_asks_no_server(cluster: Cluster) -> None:
 
 
 def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -> None:
-    """And is answered by its next plan."""
+    """The controller answers it with its next plan."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     b.request(Request(kind="drain", node="a"))
@@ -510,7 +510,7 @@ def test_a_node_whose_session_expired_learns_it_when_a_server_answers_and_has_no
     assert b.control(plan)
 
 
-def test_a_node_that_joins_while_no_server_answers_is_told_so_and_has_no_role(cluster: Cluster) -> None:
+def test_a_node_that_joins_while_no_server_answers_gets_an_error_and_has_no_role(cluster: Cluster) -> None:
     """Its earlier knowledge is discarded: a new session begins without it."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.clock import ShiftedClock
-from chronos.adapters.embedded.log import COMPACT_BYTES, EmbeddedLog
+from chronos.adapters.embedded.log import COMPACT_BYTES, RETENTION_MS, EmbeddedLog
 from chronos.adapters.embedded.rows import (
     TopicRow,
     pack_body,
@@ -51,9 +51,13 @@ class Bench:
         self.clock = PassingClock()
         self.log = self.open()
 
-    def open(self, **settings: int) -> EmbeddedLog:
+    def open(self, *, partitions_default: int = 2, retention_ms: int = RETENTION_MS) -> EmbeddedLog:
         self.log = EmbeddedLog(
-            self.path, clock=self.clock, **{"disk_reserve_bytes": 0, "partitions_default": 2, **settings}
+            self.path,
+            clock=self.clock,
+            partitions_default=partitions_default,
+            retention_ms=retention_ms,
+            disk_reserve_bytes=0,
         )
         specs = [TopicSpec(name=name, partitions=2, settings={}) for name in ("own", "chronos.progress")]
         self.log.prepare(specs, create=True)

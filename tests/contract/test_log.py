@@ -83,6 +83,12 @@ def commit(writer: Writer, messages: list[Outgoing], progress: bytes = b"progres
     return writer.commit(lambda timestamp_ms: None)
 
 
+def headers_of(record: Record) -> list[tuple[str, bytes | None]]:
+    """Fails if they cannot be read."""
+    assert record.headers is not None
+    return list(record.headers)
+
+
 def values(records: list[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
@@ -109,7 +115,7 @@ def test_appended_records_are_read_back_byte_for_byte(case):
     assert all(before_ms - 5 <= each.timestamp_ms <= after_ms for each in appended)
     records = readable(case, topic)
     assert [(record.key, record.value) for record in records] == [(key, value) for _, key, value, *_ in sent]
-    assert [list(record.headers) for record in records] == [[], [], pairs, [("z", b"1"), ("a", None)]]
+    assert [headers_of(record) for record in records] == [[], [], pairs, [("z", b"1"), ("a", None)]]
     assert [record.offset for record in records] == [0, 1, 2, 3]
 
 
@@ -188,7 +194,7 @@ def test_records_that_are_handed_over_are_not_changed(case):
     writer.close()
     assert records == before
     assert (mapping, pairs) == ({"a": b"1", "b": None}, [("a", b"1"), ("a", b"2")])
-    assert [list(record.headers) for record in committed(case, topic)] == [[*mapping.items()], pairs] * 2
+    assert [headers_of(record) for record in committed(case, topic)] == [[*mapping.items()], pairs] * 2
 
 
 # ------------------------------------------------------------------------------------------- Transactions

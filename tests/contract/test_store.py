@@ -221,7 +221,8 @@ operations = st.lists(
 @given(operations=operations, scans=st.lists(st.tuples(keys, keys, st.integers(1, 9), st.integers(1, 40))))
 def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
     """Any sequence of writes, range deletions and flushes; then any scans and gets."""
-    store, model = make_store(), {}
+    store = make_store()
+    model: dict[bytes, bytes] = {}
     for name, *arguments in operations:
         getattr(store, name)(*arguments)
         if name == "write":
@@ -234,7 +235,8 @@ def test_a_store_behaves_like_a_sorted_dict(make_store, operations, scans):
             model = {key: value for key, value in model.items() if not start <= key < stop}
     assert everything(store) == sorted(model.items())
     for start, stop, count_max, bytes_max in scans:
-        expected, size = [], 0
+        expected: list[tuple[bytes, bytes]] = []
+        size = 0
         for key, value in sorted(model.items()):
             if start <= key < stop:
                 size += len(key) + len(value)
@@ -283,7 +285,9 @@ def test_a_killed_store_is_an_earlier_state_of_itself(tmp_path, steps):
     killed = subprocess.run([sys.executable, "-c", WRITE_AND_DIE, tmp_path / "s", str(steps)], check=False)
     assert killed.returncode == -9
     store = rocks_store(tmp_path / "s")
-    state = int(store.get([b"state"])[0])
+    (stored,) = store.get([b"state"])
+    assert stored is not None
+    state = int(stored)
     assert 20 <= state < steps
     found = [key for key, _ in store.scan(b"e", b"f", NO_LIMIT, NO_LIMIT)]
     assert found == [b"e%08d" % n for n in range((state + 1) * 100)]

@@ -135,9 +135,14 @@ def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
 
 def test_the_exit_code_says_how_a_verb_ended(chronos):
     """4 for an unknown id, 1 if it is too late, and the reason on stderr."""
-    for verb in (("get", "nobody"), ("cancel", "nobody"), ("fire", "nobody"), ("reschedule", "nobody", "--in", "1h")):
-        done = chronos(*verb)
-        assert (done.code, done.out) == (4, ""), verb
+    for command in (
+        ("get", "nobody"),
+        ("cancel", "nobody"),
+        ("fire", "nobody"),
+        ("reschedule", "nobody", "--in", "1h"),
+    ):
+        done = chronos(*command)
+        assert (done.code, done.out) == (4, ""), command
         assert "nobody" in done.err
     chronos("send", "--to", "ended", "--in", "0ms", "--id", "past", "x")
     chronos("tail", "ended", "--from", "beginning", "-n", 1)
@@ -470,7 +475,7 @@ def test_the_settings_are_shown_and_checked(tmp_path):
     shown = run("config", "show", "--set", "shards=7")
     path = tmp_path / "chronos.yaml"
     path.write_text(shown.out)
-    assert run("config", "check", "--config", path).out == "the configuration is good\n"
+    assert run("config", "check", "--config", path).out == "the configuration is valid\n"
     assert run("config", "show", "-c", path, "-o", "json").json["shards"] == 7
 
 
@@ -610,12 +615,12 @@ def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
         service.wait_until(lambda: service.pending() == 100, "take them in")
         asked = examine(service)
         assert asked.code == 0
-        assert "only be read and verified while the service is stopped" in asked.out
+        assert "stores can be verified only while the service is stopped" in asked.out
         service.stop()
         done = examine(service)
         assert done.code == 0, done.out
-        assert done.out.count("every checksum is right") == 3
-        assert done.out.endswith("\nnothing is wrong\n")
+        assert done.out.count("all checksums match") == 3
+        assert done.out.endswith("\nno problems found\n")
         service.start()
         assert service.pending() == 100
 

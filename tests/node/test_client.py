@@ -123,8 +123,8 @@ def test_the_answer_of_another_program_is_recognised():
         [sys.executable, "-c", "import http.server as h; s=h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler);"
          "print(s.server_port, flush=True); s.serve_forever()"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    assert server.stdout is not None
     try:
-        assert server.stdout is not None
         port = int(server.stdout.readline())
         with (
             chronos.Client(f"http://127.0.0.1:{port}", retries=0) as client,
@@ -185,7 +185,8 @@ OK = b"HTTP/1.1 202 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (
 @pytest.mark.parametrize("first", [BUSY, b""], ids=["asked to come back", "connection closed"])
 def test_a_message_with_an_id_is_sent_again(first):
     """Its id makes it the same message."""
-    port, seen = free_port(), []
+    port = free_port()
+    seen: list[bytes] = []
     thread = answering(port, [first, OK], seen)
     with chronos.Client(f"http://127.0.0.1:{port}") as client:
         assert client.schedule("t", delay="1ms", id="a").id == "a"
@@ -196,7 +197,8 @@ def test_a_message_with_an_id_is_sent_again(first):
 @pytest.mark.parametrize(("first", "error"), [(BUSY, ServiceFailed), (b"", Unreachable)])
 def test_a_message_without_an_id_is_sent_once(first, error):
     """It might be scheduled twice otherwise."""
-    port, seen = free_port(), []
+    port = free_port()
+    seen: list[bytes] = []
     thread = answering(port, [first], seen)
     with chronos.Client(f"http://127.0.0.1:{port}") as client, pytest.raises(error):
         client.schedule("t", delay="1ms")
@@ -206,7 +208,8 @@ def test_a_message_without_an_id_is_sent_once(first, error):
 
 def test_the_reason_of_a_refusal_survives_a_retry_that_is_not_answered():
     """The service said why before it fell silent."""
-    port, seen = free_port(), []
+    port = free_port()
+    seen: list[bytes] = []
     thread = answering(port, [BUSY, b""], seen)
     with (
         chronos.Client(f"http://127.0.0.1:{port}", retries=1) as client,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.embedded.log import EmbeddedLog
+from chronos.adapters.embedded.log import MEMTABLE_BYTES, EmbeddedLog
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
@@ -33,8 +33,8 @@ NO_LIMIT = 10**9
 TARGETS = ("a", "b", "c")
 
 
-def open_log(path: Path, **settings: int) -> EmbeddedLog:
-    log = EmbeddedLog(path, clock=SystemClock(), **{"disk_reserve_bytes": 0, **settings})
+def open_log(path: Path, *, disk_reserve_bytes: int = 0, memtable_bytes: int = MEMTABLE_BYTES) -> EmbeddedLog:
+    log = EmbeddedLog(path, clock=SystemClock(), disk_reserve_bytes=disk_reserve_bytes, memtable_bytes=memtable_bytes)
     own = [TopicSpec(name=name, partitions=2, settings={}) for name in ("chronos.progress", "own")]
     log.prepare(own, create=True)
     return log

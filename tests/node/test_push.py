@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -101,7 +101,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
     assert plan == plan_once(early=False)
     assert len(plan.messages) + len(plan.decisions) >= 3
     for _, _, _, headers, _ in plan.messages:
-        names = [name for name, _ in (headers.items() if isinstance(headers, dict) else headers)]
+        names = [name for name, _ in (headers.items() if isinstance(headers, Mapping) else headers)]
         assert len(names) == len(set(names))
         assert {"own", "chronos-id", "chronos-due-at", "chronos-source"} <= set(names)
 

@@ -93,7 +93,8 @@ def test_a_store_whose_logs_were_trimmed_while_it_was_fetched_is_fetched_again(t
         step(replica, clock, 5)
         copies.append((replica.state.applied, store.scan(b"", b"\xff", 10**6, 10**9)))
     replica.close()
-    fresh, restored = MemoryStore(), []
+    fresh = MemoryStore()
+    restored: list[int] = []
 
     def restore(cost: RecoveryCost) -> bool:
         if not cost.store_empty and cost.logs_complete:

@@ -138,7 +138,7 @@ class Simulation(ClusterPart):
             holders = self.cluster.holders(shard)
             given = self.ensemble.roles.shards.get(shard, ShardRoles())
             if not len(holders) == len(given.replicas) == min(self.cluster.replication, len(present)):
-                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
+                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'no node'}")
             misplaced += [
                 f"{node.name} does not give up shard {shard}"
                 for node in present

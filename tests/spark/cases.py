@@ -43,7 +43,7 @@ class Case:
 
     # --- the delay topic
 
-    def send(self, offset: int, due_ms: int | None, **changed: Any) -> Case:
+    def send(self, offset: int, due_ms: int | None, /, **changed: Any) -> Case:
         """A record; sent a minute before the window begins, without a key."""
         row = {
             "shard": 0, "offset": offset, "timestamp_ms": T - 60_000 + offset, "key": None, "value": b"v",
@@ -99,7 +99,7 @@ class Case:
         self.deliveries.append(row | changed)
         return self
 
-    def read(self, table: str, end: int = PULLED, **changed: Any) -> Case:
+    def read(self, table: str, end: int = PULLED, /, **changed: Any) -> Case:
         """A read of the case's partition of a topic; the first call replaces the default reads."""
         self._own_offsets = True
         row = {"partition": 0, "read_ms": READ_MS} | changed

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.archive.job import ArchivePlan, archive
-from chronos.spark.audit.coverage import CLOCK_TOLERANCE_MS
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.progress import ignore

@@ -22,8 +22,9 @@ import typer
 from chronos.cli.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
+from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
-from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge, summary
+from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
 from chronos.spark.storage import ArchiveStorage

@@ -22,7 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
@@ -270,7 +275,7 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     for moment in moments:
         with log_path.open("ab") as output:
             process = subprocess.Popen(lost.command(), stdout=output, stderr=output, start_new_session=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not moment() and process.poll() is None:
             assert time.monotonic() < deadline, log_path.read_text()[-4_000:]
             time.sleep(0.005)

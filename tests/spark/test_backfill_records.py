@@ -20,7 +20,7 @@ from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.spark import ledger
 from chronos.spark.backfill import job as module
-from chronos.spark.backfill.job import selection
+from chronos.spark.backfill import selection
 from chronos.spark.backfill.sending import (
     PORTION_BYTES,
     PORTION_ROWS,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.backfill.job import selection
+from chronos.spark.backfill import selection
 from chronos.spark.requests import Request
 from tests.spark.lost import START_MS
 
@@ -125,11 +125,11 @@ PLANNED = (
 
 def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
     """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
-    plain: dict[str, Any] = {
+    plain: dict[str, object] = {
         "target": "t", "bytes_max": 2_000, "keyed_only": False, "target_key": None, "expire_at_ms": None,
         "value": b"v" * 1_000, "id": b"i", "headers": [],
     }  # fmt: skip
-    rows = [
+    rows: list[dict[str, object]] = [
         {"name": "plain"}, {"name": "expired", "expire_at_ms": T - 1}, {"name": "expires now", "expire_at_ms": T},
         {"name": "no topic", "bytes_max": None, "keyed_only": None}, {"name": "no key", "keyed_only": True},
         {"name": "key", "keyed_only": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},

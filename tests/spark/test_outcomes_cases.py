@@ -96,7 +96,6 @@ def ended_otherwise() -> list[Case]:
 def carried_on() -> list[Case]:
     """Cases of messages that were moved, retried or repeated."""
     mine = {"id": b"mine", "on_conflict": "reject"}
-    again = {"outcome": "again", "source_offset": 0}
     return [
         Case("moved within the window", {A: ("delivered", None)})
         .send(0, DUE, **mine).act("reschedule", 1, b"mine", at_ms=T, due_ms=LATER).deliver(0, LATER, LATER),
@@ -127,21 +126,21 @@ def carried_on() -> list[Case]:
         .step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("an occurrence of a series, moved into the window before it was due", {(0, 2): ("delivered", None)})
         .send(0, T - HOUR_MS, timestamp_ms=T - 2 * HOUR_MS, **mine)
-        .decide(**again, at_ms=T - HOUR_MS, next_due_ms=T - 1_000, occurrence=2)
+        .decide("again", 0, T - HOUR_MS, next_due_ms=T - 1_000, occurrence=2)
         .act("reschedule", 900, b"mine", at_ms=T - 60_000, due_ms=DUE).deliver(0, DUE, DUE, occurrence=2)
         .step(T - 2 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, 1).step(T - 60_000, T - 60_000, 900)
         .step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("a series: twice delivered, the third to come", {A: ("delivered", None), (0, 2): ("delivered", None)})
-        .send(0, DUE).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
+        .send(0, DUE).deliver(0, DUE, DUE).decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
         .deliver(0, LATER, LATER, occurrence=2)
-        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
+        .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
         Case("a series: one occurrence is lost", {A: ("delivered", None), (0, 2): ("missing", None)})
-        .send(0, DUE).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
-        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
+        .send(0, DUE).deliver(0, DUE, DUE).decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
+        .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=3, in_step=2),
         Case("a series that began before the window", {(0, 7): ("delivered", None), (0, 8): ("missing", None)})
-        .send(0, T - 9 * HOUR_MS).decide(**again, at_ms=T - HOUR_MS, next_due_ms=DUE, occurrence=7)
-        .deliver(0, DUE, DUE, occurrence=7).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=8, in_step=2)
-        .decide(**again, at_ms=LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=9, in_step=3)
+        .send(0, T - 9 * HOUR_MS).decide("again", 0, T - HOUR_MS, next_due_ms=DUE, occurrence=7)
+        .deliver(0, DUE, DUE, occurrence=7).decide("again", 0, DUE, next_due_ms=LATER, occurrence=8, in_step=2)
+        .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=9, in_step=3)
         .step(T - 10 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, PULLED).step(DUE, DUE, PULLED)
         .step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("a late occurrence is skipped", {A: ("skipped", None), (0, 2): ("delivered", None)})
@@ -152,7 +151,7 @@ def carried_on() -> list[Case]:
         Case("a series is given its first time", {A: ("delivered", None)})
         .send(0, DUE).decide("skipped", 0, DUE, next_due_ms=LATER).deliver(0, LATER, LATER),
         Case("a series is cancelled", {A: ("delivered", None), (0, 2): ("cancelled", None)})
-        .send(0, DUE, **mine).deliver(0, DUE, DUE).decide(**again, at_ms=DUE, next_due_ms=LATER, occurrence=2)
+        .send(0, DUE, **mine).deliver(0, DUE, DUE).decide("again", 0, DUE, next_due_ms=LATER, occurrence=2)
         .act("cancel", 900, b"mine", at_ms=DUE + 1)
         .step(T, 0, 0).step(DUE, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
     ]  # fmt: skip

@@ -105,7 +105,8 @@ def unread(history: History) -> set[int]:
 def test_every_loss_is_found(spark: SparkSession, seed: int) -> None:
     """Each delivery removed from the archive is missing, and no other is."""
     histories, dice = played(seed, drained=True), random.Random(seed)
-    kept, lost = [], Counter()
+    kept: list[Row] = []
+    lost: Counter[tuple[int, int, int]] = Counter()
     for row in (row for history in histories for row in history.delivered()):
         if dice.random() < 0.2:
             lost[token(row)] += 1
@@ -132,7 +133,9 @@ def test_a_loss_is_pending_until_it_is_proved(spark: SparkSession, seed: int) ->
 def test_every_duplicate_and_every_early_delivery_is_found(spark: SparkSession, seed: int) -> None:
     """Records added to the targets, or dated before their due time, are found, and no others."""
     histories, dice = played(seed, drained=True), random.Random(seed)
-    rows, doubled, early = [], set(), set()
+    rows: list[Row] = []
+    doubled: set[tuple[int, int, int]] = set()
+    early: set[tuple[int, int, int]] = set()
     for row in (row for history in histories for row in history.delivered()):
         number = dice.random()
         if number < 0.1:

@@ -1,4 +1,4 @@
-"""Progress of Spark jobs on stderr: the text of a step, the lines where stderr is no terminal, Spark's log file."""
+"""Progress of Spark jobs on stderr: the text of a step, the lines where stderr is not a terminal, Spark's log file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_line_names_the_step_with_count_time_rate_and_tasks(
 
 
 class Lines(io.StringIO):
-    """A stream that is no terminal and reports when it holds enough lines."""
+    """A stream that is not a terminal and reports when it holds enough lines."""
 
     def __init__(self, enough: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Action, ConditionalSchedule, Record
+from chronos.core.message import Action, ConditionalSchedule, Record, Rejection
 from chronos.core.message import OnConflict as Policy
 from chronos.core.parsing import parse
 from chronos.core.progress import Progress, unpack_progress
@@ -44,14 +44,15 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
 
 def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event]], owners: dict[int, bytes]) -> None:
     command = parse(record, RULES)
-    if type(command) is Action:
+    assert not isinstance(command, Rejection)
+    if isinstance(command, Action):
         verb = command.verb.name.lower().replace("_", "-")
         if verb != "probe":
             found[command.id].append(Event(verb, record.offset, record.timestamp_ms, command.due_ms, *cursor))
         return
-    entry = command.entry if type(command) is ConditionalSchedule else command
+    entry = command.entry if isinstance(command, ConditionalSchedule) else command
     message_id = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
-    takes_over = type(command) is ConditionalSchedule and command.on_conflict is Policy.REPLACE
+    takes_over = isinstance(command, ConditionalSchedule) and command.on_conflict is Policy.REPLACE
     owners[record.offset] = message_id
     found[message_id].append(
         Event("schedule", record.offset, record.timestamp_ms, entry.due_ms, *cursor, entry.target, entry.due_ms, takes_over)

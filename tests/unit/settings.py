@@ -1,7 +1,7 @@
 """How many examples Hypothesis generates: `@examples(150, 1_500)`.
 
-`CHRONOS_EXAMPLES` chooses: unset or `fast` takes the first number, `whole` the second, a number replaces both
-(`CHRONOS_EXAMPLES=20000 pytest tests/unit` searches longer).
+`TEST_EXAMPLES` chooses: unset or `fast` takes the first number, `whole` the second, a number replaces both
+(`TEST_EXAMPLES=20000 pytest tests/unit` searches longer).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from hypothesis import settings
 
-CHOSEN = os.environ.get("CHRONOS_EXAMPLES", "fast")
+CHOSEN = os.environ.get("TEST_EXAMPLES", "fast")
 
 
 def examples(fast: int, whole: int) -> settings:

@@ -96,7 +96,7 @@ def test_equal_replicas_share_the_shards_in_preferred_order() -> None:
 BEST = {
     "the furthest wins": ((5, 9, 7), "b"),
     "unknown never wins": ((None, 0, None), "b"),
-    "nobody is known": ((None, None, None), None),
+    "no progress is known": ((None, None, None), None),
     "a tie goes to the first": ((9, 9, 3), "a"),
 }
 
@@ -165,7 +165,7 @@ def test_without_members_there_is_no_master_and_the_next_member_becomes_it() -> 
 # --- Epochs ---------------------------------------------------------------------------------------
 
 EPOCHS = {
-    "nobody knows a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
+    "no log contains a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
     "a later one was reported": (ReplicaReport(applied=1, role_epoch=8), 9),
     "another wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="b"), 4),
     "it wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),

@@ -128,8 +128,8 @@ def test_the_assignment_follows_from_the_published_roles(
 def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
     case = Case()
-    stranger = Node(case, "c")
-    assert stranger.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
+    outsider = Node(case, "c")
+    assert outsider.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
 
 
 def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: Case) -> None:

@@ -113,7 +113,7 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "other_id",
     [
         pytest.param(b"%d-%d-0" % (SHARD, NOW_MS + 50), id="a message with a key stands there"),
         pytest.param(b"%d-%d-7" % (SHARD, NOW_MS + 50), id="nothing stands there"),
@@ -121,11 +121,11 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
         pytest.param(b"7-%d-0" % (NOW_MS + 50), id="no shard's"),
     ],
 )
-def test_a_generated_id_of_no_message_finds_nothing(stranger):
+def test_a_generated_id_of_no_message_finds_nothing(other_id):
     """The entry at the position in a generated id has that id only if it has no key and was not moved."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a")], NOW_MS)
-    assert played.find(stranger) is None
+    assert played.find(other_id) is None
 
 
 def read_all(

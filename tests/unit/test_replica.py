@@ -371,7 +371,7 @@ def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
     [({"confirmed": False}, POLL_MS), ({"predecessor_active": True}, PREDECESSOR_POLL_MS)],
     ids=["unconfirmed", "predecessor active"],
 )
-def test_a_new_master_that_must_wait_fences_nobody(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
+def test_a_new_master_that_must_wait_fences_no_writer(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
     """It stays a follower, and records that arrive do not end its wait."""
     case.commit()
     follower(case)

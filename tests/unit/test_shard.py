@@ -300,7 +300,7 @@ def test_a_new_message_does_not_overtake_stored_ones_that_were_not_scanned_yet(s
     scenario.run(T)
     scenario.send("cancel", b"a0")
     new = scenario.send("schedule", None, T + 5)
-    # The limit is spent on one that was cancelled and one that was not: the third is stored, but nobody saw it.
+    # The limit is spent on one that was cancelled and one that was not: the third is stored, but no step has read it.
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[1])]
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[2]), (T + 5, new)]
 

@@ -158,7 +158,7 @@ def test_a_duration_that_was_shown_is_read_as_the_same_duration(duration_ms: int
     assert parse_duration_ms(format_duration(duration_ms)) == duration_ms
 
 
-def test_epoch_seconds_are_told_from_epoch_milliseconds() -> None:
+def test_epoch_seconds_are_distinguished_from_epoch_milliseconds() -> None:
     assert looks_like_seconds(1_798_000_000)
     assert looks_like_seconds(parse_time_ms("2000-12-31T23:59:59.999Z"))
     assert not looks_like_seconds(parse_time_ms("2001-01-01T00:00:00Z"))

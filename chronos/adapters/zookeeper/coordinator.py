@@ -249,7 +249,7 @@ def _translated() -> Iterator[None]:
         raise CoordinatorUnavailable(f"ZooKeeper did not answer within {ANSWER_S:g} s") from error
     except KazooException as error:
         reason = str(error) or type(error).__name__
-        raise CoordinatorUnavailable(f"ZooKeeper did not do what it was asked: {reason}") from error
+        raise CoordinatorUnavailable(f"ZooKeeper refused the request: {reason}") from error
     except (OSError, RuntimeError) as error:
         # This machine has no file descriptor, or no thread, left.
         raise CoordinatorUnavailable(f"ZooKeeper could not be asked: {error}") from error

@@ -50,7 +50,7 @@ def inspect(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
         raise CoordinatorUnavailable(f"ZooKeeper did not answer within {ANSWER_S:g} s") from error
     except KazooException as error:
         reason = str(error) or type(error).__name__
-        raise CoordinatorUnavailable(f"ZooKeeper did not do what it was asked: {reason} (under {base})") from error
+        raise CoordinatorUnavailable(f"ZooKeeper refused the request: {reason} (under {base})") from error
     finally:
         client.stop()
         client.close()

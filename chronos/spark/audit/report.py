@@ -32,9 +32,9 @@ LINE_COLOURS = {
 """Colour of each line of the lateness plot on a light and on a dark page."""
 
 MEANINGS = {
-    "delivered": "found in its target once, not before it was due",
-    "missing": "settled, by proof of the logs, and not in its target",
-    "duplicated": "found more than once, or delivered although it had ended otherwise",
+    "delivered": "found in its target once, not before its due time",
+    "missing": "proved to be settled, and not in its target",
+    "duplicated": "found more than once, or found although it ended in another way",
     "early": "found with a timestamp more than 0.5 s before its due time",
     "cancelled": "cancelled in time",
     "replaced": "replaced by a later message with its id",
@@ -43,7 +43,7 @@ MEANINGS = {
     "rejected": "refused when it was pulled; in the rejected topic, unless its producer asked to ignore conflicts",
     "skipped": "an occurrence of a late series, skipped by its policy",
     "pending": "not judged yet: the logs do not prove that it is settled",
-    "unknown": "cannot be judged: the archive has a gap there, or does not hold the target",
+    "unknown": "cannot be judged: the archive has a gap, or does not contain the target",
 }
 
 assert set(COLOURS) == set(MEANINGS) == set(OUTCOMES)

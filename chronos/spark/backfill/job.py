@@ -298,7 +298,7 @@ class Backfill:
                 cause = _cause(error)
                 if not left:
                     raise ArchiveFailed(
-                        f"run {run.run} is unfinished: {cause}. The log holds what was sent: the same command sends the rest"
+                        f"run {run.run} is unfinished: {cause}. The log records which messages were sent: the same command sends the rest"
                     ) from error
                 log.warning("an attempt at sending failed; reconciling with the log", run=run.run, reason=cause)
                 continue
