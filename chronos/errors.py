@@ -3,15 +3,15 @@
     ChronosError
     ├── Stop                     the process must stop; `exit_code` says how
     │   ├── ConfigurationError   2: a setting is wrong; every problem is listed
-    │   ├── StoreCorrupt         5: bytes of the store are damaged or unknown
+    │   ├── StoreCorrupt         5: bytes of the store are damaged, missing or of an unknown format
     │   ├── StoreInUse           1: another process holds the data directory
     │   ├── LogMismatch          1: the log is not the one the store was built from
     │   ├── Deposed              1: another node is master of this shard
     │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
     │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
     │   ├── ArchiveInUse         1: another process writes to the archive
-    │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds that of another cluster, topic or format
-    └── Retry                    nothing was lost; the same thing may be tried again
+    │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds another cluster's, topic's or format's
+    └── Retry                    nothing was lost; the same call may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
@@ -19,7 +19,7 @@
         ├── ProducerLost         1: the producer is unusable: make a new one and recover
         ├── ApplyFailed          1: the store failed to write what is committed: replay it from the log
         ├── CoordinatorUnavailable  3: the coordinator does not answer, or not in time
-        ├── RoleStale            1: the progress log has a later role than this node
+        ├── RoleStale            1: another node wrote progress with the same or a later role epoch
         └── ArchiveFailed        1: the archive could not be read or written; its contents stay
 
 A message that must be refused is not an exception but a value, `core.message.Rejection`.
@@ -60,7 +60,7 @@ class StoreInUse(Stop):
 
 
 class LogMismatch(Stop):
-    """A topic was recreated, trimmed ahead of the store, or given another number of partitions."""
+    """A topic was recreated, trimmed ahead of the store, given another number of partitions, or has unknown records."""
 
 
 class Deposed(Stop):
@@ -82,11 +82,11 @@ class ArchiveInUse(Stop):
 
 
 class ArchiveUnusable(Stop):
-    """The location cannot hold an archive, or holds that of another cluster, topic or format."""
+    """The location cannot hold an archive, or holds the archive of another cluster, topic or format."""
 
 
 class Retry(ChronosError):
-    """Nothing was lost. The same thing may be tried again, later or with a new client."""
+    """Nothing was lost. The same call may be tried again, later or with a new client."""
 
 
 class LogUnavailable(Retry):
@@ -102,7 +102,7 @@ class NoSpace(Retry):
 class ClockDisagrees(Retry):
     """The broker's clock and this machine's differ by more than law 2 allows.
 
-    `aborted` is true if a transaction was aborted for it.
+    `aborted` is true if a transaction was aborted because of it.
     """
 
     def __init__(self, text: str, *, aborted: bool = False) -> None:
@@ -123,9 +123,9 @@ class TransactionAborted(Retry):
 
 
 class ProducerLost(Retry):
-    """Fenced, timed out, or fatal: only the progress log shows whether the last transaction committed.
+    """The producer was fenced, timed out or failed: only the progress log shows whether its last transaction committed.
 
-    `poison_likely` as with TransactionAborted: some refusals make the producer unusable too.
+    `poison_likely` means the same as for TransactionAborted: some refusals also make the producer unusable.
     """
 
     def __init__(self, text: str, *, poison_likely: bool = False) -> None:
@@ -134,7 +134,7 @@ class ProducerLost(Retry):
 
 
 class ApplyFailed(Retry):
-    """A write to the store failed, perhaps of a committed step: start again from the store, and replay."""
+    """A write to the store failed, possibly that of a committed step: start again from the store and replay the log."""
 
 
 class CoordinatorUnavailable(Retry):
@@ -144,7 +144,7 @@ class CoordinatorUnavailable(Retry):
 
 
 class RoleStale(Retry):
-    """The progress log has a record of another node with a role epoch that is not smaller: wait for a newer role."""
+    """Another node wrote a progress record with the same or a greater role epoch: wait for a newer role."""
 
 
 class ArchiveFailed(Retry):

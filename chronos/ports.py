@@ -1,4 +1,4 @@
-"""What the workers need from outside: a log, a store, a clock, a coordinator. Few verbs, and the laws they keep.
+"""The ports of the workers: a log, a store, a clock, a coordinator and checkpoints, and the laws that they keep.
 
 Two logs (`adapters.kafka`, `adapters.embedded`) and two stores (`adapters.rocksdb`, `adapters.memory`) implement them;
 `tests/contract` holds one suite for each port and runs it over all implementations.
@@ -38,19 +38,19 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """A topic as the log described it."""
 
     id: str
-    """Topic id; another one after the topic was deleted and created again."""
+    """Topic id; it changes when the topic is deleted and created again."""
     partitions: int
     """Number of partitions."""
     leaderless: frozenset[int]
     """Partitions without a live leader."""
     bytes_max: int
-    """Largest record batch the topic takes, in bytes (`max.message.bytes`)."""
+    """Largest record batch that the topic accepts, in bytes (`max.message.bytes`)."""
     compacted: bool = False
     """A compacted topic refuses records without a key."""
     writable: bool = True
     """The broker lets Chronos write to it."""
     replicas: int | None = None
-    """Replicas of the partition that has the fewest; None where the log has none."""
+    """Replicas of the partition that has the fewest; None if the log does not replicate."""
 
 
 class Appended(Struct, frozen=True, kw_only=True):
@@ -59,10 +59,11 @@ class Appended(Struct, frozen=True, kw_only=True):
     partition: int
     offset: int
     timestamp_ms: int
+    """Broker time of the append (epoch ms)."""
 
 
 class TopicSpec(Struct, frozen=True, kw_only=True):
-    """One of Chronos's own topics, as it must be."""
+    """A topic to create or check: its partitions and settings."""
 
     name: str
     partitions: int
@@ -85,7 +86,7 @@ class Reader(Protocol):
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a record, or for the position to move past a marker; False after the time."""
+        """Wait for a record, or for the position to move past a marker; False if the time passes first."""
 
     def seek(self, offset: int) -> None:
         """Continue from another offset."""
@@ -109,9 +110,9 @@ class Writer(Protocol):
 
         `verify` is called once before the commit, on any thread, with the broker's timestamp of the progress record; if
         it raises, the transaction is aborted and the exception passed on. `meanwhile` is called once, on the caller's
-        thread, during the wait for the brokers where the log has one; the log knows nothing else about it.
-        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (unknown: only the progress
-        log tells; make a new writer).
+        thread, while a log with brokers waits for them.
+        Raises TransactionAborted (nothing is written, this writer may go on) or ProducerLost (only the progress log shows
+        whether the transaction committed; make a new writer).
         """
 
     def close(self) -> None:
@@ -147,22 +148,22 @@ class TopicLog(Protocol):
         """Describe topics as they are now, without creating any; None for a missing one."""
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
-        """Return the partition's first and last offsets, asked of the broker now."""
+        """Return the partition's first and last offsets, as the broker reports them now."""
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """Return the last stable offset only, on a connection of its own: every step that selects asks for it."""
+        """Return the last stable offset only, over a connection of its own: a master with due messages calls it."""
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset whose record is at or after that time; the stable end when there is none yet."""
+        """Return the first offset whose record is at or after that time; the last stable offset if there is none yet."""
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before the offset, never beyond the stable end; offsets are never reused."""
+        """Delete the records before the offset, never beyond the last stable offset; offsets are never reused."""
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset of a consumer group; None where the group committed nothing."""
+        """Return the committed offset of a consumer group; None if the group committed nothing."""
 
     def ping(self, timeout_s: float) -> bool:
-        """Return whether a broker answers within the time. Called continually, so it leaves nothing behind."""
+        """Return whether a broker answers within the time. It is called continually and keeps no resources."""
 
 
 class Log(RecordLog, TopicLog, Protocol):
@@ -173,7 +174,7 @@ class Store(StoreView, Protocol):
     """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """Apply the deletes, then the puts, all or nothing. Raises NoSpace when nothing was written, StoreCorrupt."""
+        """Apply the deletes, then the puts, all or nothing. Raises NoSpace if nothing was written, StoreCorrupt."""
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete `start <= key < stop` with one range tombstone."""
@@ -184,7 +185,7 @@ class Store(StoreView, Protocol):
     def checkpoint(self, path: Path) -> None:
         """Flush, and copy everything written so far to a folder that must not exist yet.
 
-        The copy holds whole writes only and can be opened as a store. Other threads may read and write meanwhile.
+        The copy contains complete writes only and can be opened as a store. Other threads may read and write meanwhile.
         """
 
     def verify(self) -> int:
@@ -194,10 +195,10 @@ class Store(StoreView, Protocol):
         """Return the bytes on disk."""
 
     def background_error(self) -> str | None:
-        """Return why the store takes no writes at the moment; None when it does."""
+        """Return the reason why the store refuses writes at the moment; None if it accepts them."""
 
     def reopen(self) -> None:
-        """Reopen after a background error, as after a crash, with what was flushed. NoSpace while there is no room."""
+        """Reopen after a background error, as after a crash, with the flushed writes. Raises NoSpace while the disk is full."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -210,29 +211,29 @@ class Clock(Protocol):
         """Return epoch milliseconds, rounded down."""
 
     def stepped_ms(self) -> int:
-        """Return by how much the wall clock was stepped against the boot clock since the start."""
+        """Return the milliseconds by which the wall clock was stepped against the boot clock since the start."""
 
 
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
-    """What a node knows of the cluster at one moment."""
+    """The knowledge of a node about the cluster at one moment."""
 
     roles: Roles | None
-    """As last read; None before the first were published, or after the session is lost: this node is then no master."""
+    """As last read; None before the first publication and after a lost session: this node then is not a master."""
     members: Mapping[str, Member]
     """Nodes with a live session, as last read."""
     confirmed: bool
-    """The session is connected, so `roles` is up to date. False: keep the current roles, but take no new one."""
+    """The session is connected, so `roles` is up to date. False: the node keeps its current roles and takes no new one."""
 
 
 class Coordinator(Protocol):
     """Membership, and one leader among the members. Safety never rests on it: the log fences (law 5).
 
-    Suspended (no server answers): `confirmed` is False, masters go on, the controller decides nothing. Lost (the session
+    Suspended (no server answers): `confirmed` is False, masters continue, the controller decides nothing. Lost (the session
     has ended): `roles` is None, masters step down; `join` again.
     """
 
     def join(self, member: Member) -> None:
-        """Take this node's place; at once if its own data directory held it, otherwise after a session time-out.
+        """Register this node, at once if its own data directory was registered under its id, else after a session time-out.
 
         Raises NodeIdTaken when another data directory has the id; CoordinatorUnavailable.
         """
@@ -241,35 +242,37 @@ class Coordinator(Protocol):
         """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
 
     def look(self) -> ClusterSnapshot:
-        """Return what is known now, without asking a server."""
+        """Return the present knowledge, without a request to a server."""
 
     def request(self, request: Request) -> None:
-        """Leave a request for the controller. Raises CoordinatorUnavailable."""
+        """Store a request for the controller. Raises CoordinatorUnavailable."""
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """Act as the controller if this node is it for certain: read, plan, publish what changed; return whether it is.
+        """If this node is certain to be the controller, read, plan and publish the changes; return whether it is.
 
         Roles are published only if no other node published since the read, and the requests read are answered with them.
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the snapshot may have changed; False after the time."""
+        """Wait until the snapshot may have changed; False if the time passes first."""
 
     def leave(self) -> None:
-        """End the session and give up the place, so that other nodes need not wait for it to expire."""
+        """End the session and the registration, so that other nodes need not wait for them to expire."""
 
 
 class CheckpointFile(Struct, frozen=True, kw_only=True):
     """One file of a checkpoint."""
 
     name: str
+    """Name in the checkpoint's folder."""
     bytes: int
+    """Size of its content."""
     blake2b: str
     """Digest of its content, 32 bytes in hexadecimal."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """The manifest of a checkpoint: the store it is of, its positions in the two logs, and the digests that prove it whole."""
+    """The manifest of a checkpoint: its store, its positions in the two logs, and the digests that prove it complete."""
 
     format: int
     """Version of the manifest."""
@@ -279,8 +282,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     version: str
     """Version of Chronos that made it."""
     made_at_ms: int
+    """Clock of that node when it was made (epoch ms)."""
     identity: Identity
-    """What the store belongs to: a checkpoint may be used only where all of it is the same."""
+    """Identity of the store: a checkpoint may be used only for a store with exactly this identity."""
     applied: int
     """Offset in the progress partition from which to replay."""
     pull_offset: int
@@ -288,17 +292,18 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     cursor_due_ms: int
     cursor_offset: int
     progress_ms: int
-    """Timestamp of the last progress record applied."""
+    """Broker timestamp of the last progress record applied (epoch ms)."""
     pending: int
     """Number of pending messages."""
     digest: str
     """`core.digest` of the store, with `remembered_ms`."""
     remembered_ms: int
+    """Time in ms for which the digest covers settled id states."""
     files: tuple[CheckpointFile, ...]
 
     @property
     def name(self) -> str:
-        """Name in its folder; the further a checkpoint is, the later its name sorts."""
+        """Name in its folder; names sort by `applied`."""
         return f"{self.applied:020d}-{self.node}"
 
     @property
@@ -308,16 +313,16 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints(Protocol):
-    """Copies of stores at another place. Raises Retry while that place cannot be read or written."""
+    """Copies of stores in another location. Every method raises Retry while the location cannot be read or written."""
 
     def save(self, shard: int, store: Store, now_ms: int) -> Checkpoint:
-        """Make a checkpoint and read all of it back; it counts only once every byte was right."""
+        """Make a checkpoint and read all of it back; it is complete only once every byte was verified."""
 
     def kept(self, shard: int, identity: Identity) -> Sequence[Checkpoint]:
-        """Return the complete checkpoints of this shard of these topics, the furthest first."""
+        """Return the complete checkpoints of the shard with this identity, those with the greatest `applied` first."""
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all its files are still there in their sizes, without reading them."""
+        """Return whether all its files still exist with the right sizes, without reading them."""
 
     def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
-        """Remove all but the furthest `keep` and what incomplete ones left; return the names removed."""
+        """Remove all but the `keep` furthest checkpoints, and the files of incomplete ones; return the names removed."""

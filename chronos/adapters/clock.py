@@ -1,4 +1,4 @@
-"""The time of this machine, and by how much its wall clock was stepped."""
+"""The clock of this machine, and the steps of its wall clock."""
 
 import time
 
@@ -14,7 +14,7 @@ class SystemClock:
         return self._wall_ns() // 1_000_000
 
     def stepped_ms(self) -> int:
-        """Return by how much the wall clock was stepped against the boot clock since the start."""
+        """Return the milliseconds by which the wall clock was stepped against the boot clock since the start."""
         return int((self._wall_minus_boot_ns() - self._difference_ns) / 1_000_000)
 
     def _wall_ns(self) -> int:

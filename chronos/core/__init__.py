@@ -1,1 +1,1 @@
-"""The pure heart of Chronos: values in, values out. No I/O, no clock, no randomness, no threads."""
+"""The pure core of Chronos: values in, values out. No I/O, no clock, no randomness, no threads."""

@@ -28,7 +28,7 @@ REBALANCE_PAUSE_MS = 5_000
 """Time between two moves that only spread masters, and after any other change of master: each move delays deliveries."""
 
 LAG_MAX = 1_000
-"""Progress records by which a caught-up replica may be behind; it reads them in well under a second."""
+"""Progress records by which a replica may lag and still count as caught up: it reads them in well under a second."""
 
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
@@ -44,13 +44,13 @@ def plan(view: ClusterView) -> Roles:
     5. At most one shard is moved only to spread masters evenly.
     """
     table = _Table(view)
-    table.note()  # 1
-    table.hold()  # 2
+    table.record_progress()  # 1
+    table.place_replicas()  # 2
     for request in view.requests:  # 3
         table.answer(request)
     before = None
     for _ in range(PASSES_MAX):
-        table.hold()
+        table.place_replicas()
         table.assign()  # 4
         table.spread()  # 5
         after = table.roles()
@@ -99,7 +99,7 @@ class _Table:
         """Return the reports of all members about the shard."""
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
-    def note(self) -> None:
+    def record_progress(self) -> None:
         """Record the greatest progress of each shard, and since when nodes are away."""
         for shard, given in self.shards.items():
             applied = max((replica.applied or 0 for replica in self.reported(shard)), default=0)
@@ -110,23 +110,23 @@ class _Table:
 
     # --- replicas
 
-    def hold(self) -> None:
-        """Assign replicas: kept where they are, spread evenly; then move at most one towards an even spread."""
+    def place_replicas(self) -> None:
+        """Keep replicas where they are, add missing ones, then start at most one move towards an even spread."""
         for shard, given in self.shards.items():
-            nodes = self._all(given) if self.view.replication is None else self._some(shard, given)
-            self._list(shard, nodes)
+            nodes = self._on_all_nodes(given) if self.view.replication is None else self._on_some_nodes(shard, given)
+            self._set_replicas(shard, nodes)
         if self.view.replication is not None:
             self._even_out()
         listed = {node for given in self.shards.values() for node in given.replicas}
         self.away = {node: since_ms for node, since_ms in self.away.items() if node in listed}
 
-    def _all(self, given: ShardRoles) -> set[str]:
+    def _on_all_nodes(self, given: ShardRoles) -> set[str]:
         return {*given.replicas, *self.members}
 
-    def _some(self, shard: int, given: ShardRoles) -> set[str]:
+    def _on_some_nodes(self, shard: int, given: ShardRoles) -> set[str]:
         count = self.view.replication or 0
-        nodes = {node for node in given.replicas if node in self.members or not self._gone(node)}
-        held = self._held()
+        nodes = {node for node in given.replicas if node in self.members or not self._is_away_too_long(node)}
+        held = self._replica_counts()
         order = _preferred(shard, self.members)
         spare = [node for node in order if node not in nodes and not self.members[node].leaving]
         spare.sort(key=lambda node: held[node])
@@ -139,7 +139,7 @@ class _Table:
 
     def _even_out(self) -> None:
         """Give the node with the fewest replicas one more; a node with more gives it up once the new one has caught up."""
-        held = self._held()
+        held = self._replica_counts()
         moves = [
             (held[given_up] - held[node], -shard, node)
             for shard, given in self.shards.items()
@@ -150,15 +150,15 @@ class _Table:
         in_excess = any(len(given.replicas) > (self.view.replication or 0) for given in self.shards.values())
         if moves and not in_excess and max(moves)[0] >= 2:
             _, shard, node = max(moves)
-            self._list(-shard, {*self.shards[-shard].replicas, node})
+            self._set_replicas(-shard, {*self.shards[-shard].replicas, node})
 
-    def _list(self, shard: int, nodes: Iterable[str]) -> None:
+    def _set_replicas(self, shard: int, nodes: Iterable[str]) -> None:
         self.shards[shard] = replace(self.shards[shard], replicas=tuple(_preferred(shard, nodes)))
 
-    def _held(self) -> Counter[str]:
+    def _replica_counts(self) -> Counter[str]:
         return Counter(node for given in self.shards.values() for node in given.replicas)
 
-    def _gone(self, node: str) -> bool:
+    def _is_away_too_long(self, node: str) -> bool:
         return self.view.now_ms - self.away.get(node, self.view.now_ms) >= self.view.replace_after_ms
 
     def _caught_up(self, shard: int, node: str) -> bool:
@@ -176,38 +176,38 @@ class _Table:
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
             why = f"{request.kind} to {request.node} refused: {reason}"
-            self._note(request.shard, given, given.master, why)
+            self._record_change(request.shard, given, given.master, why)
         elif self.shards[request.shard].master != request.node:
-            self._give(request.shard, request.node, "asked for by an operator")
+            self._assign_master(request.shard, request.node, "asked for by an operator")
 
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)
         reasons = {
             "there is no such request": request.kind != "transfer",
             "there is no such shard": request.shard not in self.shards,
-            "it is no member at the moment": member is None,
+            "it is not a member at the moment": member is None,
             "it is about to stop": member is not None and member.leaving,
             "it is drained": request.node in self.drained,
             "the log does not answer it": member is not None and member.log != OK,
             "it holds no replica": request.node not in self.shards.get(request.shard, ShardRoles()).replicas,
             "its progress is not known yet": self.replica(request.shard, request.node).applied is None,
         }
-        return next((reason for reason, so in reasons.items() if so), None)
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def assign(self) -> None:
         """Assign a master to each shard without one that can stay; a new epoch where the log has a later one."""
         for shard, given in self.shards.items():
             if given.master is None or given.master not in self.members:
-                self._fill(shard, given)
+                self._fill_vacancy(shard, given)
             elif given.master not in given.replicas or not self._may_stay(given.master):
                 candidates = [node for node in self._candidates(shard) if self._may_be_master(node)]
                 if candidates:
-                    self._give(shard, self._best(shard, candidates), self._why_not(given.master))
+                    self._assign_master(shard, self._best(shard, candidates), self._why_replaced(given.master))
         for shard, given in self.shards.items():
             if given.master is not None and self._is_stale(shard, given.master, given.epoch):
-                self._give(shard, given.master, "the progress log knows a later role")
+                self._assign_master(shard, given.master, "the progress log contains a later role")
 
-    def _fill(self, shard: int, given: ShardRoles) -> None:
+    def _fill_vacancy(self, shard: int, given: ShardRoles) -> None:
         """Assign the best candidate to a shard without a live master, at once if it has every record."""
         if given.master is not None:
             self.masters[given.master] -= 1
@@ -220,9 +220,9 @@ class _Table:
         patient = 0 <= self.view.now_ms - vacant.since_ms < PATIENCE_MS
         if candidates and not (behind and patient):
             why = "lost its session" if vacant.previous else "first"
-            self._give(shard, self._best(shard, candidates), why)
+            self._assign_master(shard, self._best(shard, candidates), why)
         elif given.master is not None:
-            self._note(shard, vacant, None, "lost its session, and nobody can follow yet")
+            self._record_change(shard, vacant, None, "lost its session; no replica can take over yet")
 
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]
@@ -231,14 +231,14 @@ class _Table:
     def _may_be_master(self, node: str) -> bool:
         return self._may_stay(node) and self.members[node].log == OK
 
-    def _why_not(self, node: str) -> str:
+    def _why_replaced(self, node: str) -> str:
         member = self.members[node]
         reasons = {
             "leaving": member.leaving,
             "drained": node in self.drained,
             "the log does not answer it": member.log == UNREACHABLE,
         }
-        return next((reason for reason, so in reasons.items() if so), "holds no replica any more")
+        return next((reason for reason, applies in reasons.items() if applies), "holds no replica any more")
 
     def _candidates(self, shard: int) -> list[str]:
         """Return the members that hold a replica of known progress, in preferred order."""
@@ -274,7 +274,7 @@ class _Table:
         ]
         if moves and max(moves)[0] >= 2:
             _, shard, order = max(moves)
-            self._give(-shard, self.shards[-shard].replicas[-order], "spread evenly")
+            self._assign_master(-shard, self.shards[-shard].replicas[-order], "spread evenly")
 
     def _may_gain(self, shard: int, master: str, node: str) -> bool:
         ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
@@ -283,7 +283,7 @@ class _Table:
         since_ms = self.view.since_ms.get(node, self.view.now_ms)
         return self.view.now_ms - since_ms >= self.view.rebalance_after_ms
 
-    def _give(self, shard: int, node: str, why: str) -> None:
+    def _assign_master(self, shard: int, node: str, why: str) -> None:
         given = self.shards[shard]
         seen = max((replica.role_epoch for replica in self.reported(shard)), default=0)
         if given.master is not None:
@@ -297,9 +297,9 @@ class _Table:
             since_ms=self.view.now_ms,
         )
         self.shards[shard] = new
-        self._note(shard, new, node, why)
+        self._record_change(shard, new, node, why)
 
-    def _note(self, shard: int, given: ShardRoles, master: str | None, why: str) -> None:
+    def _record_change(self, shard: int, given: ShardRoles, master: str | None, why: str) -> None:
         self.history.append(
             Change(
                 at_ms=self.view.now_ms,

@@ -25,14 +25,14 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
 
     state: int
     due_ms: int
-    """With `offset`: the position of its entry, now or last."""
+    """With `offset`: the current or last position of its entry (epoch ms)."""
     offset: int
     settled_ms: int = 0
-    """Broker time (epoch ms) at which it stopped being pending; 0 while it is pending."""
+    """Broker time (epoch ms) at which the message stopped being pending; 0 while it is pending."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
-    """Counts of messages by what became of them, since the shard began. Field order is the layout."""
+    """Counts of messages and records by outcome, since the shard began. Field order is the layout."""
 
     accepted: int = 0
     delivered: int = 0
@@ -53,13 +53,13 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     """The state of a shard apart from its messages; written with every change. Field order is the layout."""
 
     applied: int = 0
-    """Offset in the progress partition behind the last record applied."""
+    """Offset in the progress partition after the last record applied."""
     pull_offset: int = 0
-    """Offset in the delay partition behind the last record staged."""
+    """Offset in the delay partition after the last record staged."""
     cursor_due_ms: int = 0
     cursor_offset: int = 0
     watermark_ms: int = 0
-    """Greatest broker timestamp among the records staged."""
+    """Greatest broker timestamp among the records staged (epoch ms)."""
     pending: int = 0
     role_epoch: int = 0
     log_epoch: int = 0
@@ -68,9 +68,9 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     node: str = ""
     """Name of that node, for people."""
     progress_ms: int = 0
-    """Broker timestamp of the last progress record."""
+    """Broker timestamp of the last progress record (epoch ms)."""
     history_minute: int = 0
-    """Last minute for which the cursor history has a row."""
+    """Last minute of the epoch for which the cursor history has a row."""
     totals: Totals = Totals()
 
     @property
@@ -92,9 +92,10 @@ class Identity(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
 
 FRESH = State(cursor_offset=OFFSET_MAX)
+"""The state of a shard that has applied nothing."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors that damaged bytes raise: for text that is not UTF-8 and for unbounded nesting msgspec lets Python's own through."""
+"""Errors of decoding damaged bytes: msgspec's own, and Python's for text that is not UTF-8 and for too deep nesting."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(Entry).decode
@@ -135,7 +136,7 @@ def unpack_id_state(data: bytes) -> IdState:
 
 def pack_state(state: State) -> bytes:
     """Return the bytes of a shard's state."""
-    assert state.pending >= 0, "fewer than no messages are pending"
+    assert state.pending >= 0, "the number of pending messages is negative"
     assert state.applied >= 0, "a position in the progress log is negative"
     return STATE_VERSION + _encode(state)
 

@@ -17,13 +17,13 @@ from chronos.core.step import StoreView
 VERSION = b"\x01"
 
 DIGEST_BYTES = 16
-"""Enough to tell two stores apart by accident; it is no protection against forgery."""
+"""Long enough that different stores never have the same digest by accident; no protection against forgery."""
 
 PORTION_ROWS, PORTION_BYTES = 200, 1_000_000
 """Rows and bytes of one scan: it bounds the memory and the time for which the GIL is held."""
 
 _pack = msgspec.msgpack.Encoder().encode
-"""A row as self-delimiting bytes, so that no two lists of rows have the same encoding."""
+"""Encodes a row as self-delimiting bytes, so that no two lists of rows have the same encoding."""
 
 
 def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
@@ -38,12 +38,12 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     kept_from_ms = max(0, state.progress_ms - remembered_ms)
     found = hashlib.blake2b(VERSION + pack_state(state), digest_size=DIGEST_BYTES)
     due_ms, offset = state.cursor
-    behind = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
-    for rows in _portions(view, behind, _beyond(ENTRY)):
+    after_cursor = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
+    for rows in _portions(view, after_cursor, _beyond(ENTRY)):
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
         found.update(b"".join([_pack(row) for row in rows if _counts(row[1], kept_from_ms)]))
-    # An id state that is missing in the expiry list would never be dropped.
+    # The expiry list is covered too: an id state that is missing from it would never be dropped.
     for rows in _portions(view, expiry_key(kept_from_ms, b""), _beyond(EXPIRY)):
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
@@ -57,7 +57,7 @@ def _counts(data: bytes, kept_from_ms: int) -> bool:
 
 
 def _beyond(space: bytes) -> bytes:
-    """Return the first key behind a space."""
+    """Return the first key after all keys with this prefix."""
     return bytes([space[0] + 1])
 
 

@@ -4,20 +4,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LATENESS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0, 900.0, 3600.0)
-"""Upper bounds of the lateness classes, in seconds: 1 ms to 1 h."""
+"""Upper bounds of the lateness buckets, in seconds: 1 ms to 1 h."""
 
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds of the classes of a step's duration, in seconds."""
+"""Upper bounds of the buckets of a step's duration, in seconds."""
 
 
 class Histogram:
-    """Counts of values in classes with fixed upper bounds."""
+    """Counts of values in buckets with fixed upper bounds."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         assert list(bounds_s) == sorted(bounds_s)
         self.bounds_s = tuple(bounds_s)
         self.counts = [0] * (len(bounds_s) + 1)
-        """Values in each class; the last class has no upper bound."""
+        """Number of values in each bucket; the last bucket has no upper bound."""
         self.sum_s = 0.0
 
     def observe(self, value_s: float) -> None:
@@ -38,7 +38,7 @@ class Histogram:
         self.sum_s += (delivered_ms * len(due_ms) - sum(due_ms)) / 1_000
 
     def quantile_s(self, share: float) -> float | None:
-        """Return the upper bound of the class that reaches this share of all values; None without values or beyond the last."""
+        """Return the upper bound of the bucket that reaches this share of all values; None without values or beyond the last."""
         total = sum(self.counts)
         if total == 0:
             return None

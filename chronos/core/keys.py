@@ -16,7 +16,7 @@ from struct import Struct
 ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
 
 OFFSET_MAX = 2**64 - 1
-"""As the second half of a position: behind every message due at that time (`u64`)."""
+"""As the offset of a position: after every message due at that time (`u64`)."""
 
 ID_BYTES_MAX = 1024
 """Longest id, in bytes (docs/reference/headers.md)."""
@@ -47,7 +47,7 @@ def id_key(message_id: bytes) -> bytes:
 
 
 def expiry_key(settled_ms: int, message_id: bytes) -> bytes:
-    """Return the key that lists an id state for dropping, in the order in which the ids were settled."""
+    """Return the key of an id state in the expiry list, which is ordered by the time at which the ids were settled."""
     return _number.pack(EXPIRY, settled_ms) + message_id
 
 
@@ -62,7 +62,7 @@ def cursor_history_key(minute: int) -> bytes:
 
 
 def key_number(key: bytes) -> int:
-    """Return the integer behind the prefix of an expiry, count or cursor history key."""
+    """Return the integer after the prefix of an expiry, count or cursor history key."""
     assert len(key) >= 9, "the key has no number"
     return int.from_bytes(key[1:9], "big")
 
@@ -86,13 +86,13 @@ def murmur2(data: bytes) -> int:
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     length = len(data)
     hashed = 0x9747B28C ^ length
-    whole = length & ~3
-    for at in range(0, whole, 4):
+    words_end = length & ~3
+    for at in range(0, words_end, 4):
         word = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
         word = (word ^ word >> 24) * multiplier & mask
         hashed = hashed * multiplier & mask ^ word
-    if whole < length:
-        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
+    if words_end < length:
+        hashed = (hashed ^ int.from_bytes(data[words_end:], "little")) * multiplier & mask
     hashed = (hashed ^ hashed >> 13) * multiplier & mask
     return hashed ^ hashed >> 15
 

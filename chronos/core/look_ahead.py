@@ -1,8 +1,7 @@
 """The look-ahead: parts of the next step, computed while this one commits.
 
-Four parts, in the order of a step. Each is kept with the inputs it was computed from and is used only if the answer to
-one question is yes: does it still hold? Otherwise the part is computed anew, so a step with a look-ahead decides
-exactly what a step without one decides.
+Four parts, in the order of a step. Each is kept with the inputs it was computed from and is used only while it holds (the
+last column). Otherwise the part is computed again, so a step with a look-ahead decides exactly as a step without one.
 
     part           computed from                                     holds while
     parsed         records of the delay partition                    the next batch begins with these records
@@ -10,7 +9,7 @@ exactly what a step without one decides.
     transaction    that selection, the targets' limits               targets and poison record are as they were
     writes         what this step staged, selected and decided       the same step is applied
 
-The master owns it. Nothing here is ever a decision of its own.
+The master owns it. The look-ahead makes no decision of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,11 +51,11 @@ class _NextSelection(Struct, frozen=True, kw_only=True):
 
 
 class _NextTransaction(Struct, Generic[T], frozen=True, kw_only=True):
-    """The messages of a selection."""
+    """The transaction made of a selection."""
 
     selection: Selection
     target_limits: Mapping[str, int]
-    """Target -> size below which it takes any message."""
+    """Target -> packed size in bytes up to which a message takes the fast path."""
     poison_offset: int | None
     transaction: T
 
@@ -67,7 +66,7 @@ class _NextTransaction(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class _StepWrites(Struct, frozen=True, kw_only=True):
-    """The writes of the step that commits."""
+    """The writes of the step that is committing."""
 
     staged: Staged
     selection: Selection
@@ -115,15 +114,15 @@ class LookAhead(Generic[T]):
         )
 
     def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
-        """Compute the writes of the step that commits."""
+        """Compute the writes of the step that is committing."""
         self._writes = _StepWrites(
             staged=staged, selection=selection, writes=self._shard.writes(staged, selection, progress)
         )
 
-    # --- in the step itself
+    # --- in the next step
 
     def parsed(self, records: Sequence[Record]) -> Parsed:
-        """Return the records parsed; only those that were not parsed early are parsed now."""
+        """Return the parsed records; parse now only those that were not parsed early."""
         early, self._parsed = self._parsed, None
         count = 0 if early is None else min(len(early.records), len(records))
         if early is None or count == 0 or early.records[:count] != records[:count]:

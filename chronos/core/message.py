@@ -44,7 +44,7 @@ RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL})
 
 
 class Reason(IntEnum):
-    """Why a record was rejected or a message given up: one byte in progress records, text in `chronos-reason`."""
+    """Why a record was refused or a message not delivered: a number in progress records, a text in `chronos-reason`."""
 
     UNREADABLE_HEADERS = 1
     UNKNOWN_HEADER = 2
@@ -89,7 +89,7 @@ class Verb(IntEnum):
 
 
 class OnConflict(IntEnum):
-    """The fate of a `schedule` whose id is taken (`chronos-on-conflict`)."""
+    """The conflict policy of a `schedule` whose id is taken (`chronos-on-conflict`)."""
 
     REJECT = 1
     REPLACE = 2
@@ -117,7 +117,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     """A pending message as the store keeps it. Field order is the layout: append only, with a default."""
 
     id: bytes | None
-    """The user's key, or the generated id of an entry that left the position in that id; None: the entry is still there."""
+    """The user's key, or the generated id of an entry that has left the position in that id; else None."""
     due_ms: int
     """Due time (epoch ms) as requested, or of the occurrence. The position in the store may be later, never earlier."""
     target: str
@@ -128,12 +128,14 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     timestamp_ms: int
     """The broker's clock when the record was appended (`LogAppendTime`)."""
     expire_at_ms: int | None = None
+    """Time (epoch ms) after which the message is not delivered."""
     occurrence: int = 1
     attempt: int = 1
+    """The attempt to deliver it that comes next, from 1 on."""
 
 
 class ConditionalSchedule(Struct, frozen=True, gc=False):
-    """A message with an id of its own and a policy for the case that the id is taken."""
+    """A message with an id and a conflict policy other than `reject`."""
 
     entry: Entry
     verb: Verb
@@ -151,7 +153,7 @@ class Action(Struct, frozen=True, gc=False):
     verb: Verb
     id: bytes
     due_ms: int | None = None
-    """The new time of a `reschedule`."""
+    """The new due time (epoch ms) of a `reschedule`."""
 
 
 class Rejection(Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
-"""The parser: one record of the delay topic in, the command it stands for out.
+"""The parser: makes a command of one record of the delay topic.
 
 Parsing is stateless: `shard` knows whether an id is taken or a message is still pending.
-Keeps its part of law 1: every record parses to something, none raises.
+Keeps its part of law 1: every record becomes a command, and parsing never raises.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def _plain(
     headers: dict[str, bytes | None] | list[tuple[str, bytes | None]],
     rules: Rules,
 ) -> Command | None:
-    """Parse a record with only a time in epoch milliseconds and a target seen before, as almost every record is.
+    """Parse a record with only a time in epoch milliseconds and a target seen before, like almost every record.
 
     The fast path saves a quarter of the parser's time; None means that the general path must be taken, with the same result.
     """

@@ -1,4 +1,4 @@
-"""Progress records: the decisions of a master in one step. Nothing else moves a shard's state.
+"""Progress records: the decisions of a master in one step. Nothing else changes a shard's state.
 
 Layout: a version byte, then a msgpack array in the field order below; a field is only ever appended, with a
 default. A change of meaning takes a new version, and a replica that does not know a version stops.
@@ -36,11 +36,13 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     """The outcome of a selected message that is not a plain, final delivery. Field order is the layout."""
 
     due_ms: int
-    """With `offset`: the position at which it was selected."""
+    """With `offset`: the position at which it was selected (epoch ms)."""
     offset: int
     outcome: Outcome
     reason: int = 0
+    """The `Reason` of the outcome; 0: none."""
     next_due_ms: int = 0
+    """The next due time (epoch ms) of a message that is rescheduled; otherwise 0."""
     occurrence: int = 1
     attempt: int = 1
 

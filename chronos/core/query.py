@@ -29,10 +29,10 @@ PAGE_SCAN_BYTES = 8_000_000
 """Bytes of entries read for one page; at least one entry is read."""
 
 INTERVALS_MAX = 1_500
-"""Longest timeline, in intervals: a day by the minute, with room."""
+"""Most intervals of a timeline: a day by the minute, and some more."""
 
 TIMELINE_MAX_MS = 1_100 * 86_400_000
-"""Longest timeline, in time: three years, of which only minutes with messages cost anything."""
+"""Longest period of a timeline, in ms: three years. Only minutes with messages cost anything."""
 
 COUNTS_SCAN = 1_000
 """Counts read in one scan: a scan holds the GIL."""
@@ -49,7 +49,7 @@ class Found(Struct, frozen=True, kw_only=True):
     offset: int
     """Source offset: that of its delay record."""
     settled_ms: int | None
-    """Broker time (epoch ms) at which it stopped being pending; None while it is pending, or if only its entry is left."""
+    """Broker time (epoch ms) at which it was settled; None while it is pending, or if it has no id state."""
     entry: Entry | None
     """The message; None after a cancel, or after its retention."""
 
@@ -110,14 +110,14 @@ def page(
     target: str | None,
     limit: int,
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return at most `limit` pending messages with `due_from_ms <= place < due_to_ms` behind `after`, in order.
+    """Return at most `limit` pending messages with `due_from_ms <= place_ms < due_to_ms` after `after`, in order.
 
     The second value is the position up to which the answer is complete, which the caller passes as `after` for the next page;
     None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last.
     """
     assert limit > 0
-    behind = state.cursor if after is None else max(state.cursor, after)
-    start = max(_key_behind(behind), entry_key(min(due_from_ms, MS_MAX), 0))
+    position = state.cursor if after is None else max(state.cursor, after)
+    start = max(_key_after(position), entry_key(min(due_from_ms, MS_MAX), 0))
     stop = entry_key(min(due_to_ms, MS_MAX + 1), 0)
     if start >= stop:
         return [], None
@@ -134,14 +134,14 @@ def page(
     if not found:
         return rows, None
     through = entry_position(found[-1][0])
-    # A scan that stopped at its bytes looks like one that reached the end: only one that finds nothing proves it.
-    at_end = len(found) < scan_max and not view.scan(_key_behind(through), stop, 1, 1)
+    # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
+    at_end = len(found) < scan_max and not view.scan(_key_after(through), stop, 1, 1)
     return rows, None if at_end else through
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
     """Return the stored due time of the first pending message, in the past if the shard is behind; None if none is pending."""
-    rows = view.scan(_key_behind(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
+    rows = view.scan(_key_after(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None
 
 
@@ -172,7 +172,7 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
     return counts
 
 
-def _key_behind(position: Position) -> bytes:
-    """Return the first key that an entry behind the position can have."""
+def _key_after(position: Position) -> bytes:
+    """Return the first key that an entry after the position can have."""
     due_ms, offset = position
     return entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)

@@ -14,17 +14,17 @@ REPLACE_AFTER_MS = 600_000
 """Time a node may be away before its replicas are recreated elsewhere: longer than a manual repair."""
 
 OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
-"""Reachability of the log from a node. An UNREACHABLE master is replaced by a node that is OK, never by a DEGRADED one: so an
-outage of the brokers for all nodes moves no role, whichever node notices it first."""
+"""Reachability of the log from a node. An UNREACHABLE master is replaced by a node that is OK, never by a DEGRADED one: an
+outage of the brokers for all nodes therefore moves no role, regardless of which node notices it first."""
 
 
 class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The report of a node about its replica of one shard."""
 
     applied: int | None = None
-    """Offset in the progress partition behind the last record applied; None: unknown, which never wins."""
+    """Offset in the progress partition after the last record applied; None: unknown, and the replica cannot be made master."""
     pull_offset: int = 0
-    """Offset in the delay partition behind the last record executed."""
+    """Offset in the delay partition after the last record executed."""
     role_epoch: int = 0
     """The greatest role epoch seen in the progress log."""
     role_node: str = ""
@@ -54,7 +54,7 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     started_ms: int
     leaving: bool = False
-    """True: it is about to stop, and other nodes are to take its shards."""
+    """True: the node is about to stop, and other nodes must take over its shards."""
     log: str = OK
     """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
@@ -68,7 +68,7 @@ class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: str | None = None
     """The master's node; None: no node can be master."""
     epoch: int = 0
-    """The role epoch: it grows with every change of master, and beyond any that a member reported."""
+    """The role epoch: every change of master increases it, beyond every role epoch that a member reported."""
     previous: str | None = None
     """The previous master, which may still be finishing its step."""
     replicas: tuple[str, ...] = ()
@@ -100,9 +100,9 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Grows with every new controller."""
     shards: Mapping[int, ShardRoles] = {}
     drained: tuple[str, ...] = ()
-    """Nodes that must not be master of any shard until an operator ends it."""
+    """Nodes that must not be master of any shard until an operator ends their drain."""
     away: Mapping[str, int] = {}
-    """Nodes that hold a shard but are not members at the moment, with the time since when (epoch ms)."""
+    """Nodes that hold a shard but are not members at the moment -> the time since when (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
 
@@ -114,14 +114,16 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request of an operator to the controller."""
 
     kind: str
-    """`transfer`: make `node` master of `shard`. `drain`: make it master of nothing. `undrain`: the end of that."""
+    """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that."""
     node: str
     shard: int = -1
+    """The shard of a `transfer`; -1 for the others."""
     at_ms: int = 0
+    """Time of the request (epoch ms)."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
-    """The controller's knowledge at one moment: the input of `assignment.plan`."""
+    """The knowledge of the controller at one moment: the input of `assignment.plan`."""
 
     now_ms: int
     controller: str

@@ -82,7 +82,7 @@ class Shard:
         self.wheel = Wheel(state.cursor)
         self._view = view
         self._counts: dict[int, int] = {}
-        # Replay never decides again: it parses by rules that accept whatever a setting could reject.
+        # Replay never decides again: its rules reject nothing that a setting could reject.
         self._replay_rules = rules.for_replay()
 
     # --- stage
@@ -94,7 +94,7 @@ class Shard:
     def stage(self, records: Sequence[Record], parsed: Parsed | None = None) -> Staged:
         """Return the changes that the records ask for, rejecting what must be rejected: the master's side.
 
-        `parsed`: the result of `parse` for exactly these records, if it is there already and still up to date.
+        `parsed`: the result of `parse` for exactly these records, if it was computed before and is still up to date.
         """
         assert parsed is None or len(parsed.records) == len(records)
         return stage(self.parse(records) if parsed is None else parsed, self.rules, self.state, self._view)
@@ -157,14 +157,14 @@ class Shard:
         return unpacked(items, items[-1][:2], complete=False)
 
     def replay_select(self, staged: Staged, cursor: Position) -> Selection:
-        """Return the messages that a master selected when it moved the cursor to `cursor`."""
+        """Return the messages that the master selected when it moved the cursor to `cursor`."""
         while self.wheel.through < cursor:
             self._read_ahead(cursor[0])
         stored = [item for item in self.wheel.peek(cursor[0], self.wheel.messages) if item[:2] <= cursor]
         return unpacked(self._merge(staged, stored, cursor), cursor, complete=True)
 
     def _merge(self, staged: Staged, stored: list[Item], through: Position) -> list[Item]:
-        """Stored and staged entries up to the position `through`, in order."""
+        """Return the stored and staged entries up to the position `through`, in order."""
         if staged.removed:
             stored = [item for item in stored if staged.removed.get(item[1]) != item[0]]
         through_ms = through[0]
@@ -192,7 +192,7 @@ class Shard:
             return
         rows = self._view.scan(start, stop, READ_AHEAD_MESSAGES, READ_AHEAD_BYTES)
         items = [(*entry_position(key), data) for key, data in rows]
-        # Only a scan that finds nothing proves the end: a scan that stopped at its limit looks like one that reached it.
+        # Only an empty scan proves the end: a scan that stopped at its limit looks like one that reached the end.
         self.wheel.extend(items, items[-1][:2] if items else (until_ms, OFFSET_MAX))
 
     # --- apply
@@ -236,8 +236,8 @@ class Shard:
     ) -> Changes:
         """Return the write that a committed progress record asks for; `offset` and `timestamp_ms` are that record's.
 
-        `writes`: the result of `writes` for the same three arguments, if it is there already.
-        Raises LogMismatch if this replica does not find what the master recorded.
+        `writes`: the result of `writes` for the same three arguments, if it was computed before.
+        Raises LogMismatch if this replica's result differs from what the master recorded.
         """
         state = self.state
         cursor = (progress.cursor_due_ms, progress.cursor_offset)
@@ -287,7 +287,7 @@ class Shard:
         )
 
     def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
-        """The entries among `placed` that belong into the wheel."""
+        """Return the entries among `placed` that belong in the wheel."""
         through = self.wheel.through
         through_ms = through[0]
         return [
@@ -309,8 +309,8 @@ class Shard:
         ):
             if recorded != found:
                 raise LogMismatch(
-                    f"shard {self.rules.shard}: the progress record at offset {offset} says {recorded} for {subject}, this"
-                    f" replica finds {found}. Its store or its logs are not those of the master: remove the shard's"
+                    f"shard {self.rules.shard}: the progress record at offset {offset} records {recorded} for {subject},"
+                    f" this replica finds {found}. Its store or its logs are not those of the master: remove the shard's"
                     " store to rebuild it from the logs."
                 )
 
@@ -343,7 +343,7 @@ class Shard:
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
                 id_states[message_id] = IdState(PENDING, next_ms, offset)
             else:
-                assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is no decision"
+                assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is not a decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
                 id_states[message_id] = IdState(ended, due_ms, offset)
         return rescheduled
@@ -368,7 +368,7 @@ class Shard:
         return counts
 
     def install(self, changes: Changes) -> None:
-        """Bring the memory up to date with a write that was made."""
+        """Install a write that was made into the memory."""
         assert changes.state.cursor >= self.state.cursor, "the cursor only moves forward"
         self.state = changes.state
         self._counts.update(changes.counts)
@@ -380,7 +380,7 @@ class Shard:
             wheel.add(*item)
 
     def next_due_ms(self) -> int | None:
-        """When the next message is due, or from when on the wheel knows nothing (epoch ms); None if nothing is pending."""
+        """Return the due time (epoch ms) of the next message, or the end of the wheel if it is empty; None if none is pending."""
         if self.state.pending == 0:
             return None
         held_ms = self.wheel.next_due_ms()
@@ -392,7 +392,7 @@ class Shard:
 def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
     outcomes = [decision.outcome for decision in decisions]
     rescheduled = sum(outcome in RESCHEDULING for outcome in outcomes)
-    # An occurrence of a series that is repeated was delivered all the same.
+    # `again` reschedules the series, but this occurrence was delivered.
     again = outcomes.count(Outcome.AGAIN)
     return Totals(
         accepted=totals.accepted + staged.accepted,

@@ -33,7 +33,7 @@ def stage(
     """Return the changes that the parsed records ask for, in the state before them.
 
     `replayed`: offset -> reason of the refused records of a progress record; None if this node is the master and decides.
-    Raises LogMismatch if a record cannot be executed that the master executed.
+    Raises LogMismatch if a record that the master executed cannot be executed.
     """
     return _Staging(parsed, rules, state, view, replayed).run()
 
@@ -98,7 +98,7 @@ class _Staging:
             self.staged.rejections.append((record, rejection))
 
     def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
-        """The states of those generated ids that have no id state: the entry at the position in the id tells."""
+        """Return the states of generated ids without an id state, derived from the entries at the positions in the ids."""
         # A key is never a generated id: only an action can name one.
         generated = [
             (message_id, position)
@@ -108,7 +108,7 @@ class _Staging:
         rows = self.view.get([entry_key(due_ms, offset) for _, (_, due_ms, offset) in generated])
         found = {}
         for (message_id, (_, due_ms, offset)), data in zip(generated, rows, strict=True):
-            # An entry that carries an id was moved here: its generated id names another position.
+            # An entry with an id was moved here or has a key: the generated id of this position is not its id.
             if data is not None and unpack_entry(data).id is None:
                 settled = (due_ms, offset) <= self.state.cursor
                 found[message_id] = IdState(DELIVERED if settled else PENDING, due_ms, offset)
@@ -140,7 +140,7 @@ class _Staging:
         return None
 
     def _id_state(self, message_id: bytes) -> IdState | None:
-        """The state of the id that an action names, this batch included."""
+        """Return the state of the id that an action names, as of the records before it in this batch."""
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
         parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
         if parsed is None:
@@ -152,7 +152,7 @@ class _Staging:
         return IdState(PENDING, due_ms, offset)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
-        """Execute a `schedule` or `replace` with an id of its own."""
+        """Execute a `schedule` or `replace` with an id."""
         message_id = command.entry.id
         assert message_id is not None
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
@@ -218,5 +218,5 @@ class _Staging:
     def _remove(self, id_state: IdState) -> None:
         """Take a pending message out of this batch or out of the store."""
         if self.staged.placed.pop(id_state.offset, None) is None:
-            assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message lies behind the cursor"
+            assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message is not after the cursor"
             self.staged.removed[id_state.offset] = id_state.due_ms

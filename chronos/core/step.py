@@ -19,7 +19,7 @@ from chronos.core.wheel import Item, Position
 
 
 class StoreView(Protocol):
-    """The reads that a shard needs of its store."""
+    """The read access of a shard to its store."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of the keys, in their order; None for a key that is not there."""
@@ -40,19 +40,19 @@ def placed_ms(due_ms: int, timestamp_ms: int, cursor_due_ms: int) -> int:
     """Return the due time at which an entry is stored: the one placement rule (docs/concepts/time.md).
 
     `timestamp_ms` is the broker timestamp of the record that places it, 0 for an outcome that reschedules it. No entry
-    is ever placed at or behind the cursor (law 4).
+    is ever placed at or before the cursor (law 4).
     """
     return max(due_ms, timestamp_ms, cursor_due_ms + 1)
 
 
 class Parsed(Struct, frozen=True, kw_only=True):
-    """Delay records, understood as far as that is possible without the records before them."""
+    """Delay records, parsed independently of the records before them."""
 
     records: Sequence[Record]
     commands: list[Command]
     """One per record, in order."""
     places: list[Placed | None]
-    """Where each message goes unless the placement rule or its id forbids it; None for all other commands."""
+    """Requested due time and packed entry of each plain message, before placement; None for all other commands."""
     known: dict[bytes, IdState]
     """The stored states of the named ids."""
     named_ids: frozenset[bytes]
@@ -65,13 +65,15 @@ class Staged(Struct, kw_only=True):
     """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards it is read-only."""
 
     pull_offset: int
+    """Offset after the last record staged."""
     watermark_ms: int
+    """Greatest broker timestamp among the records staged (epoch ms)."""
     placed: dict[int, Placed] = msgspec.field(default_factory=dict)
     """Source offset -> entry that is to be put into the store."""
     removed: dict[int, int] = msgspec.field(default_factory=dict)
-    """Source offset -> due_ms of stored entries that leave their position."""
+    """Source offset -> due time (epoch ms) of stored entries that leave their position."""
     id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
-    """Id -> its new state; a settled one has no time yet: it will be that of the progress record."""
+    """Id -> its new state; a settled one gets its time from the progress record."""
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(offset, Reason)` of every refused record, in order."""
     rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
@@ -138,7 +140,7 @@ def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
 
 def unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selection:
     """Return the selection of these items, with their entries unpacked. Raises StoreCorrupt."""
-    assert not items or items[-1][:2] <= cursor, "a selection ends behind its cursor"
+    assert not items or items[-1][:2] <= cursor, "a selection ends after its cursor"
     entries = [unpack_entry(data) for _, _, data in items]
     with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
     return Selection(items=items, entries=entries, with_id=with_id, cursor=cursor, complete=complete)

@@ -30,9 +30,9 @@ _MS = timedelta(milliseconds=1)
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a bare number of milliseconds.
+    """Return the milliseconds of `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, `2w`, `1h30m`, or of a bare number of milliseconds.
 
-    Several units stand from the largest to the smallest, each at most once, and only a single unit takes a fraction.
+    Several units must be in order from the largest to the smallest, each at most once; only a single unit takes a fraction.
     Raises ValueError, with a text for users, for anything else.
     """
     if _BARE_NUMBER.fullmatch(text):
@@ -54,7 +54,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def parse_time_ms(text: str) -> int:
-    """Epoch milliseconds of an RFC 3339 time with an offset, or of a number that is taken as epoch milliseconds.
+    """Return the epoch milliseconds of an RFC 3339 time with an offset, or of a number that is taken as epoch milliseconds.
 
     Raises ValueError, with a text for users, for anything else.
     """
@@ -91,7 +91,7 @@ def looks_like_seconds(time_ms: int) -> bool:
 
 
 def format_time(time_ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds, as shown to people; beyond the year 9999 the number itself."""
+    """Return the time as RFC 3339 in UTC with milliseconds; after the year 9999, the number itself."""
     try:
         moment = _EPOCH_START + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -100,7 +100,7 @@ def format_time(time_ms: int) -> str:
 
 
 def format_duration(duration_ms: int) -> str:
-    """The shortest exact text with one unit, days at most: `90s`, never `1.5m`; `14d`, never `2w`."""
+    """Return the shortest exact text with one unit, days at most: `90s`, never `1.5m`; `14d`, never `2w`."""
     for unit in ("d", "h", "m", "s"):
         if duration_ms and duration_ms % UNIT_MS[unit] == 0:
             return f"{duration_ms // UNIT_MS[unit]}{unit}"

@@ -1,8 +1,8 @@
 """The time wheel: the messages due next, in memory, a slot per millisecond.
 
-It is a cache of the store and may be cleared at any moment. It holds every pending message at or before `through`,
-and none behind it. After Varghese and Lauck, "Hashed and Hierarchical
-Timing Wheels" (1987), with the slots in a dict and their order in a sorted list: an empty millisecond costs nothing.
+It is a cache of the store and may be cleared at any moment. It holds every pending message at or before `through`, and
+none after it. The design follows Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), with the slots in a
+dict and their order in a sorted list: an empty millisecond costs nothing.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,7 +22,7 @@ class Wheel:
     def __init__(self, through: Position) -> None:
         self._slots: dict[int, dict[int, Item]] = {}
         self._sizes: dict[int, int] = {}
-        """Bytes held, by slot: a slot that the cursor passed is dropped without reading its entries."""
+        """Bytes held in each slot, so that a slot that the cursor has passed is dropped without reading its entries."""
         self._order: list[int] = []
         self.edits = 0
         """Incremented by every change that may alter the result of `peek` for messages held; `extend` does not."""
@@ -91,7 +91,7 @@ class Wheel:
         # An empty slot stays until the cursor passes it: taking it out of the order would cost O(n).
 
     def peek(self, until_ms: int, messages_max: int, after: Position = (-1, 0)) -> list[Item]:
-        """Return the first entries behind `after` that are due at or before `until_ms`, in order, at most `messages_max`."""
+        """Return the first entries after `after` that are due at or before `until_ms`, in order, at most `messages_max`."""
         found: list[Item] = []
         after_ms, after_offset = after
         for due_ms in islice(self._order, bisect_left(self._order, after_ms), None):

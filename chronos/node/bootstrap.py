@@ -1,4 +1,4 @@
-"""Store bootstrap: what a store starts from that is empty, or that the logs do not reach back to.
+"""Store bootstrap: the start of a store that is empty or older than the start of the logs. The sources, in order:
 
     1. the newest checkpoint at `checkpoints.location`
     2. a checkpoint of another node, fetched over HTTP and checked by its digest
@@ -55,7 +55,7 @@ class StoreBootstrap:
         """`checkpoints`: those at `checkpoints.location`; None without one. `membership`: None for a standalone node.
 
         `token`: shown to other nodes as proof of being this one. `stopping`: ends a fetch. `forced`: shards whose store
-        is replaced by a checkpoint once, whatever it holds (`--from-checkpoint`).
+        is replaced by a checkpoint once, regardless of its contents (`--from-checkpoint`).
         """
         self._copier = copier
         self._checkpoints = checkpoints
@@ -67,10 +67,10 @@ class StoreBootstrap:
         self._turn = threading.Lock()
 
     def restore(self, store: RocksStore, identity: Identity, cost: RecoveryCost) -> Checkpoint | None:
-        """The checkpoint that replaced the contents of the store; None: replay the logs into the store as it is.
+        """Return the checkpoint that replaced the contents of the store; None: replay the logs into the store as it is.
 
-        `cost`: of that replay. Raises Retry: the logs are not complete, and no checkpoint could be fetched yet.
-        StoreCorrupt: every checkpoint there is is damaged.
+        `cost`: of that replay. Raises Retry if the logs are not complete and no checkpoint could be fetched yet;
+        StoreCorrupt if every checkpoint is damaged.
         """
         is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
         if not is_needed or (self._checkpoints is None and self._membership is None):
@@ -120,9 +120,9 @@ class StoreBootstrap:
         return None
 
     def _raise_without_checkpoint(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
-        """Raise what the logs being incomplete means: Retry while a checkpoint may still be had, else the damage of the first.
+        """Raise the error for incomplete logs: Retry while a checkpoint may still be fetched, else the damage of the first one.
 
-        Returns where no checkpoint was ever made: the replica then finds that its logs begin too late, and raises that.
+        Returns if no checkpoint was ever made: the replica then raises LogMismatch, because its logs begin too late.
         """
         if self._others_hold(shard) or any(isinstance(failure, Retry) for failure in failures):
             why = "; ".join(map(str, failures)) or "no other node that holds it is there"
@@ -133,7 +133,7 @@ class StoreBootstrap:
             raise failures[0]
 
     def _sources(self, identity: Identity, cost: RecoveryCost, into: Path) -> Iterator[Callable[[], Checkpoint | None]]:
-        """The sources of a checkpoint in the order of preference: calls that put it into the folder."""
+        """Yield the sources of a checkpoint in order of preference: functions that put it into the folder."""
         checkpoints, shard = self._checkpoints, identity.shard
         if checkpoints is not None:
             yield lambda: checkpoints.restore(shard, identity, into)
@@ -158,14 +158,14 @@ class StoreBootstrap:
             yield chunk
 
     def _holders(self, shard: int) -> list[Member]:
-        """Other nodes whose copy of the shard is up to date: followers before its master, the furthest first."""
+        """Return the other nodes that follow or lead the shard: followers before its master, the furthest first."""
         if self._membership is None:
             return []
         found = holders(self._membership.snapshot(), shard, besides=self._node, order=SOURCES)
         return [member for member, replica in found if replica.role in SOURCES and replica.applied]
 
     def _others_hold(self, shard: int) -> bool:
-        """True if another node may hold the shard, also one that is away, or while the roles are not known."""
+        """Return whether another node may hold the shard: also if that node is away, or the roles are not known."""
         if self._membership is None:
             return False
         roles = self._membership.snapshot().roles

@@ -1,6 +1,6 @@
 """The checkpoint scheduler: the thread that makes the checkpoints of a node's shards and trims their logs.
 
-A checkpoint of a large store takes minutes, so nothing waits for this thread.
+A checkpoint of a large store takes minutes, so no other thread waits for this one.
 """
 
 import threading
@@ -92,7 +92,7 @@ class CheckpointScheduler:
             self._thread.join(STOP_S)
 
     def problems(self) -> Mapping[int, str]:
-        """By shard, why the last attempt failed; shards without a failure are left out."""
+        """Return, by shard, why the last attempt failed; shards without a failure are left out."""
         return {
             number: checkpointer.problem
             for number, checkpointer in self.checkpointers.items()

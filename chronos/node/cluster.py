@@ -25,15 +25,15 @@ HAND_OVER_S = 5.0
 """How long a node that stops waits for other nodes to take over its shards."""
 
 POLL_S = 0.02
-"""How often it checks meanwhile whether they have."""
+"""Time between two checks of the hand-over."""
 
 UNREACHABLE_SHARE = 3 / 4
-"""Share of the session time-out without an answer from the log after which a master gives way: with the last ping, a node
+"""Share of the session time-out without an answer from the log after which a master is replaced: with the last ping, a node
 that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
 
 def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
-    """The coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
+    """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
     # Imported here: a standalone node runs without the ZooKeeper client.
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 
@@ -79,7 +79,7 @@ class ClusterNode:
         self._clock = clock
         self._leaving = threading.Event()
         self.reachability = LogReachability(log, unreachable_ms=unreachable_ms, clock=clock)
-        # Two threads, because a ping of the log may take as long as it likes and must not hold up the membership.
+        # Two threads, because a ping of the log may take long and must not delay the membership.
         self._membership_thread = _thread("membership", self._run_membership, failed)
         self._reachability_thread = _thread("reachability", self._run_reachability, failed)
 
@@ -90,7 +90,7 @@ class ClusterNode:
         self._reachability_thread.start()
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
-        """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and not without others."""
+        """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and only if there are other nodes."""
         deadline_s = time.monotonic() + HAND_OVER_S
         while (
             self._membership_thread.is_alive()
@@ -128,7 +128,7 @@ def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError],
 
 
 def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
-    """The cluster as the coordinator shows it to a visitor. Raises ConfigurationError, CoordinatorUnavailable."""
+    """Return the cluster as a client of the coordinator sees it, without joining. Raises ConfigurationError, CoordinatorUnavailable."""
     from chronos.adapters.zookeeper.inspection import inspect
 
     return inspect(open_coordinator(config, instance))

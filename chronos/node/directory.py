@@ -17,12 +17,12 @@ class DataDirectory:
     def __init__(self, path: Path, *, node: str) -> None:
         self.path = path
         self.instance = ""
-        """The id of the directory, by which the log tells nodes apart; empty before `claim`."""
+        """The id of the directory, which identifies the node in the log; empty before `claim`."""
         self._node = node
         self._lock_file: int | None = None
 
     def claim(self) -> None:
-        """Lock it for this process and read its id. Raises StoreInUse; Stop when it cannot be used at all."""
+        """Lock the directory for this process and read its id. Raises StoreInUse; Stop if it cannot be used at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -48,23 +48,23 @@ class DataDirectory:
         self.instance = id_file.read_text().strip()
 
     def known_instance(self) -> str:
-        """Its id, without locking it; empty where there is none yet."""
+        """Return the id of the directory without locking it; empty if it has none yet."""
         try:
             return (self.path / INSTANCE).read_text().strip()
         except OSError:
             return ""
 
     def release(self) -> None:
-        """Unlock it."""
+        """Unlock the directory."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
 
     def store(self, shard: int) -> Path:
-        """The folder of a shard's store."""
+        """Return the folder of a shard's store."""
         return self.path / "shards" / str(shard)
 
     def free_bytes(self) -> int:
-        """Bytes that an unprivileged process may still write on its disk."""
+        """Return the bytes that an unprivileged process may still write to its disk."""
         stat = os.statvfs(self.path)
         return stat.f_bavail * stat.f_frsize

@@ -1,4 +1,4 @@
-"""The driver of one shard: a thread that calls the replica's `step` at the times the replica asks for.
+"""The driver of one shard: a thread that calls the replica's `step` at the times that it returns.
 
 The only place where a shard's work meets a thread and a wait. Other threads read the shard, and wait for it, through the
 driver.
@@ -47,7 +47,7 @@ class ShardDriver(threading.Thread):
         self.number = replica.number
         self.replica = replica
         self.lateness = Histogram(LATENESS_S)
-        """Delivered minus due, by message."""
+        """Lateness of the delivered messages."""
         self.steps = Histogram(STEP_S)
         """Duration of the steps that committed a transaction."""
         self._clock = clock
@@ -66,12 +66,12 @@ class ShardDriver(threading.Thread):
 
     @property
     def role(self) -> ReplicaState:
-        """What the replica does at the moment."""
+        """The present state of the replica."""
         return self.replica.role
 
     @property
     def paused(self) -> str | None:
-        """Why nothing moves, for people; None while all is well."""
+        """Why the replica is paused, for people; None if it is not."""
         return self.replica.paused
 
     @property
@@ -104,12 +104,12 @@ class ShardDriver(threading.Thread):
         self._stopping.set()
 
     def wait_pulled(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the delay partition is executed up to `offset`, markers included; False after the time."""
+        """Wait until the delay partition is executed up to `offset`, markers included; False if the time passes first."""
         with self._moved:
             return self._moved.wait_for(lambda: self._pulled >= offset, timeout_s)
 
     def refusal(self, offset: int) -> int | None:
-        """The `Reason` for which the delay record at the offset was refused; None: it was not, or too long ago."""
+        """Return the `Reason` for which the delay record at the offset was refused; None: not refused, or too long ago."""
         return self._refusals.get(offset)
 
     # --- the thread

@@ -51,26 +51,26 @@ class Node:
     """One Chronos process."""
 
     def __init__(self, config: Config, *, clock: Clock | None = None, from_checkpoint: bool = False) -> None:
-        """`from_checkpoint`: replace the stores by the newest checkpoints, whatever they hold."""
+        """`from_checkpoint`: replace the stores by the newest checkpoints, regardless of their contents."""
         self.config = config
         self.clock = clock or SystemClock()
         self.started_ms = self.clock.now_ms()
         self.directory = DataDirectory(Path(config.node.data_dir), node=config.node.id)
         self.token = secrets.token_hex(16)
-        """Proves to other nodes that a request is from this node; only the coordinator is told."""
+        """Proves to other nodes that a request is from this node; only the coordinator stores it."""
         self.log: Log
         self.copier: Copier
         self.shards: list[ShardDriver] = []
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
         self.failure: ChronosError | None = None
-        """Why the node cannot go on, once that is so."""
+        """The error that ends the node; None before it."""
         self.failed = threading.Event()
         """Set with `failure`."""
         self._cache = shared_cache(config.store.block_cache)
         self._from_checkpoint = from_checkpoint
         self._flushed: dict[int, LogPosition] = {}
-        """By shard, the position of its store at its last flush: what a crash would leave."""
+        """By shard, the position of its store at its last flush, from which it replays after a crash."""
         self._cluster: ClusterNode | None = None
         """None for a standalone node."""
         self._leaving = False
@@ -93,9 +93,9 @@ class Node:
     # --- start
 
     def start(self) -> None:
-        """Start everything in order; on any error everything is stopped again, and the error raised.
+        """Start everything in order; after an error everything is stopped again, and the error is raised.
 
-        1. lock the data directory, 2. open the log and check its topics, 3. construct what copies and restores stores,
+        1. lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
         4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance
         and the checkpoints
         """
@@ -176,7 +176,7 @@ class Node:
         )
 
     def _open_shard(self, number: int, infos: dict[str, TopicInfo]) -> ShardDriver:
-        """The driver of a shard, with its store open and its checkpoints scheduled."""
+        """Return the driver of a shard, with its store open and its checkpoints scheduled."""
         mine = identity(self.config, number, infos)
         store = open_store(self.config, self.directory, number, self._cache)
         self._stores.append(store)
@@ -204,7 +204,7 @@ class Node:
         return shard
 
     def _restore(self, store: RocksStore, mine: Identity, cost: RecoveryCost) -> bool:
-        """True if a checkpoint replaced the contents of the store."""
+        """Return whether a checkpoint replaced the contents of the store."""
         checkpoint = self._bootstrap.restore(store, mine, cost)
         if checkpoint is None:
             return False
@@ -212,7 +212,7 @@ class Node:
         return True
 
     def _replica_positions(self, number: int) -> list[LogPosition | None]:
-        """The position from which each registered replica needs the logs; None: not known, so nothing may be trimmed."""
+        """Return the position from which each registered replica needs the logs; None: not known, so nothing may be trimmed."""
         flushed = self._flushed[number]
         if self.membership is None:
             return [flushed]
@@ -223,7 +223,7 @@ class Node:
     # --- the cluster
 
     def describe(self) -> Member:
-        """This node as it reports itself to the cluster."""
+        """Return the report of this node to the cluster."""
         config = self.config
         return Member(
             node=config.node.id,
@@ -247,11 +247,11 @@ class Node:
         )  # fmt: skip
 
     def disk_free_bytes(self) -> int:
-        """Bytes that an unprivileged process may still write on the disk of the data directory."""
+        """Return the bytes that an unprivileged process may still write to the disk of the data directory."""
         return self.directory.free_bytes()
 
     def _guard(self) -> str | None:
-        """Why no step may begin now; None when one may."""
+        """Return why no step may begin now; None if one may."""
         reserve, free = self.config.limits.disk_reserve, self.disk_free_bytes()
         if free >= reserve:
             return None
@@ -287,7 +287,7 @@ class Node:
                 log.warning("maintenance failed", why=str(error))
 
     def _flush(self) -> None:
-        """Flush all stores: a crash then repeats nothing before it, and an embedded log is trimmed to it."""
+        """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""
         topics = self.config.topics
         for shard, store in zip(self.shards, self._stores, strict=True):
             # The state is read before the flush, which covers at least as much of the logs; unless the store was replaced
@@ -344,6 +344,6 @@ class Node:
                 store.close()
             except (NoSpace, Stop) as error:
                 log.warning("closing a store", why=str(error))
-        if hasattr(self, "log"):  # not where the start failed before
+        if hasattr(self, "log"):  # not set if the start failed before it
             self.log.close()
         self.directory.release()

@@ -1,4 +1,4 @@
-"""Opens the log, with the topics that Chronos owns, and the stores that belong to them, as the configuration says."""
+"""Opens the log, with the topics that Chronos owns, and the stores that belong to them, by the configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from chronos.adapters.kafka.log import KafkaLog
 
 HEADROOM_BYTES = 256 * 1024
-"""Bytes a record of the rejected or dead-letter topic may take more than on the delay topic: reason, source, receipt."""
+"""Bytes by which a rejected or dead-letter record may exceed its delay record: reason, source, receipt."""
 
 EMBEDDED_REMEDY = (
     "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that pending messages"
     " are in this store alone. `chronos doctor` tells more."
 )
-"""What to do about a damaged store on the embedded log, for people."""
+"""The remedy for a damaged store on the embedded log, for people."""
 
 
 def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
-    """The log that `log.kind` names."""
+    """Return the log that `log.kind` names."""
     if config.log.kind == "embedded":
         return EmbeddedLog(
             directory.path / "log",
@@ -42,7 +42,7 @@ def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
 
 
 def open_kafka(config: Config) -> "KafkaLog":
-    """The Kafka cluster of `log.kafka`."""
+    """Return the Kafka cluster of `log.kafka`."""
     # Imported here: a node on the embedded log runs without the Kafka client.
     from chronos.adapters.kafka.log import KafkaLog
 
@@ -57,7 +57,7 @@ def open_kafka(config: Config) -> "KafkaLog":
 
 
 def open_bulk(config: Config) -> "BulkOpener":
-    """Opens producers for the same Kafka cluster in the tasks of a Spark job."""
+    """Return an opener of producers for the same Kafka cluster in the tasks of a Spark job."""
     from chronos.adapters.kafka.bulk import BulkOpener
 
     assert config.log.kafka.bootstrap_servers is not None
@@ -69,7 +69,7 @@ def open_bulk(config: Config) -> "BulkOpener":
 
 
 def own_topics(config: Config) -> list[TopicSpec]:
-    """The four topics that Chronos owns, with the settings they must have."""
+    """Return the four topics that Chronos owns, with the settings they must have."""
     topics = config.topics
     common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
     if topics.min_insync_replicas is not None:
@@ -91,7 +91,7 @@ def own_topics(config: Config) -> list[TopicSpec]:
 
 
 def open_store(config: Config, directory: DataDirectory, shard: int, cache: BlockCache | None = None) -> RocksStore:
-    """The store of a shard. `cache`: the block cache that all stores of a node share; None: one of its own."""
+    """Return the open store of a shard. `cache`: the block cache that all stores of a node share; None: one of its own."""
     settings = config.store
     return RocksStore(
         directory.store(shard),
@@ -103,7 +103,7 @@ def open_store(config: Config, directory: DataDirectory, shard: int, cache: Bloc
 
 
 def identity(config: Config, shard: int, infos: Mapping[str, TopicInfo]) -> Identity:
-    """The identity of a store of the shard: one shard of one pair of topics."""
+    """Return the identity of a store of the shard: one shard of one pair of topics."""
     topics = config.topics
     return Identity(
         cluster=config.cluster,

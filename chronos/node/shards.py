@@ -29,7 +29,7 @@ def make_shard(
     restore: Callable[[RecoveryCost], bool],
     failed: Callable[[ChronosError], None],
 ) -> ShardDriver:
-    """The driver, not started yet. `guard`, `assigned` and `restore`: see `workers.replica.Replica`.
+    """Return the driver, not started yet. `guard`, `assigned` and `restore`: see `workers.replica.Replica`.
 
     `failed`: called once, with the error that ended the driver's thread.
     """
@@ -87,7 +87,7 @@ def make_shard(
 
 
 def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:
-    """The replica as the node reports it to the cluster. `flushed`: the position of its store at its last flush."""
+    """Return the report of the replica to the cluster. `flushed`: the position of its store at its last flush."""
     state = shard.state
     return ReplicaReport(
         applied=state.applied if shard.replica.known else None,

@@ -1,1 +1,1 @@
-"""What runs: pull, push and delete, put together by the master's step and the follower's. Ports and core only."""
+"""The workers of a shard, and the replica that steps them as master or follower. They use the ports and the core only."""

@@ -1,7 +1,7 @@
-"""The checkpoint worker: copies a shard's store to another place every hour, and trims the logs behind those copies.
+"""The checkpoint worker: copies a shard's store to another location every hour, and trims the logs up to those copies.
 
 Trimming is the one thing Chronos does that cannot be undone: the logs are the only other copy of the pending messages.
-So a log is trimmed only behind every position that may still be read from, and not at all while one of them is unknown.
+So a log is trimmed only up to the first position that may still be read, and not at all while such a position is unknown.
 A checkpoint of a large store takes minutes: the worker runs in a thread of its own, never in that of its shard.
 """
 
@@ -29,7 +29,7 @@ AWAY_MS = 7 * 86_400_000
 
 
 class LogPosition(Struct, frozen=True, kw_only=True):
-    """The first offsets of the two logs that a replica still needs: as of its last flush, to which a crash takes it back."""
+    """The first offsets of the two logs that a replica still needs: those of its last flush, from which it replays after a crash."""
 
     applied: int
     """Offset in the progress partition."""
@@ -38,17 +38,17 @@ class LogPosition(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, state: State) -> "LogPosition":
-        """The position of a store that holds this state."""
+        """Return the position of a store that holds this state."""
         return cls(applied=state.applied, pull_offset=state.pull_offset)
 
 
 def needed_from(
     snapshot: ClusterSnapshot, shard: int, *, node: str, flushed: LogPosition, now_ms: int, away_ms: int = AWAY_MS
 ) -> list[LogPosition | None]:
-    """The position from which each registered replica of the shard needs the logs; None: not known.
+    """Return the position from which each registered replica of the shard needs the logs; None: not known.
 
-    `node`: this node. `flushed`: the position of its own store at its last flush. `away_ms`: how long a node that is away
-    is waited for.
+    `node`: this node. `flushed`: the position of its own store at its last flush. `away_ms`: how long the logs are kept for
+    a node that is away.
     """
     if snapshot.roles is None or not snapshot.confirmed:
         return [None]
@@ -56,7 +56,7 @@ def needed_from(
     registered = snapshot.roles.shards.get(shard, ShardRoles()).replicas
     for member in snapshot.members.values():
         replica = member.replicas.get(shard, ReplicaReport(role=ReplicaState.NONE))
-        # A node that was assigned the shard just now starts from the store it held before.
+        # A node that has just been assigned the shard starts from the store that it held before.
         if member.node == node or (replica.role == ReplicaState.NONE and member.node not in registered):
             continue
         if replica.kept_applied is None or replica.kept_pull_offset is None:
@@ -75,10 +75,10 @@ def needed_from(
 def trim_to(
     *, checkpoints: Sequence[int], replicas: Sequence[int | None], archived: int | None, by_age: int, start: int
 ) -> int:
-    """The offset before which a partition may be trimmed; `start`, its first offset, when it may not be.
+    """Return the offset before which a partition may be trimmed; `start`, its first offset, if it must not be trimmed.
 
-    `checkpoints`: positions of the intact ones. `replicas`: of every registered replica, None where it is not known.
-    `archived`: position of the archive, None without one. `by_age`: the first offset young enough to be kept.
+    `checkpoints`: positions of the intact checkpoints. `replicas`: positions of all registered replicas, None: not known.
+    `archived`: position of the archive, None without one. `by_age`: the first offset that is too young to be trimmed.
     """
     known = [position for position in replicas if position is not None]
     if len(checkpoints) < CHECKPOINTS_MIN or not replicas or len(known) < len(replicas):
@@ -110,7 +110,7 @@ class Checkpointer:
         """`replicas`: positions of all registered replicas of the shard, this one included; None: not known.
 
         `archived`: up to which offset a topic's partition is archived; None without an archive. `trims`: True if this
-        node is the one that trims: the shard's master does, except on the embedded log, which is trimmed at the flush.
+        node trims the shard's logs: its master does, except on the embedded log, which is trimmed at the flush.
         """
         assert keep >= CHECKPOINTS_MIN, "the logs would never be trimmed"
         self._checkpoints = checkpoints
@@ -127,27 +127,27 @@ class Checkpointer:
         self._asked = False
         """Another thread asked for a checkpoint since the last step."""
         self._wanted = False
-        """A checkpoint was asked for and is not made yet."""
+        """A checkpoint was asked for and has not been made yet."""
         self._wake_ms = 0
         self._archived_last: dict[str, int] = {}
-        """By topic, the archive's last position: Kafka forgets the offsets of a group that was silent for a week."""
+        """By topic, the archive's last position: Kafka deletes the offsets of a group that was inactive for a week."""
         self.kept: Sequence[Checkpoint] = ()
-        """The checkpoints there were at the last step, the furthest first."""
+        """The checkpoints found at the last step, the furthest first."""
         self.problem: str | None = None
-        """Why the last attempt failed, for people; None when it did not."""
+        """Why the last attempt failed, for people; None if it succeeded."""
 
     def ask(self) -> None:
-        """Make a checkpoint in the next step, whenever the last one was made. Any thread may call."""
+        """Make a checkpoint in the next step, even if none is due. Any thread may call."""
         self._asked = True
 
     def step(self, now_ms: int) -> int:
-        """1. Make a checkpoint if one is due, 2. remove the surplus ones, 3. trim the logs; when to be called again.
+        """1. Make a checkpoint if one is due, 2. remove the surplus ones, 3. trim the logs; return when to be called again.
 
-        Raises Retry when a part failed; later calls try again once a minute is over.
+        Raises Retry if a part failed; it is tried again after RETRY_MS.
         """
         if self._asked:
             self._asked, self._wanted = False, True
-        elif 0 < self._wake_ms - now_ms <= CHECK_EVERY_MS:  # further away only by a clock that was ahead
+        elif 0 < self._wake_ms - now_ms <= CHECK_EVERY_MS:  # a later time was set by a clock that was ahead
             return self._wake_ms
         self._wake_ms = now_ms + RETRY_MS
         try:
@@ -177,7 +177,7 @@ class Checkpointer:
         return min(due_ms, now_ms + CHECK_EVERY_MS)
 
     def _due_ms(self, now_ms: int) -> int:
-        """By the youngest checkpoint of any node: nodes take turns instead of all making the same one."""
+        """Return when a checkpoint is due, counted from the youngest one of any node, so that not all nodes make the same one."""
         # A checkpoint with a time far in the future must not hold up the next ones until then.
         made_ms = [kept.made_at_ms for kept in self.kept if kept.made_at_ms <= now_ms + self._every_ms]
         return max(made_ms) + self._every_ms if made_ms else now_ms
@@ -186,7 +186,7 @@ class Checkpointer:
         intact = [checkpoint for checkpoint in self.kept if self._checkpoints.is_intact(checkpoint)]
         if len(intact) < CHECKPOINTS_MIN:
             return
-        # Read before the log is asked for anything: positions that move meanwhile only move forward.
+        # Read before any request to the log: positions that change meanwhile only move forward.
         replicas = self._replicas()
         identity, kept_from_ms = self._identity, now_ms - self._keep_logs_ms
         for topic, checkpoints, positions in (

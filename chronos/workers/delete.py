@@ -1,7 +1,7 @@
-"""The delete worker: deletes settled messages that lie behind the cursor by more than their retention.
+"""The delete worker: deletes settled messages once their retention is over.
 
-Keeps law 7, nothing pending is ever deleted: entries are deleted by range, up to the cursor of the time at which the
-retention began, and an id's state only if it is still the settled one that its expiry entry was written for. The worker
+Keeps law 7, nothing pending is ever deleted: entries are deleted by range, up to the cursor of the time one retention
+ago, and an id's state only if it is still the settled one that its expiry entry was written for. The worker
 runs in the thread of its shard, between steps, one bounded batch at a time.
 """
 
@@ -23,7 +23,7 @@ BATCH_KEYS = 1_000
 """Keys read in one step: a few milliseconds, so that no due message waits for the deletion."""
 
 BATCH_BYTES = 1_000_000
-"""The same in bytes of keys and values."""
+"""Bytes of keys and values read in one step."""
 
 ID_STATES_LONGER_MS = 3 * MINUTE_MS
 """Id states outlive their entries, which are deleted by whole minutes: an expired message must not be found as delivered."""
@@ -33,7 +33,7 @@ DELETE_EVERY_MS = 60_000
 
 
 def id_states_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
-    """The shortest time for which an id's state is kept after it was settled."""
+    """Return the shortest time for which an id's state is kept after it was settled."""
     return max(delivered_ms + ID_STATES_LONGER_MS, deduplication_ms)
 
 
@@ -47,14 +47,14 @@ class Deleter:
         self._id_states_ms = id_states_kept_ms(delivered_ms, deduplication_ms)
 
     def step(self, now_ms: int) -> int:
-        """Delete one batch; when to be called again, in epoch ms."""
+        """Delete one batch; return when to be called again, in epoch ms."""
         now_ms = min(now_ms, self._shard.state.progress_ms)
         self._drop_entries(now_ms - self._delivered_ms)
         more = self._drop_id_states(now_ms - self._id_states_ms)
         return now_ms if more else now_ms + DELETE_EVERY_MS
 
     def _drop_entries(self, before_ms: int) -> None:
-        """Delete every entry at or behind the cursor of that time."""
+        """Delete every entry at or before the cursor of that time."""
         if before_ms <= 0:
             return
         history = self._store.scan(
@@ -68,7 +68,7 @@ class Deleter:
         self._store.delete_range(CURSOR_HISTORY, history_key + b"\x00")
 
     def _drop_id_states(self, before_ms: int) -> bool:
-        """Delete a batch of id states settled before that time; True if there may be more."""
+        """Delete a batch of id states settled before that time; return True if there may be more."""
         if before_ms <= 0:
             return False
         stop = EXPIRY + before_ms.to_bytes(8, "big")

@@ -1,4 +1,4 @@
-"""The follower: applies what masters committed, exactly as they committed it. A master recovers in the same way.
+"""The follower: applies the progress records of masters without deciding. A new master recovers in the same way.
 
 It consumes a shard's two partitions. For each progress record it stages the delay records up to the pull offset that the
 record names, except those listed as refused, and applies the outcomes and the cursor. It never runs ahead of the
@@ -43,7 +43,7 @@ class Follower:
         self.last: Progress | None = None
         """The last progress record applied by this follower."""
         self.refused: list[tuple[int, int]] = []
-        """`(offset, Reason)` of the delay records refused in what the last step applied."""
+        """`(offset, Reason)` of the refused delay records in the progress records that the last step applied."""
 
     @property
     def position(self) -> int:
@@ -56,13 +56,13 @@ class Follower:
         return self._shard.state.pull_offset if self._delay is None or self._records else self._delay.position
 
     def step(self) -> int:
-        """Apply the progress records that can be read now; how many."""
+        """Apply the progress records that can be read now; return how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
         self.refused = []
         for record in records:
             self._apply(record)
         if not records and not self._records and self._delay is not None:
-            # Reading ahead also moves the position past the transaction markers behind the last record.
+            # Reading ahead also moves the position past the transaction markers after the last record.
             self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
         return len(records)
 
@@ -83,7 +83,7 @@ class Follower:
         self.last = progress
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
-        """The delay records from the applied pull offset up to, not including, this one. Raises LogMismatch."""
+        """Return the delay records from the applied pull offset to `pull_offset`, exclusive. Raises LogMismatch."""
         if pull_offset == self._shard.state.pull_offset:
             return []
         if self._delay is None:

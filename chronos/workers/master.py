@@ -41,16 +41,23 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Bounds of one step."""
 
     messages: int
+    """Most records pulled, and most messages selected."""
     bytes: int
+    """Most bytes pulled, and most bytes selected."""
     wheel_messages: int
+    """Messages in the wheel above which it is shrunk."""
     wheel_bytes: int
+    """Bytes in the wheel above which it is shrunk."""
     wheel_horizon_ms: int
+    """How far ahead an idle master reads messages into the wheel."""
     pull: bool
+    """False: no delay records are pulled."""
     push: bool
+    """False: no messages are selected."""
 
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
-    """The writer that a progress record names."""
+    """The part of a progress record that names its writer."""
 
     node: str
     instance: str
@@ -79,8 +86,9 @@ class StepResult(Struct, frozen=True, kw_only=True):
 
     pulled: int
     due_ms: list[int]
-    """Due time of each delivered message, in order."""
+    """Due time (epoch ms) of each delivered message, in order."""
     committed_ms: int
+    """Time of the commit by this machine's clock (epoch ms)."""
     refused: list[tuple[int, int]]
     """`(offset, Reason)` of the refused delay records."""
 
@@ -174,11 +182,11 @@ class Master:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
 
         Every record that was readable at that time has been pulled, so messages that were due by then may still be
-        selected now: a backlog costs one question to the broker, not one a step.
+        selected now: a backlog costs one request to the broker, not one a step.
         """
         limits = self._limits
         if now_ms < self._reached_ms:
-            self._reached_ms = 0  # the clock was set back: for it, that time is still to come
+            self._reached_ms = 0  # the clock was set back to before that time
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
         if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
@@ -209,7 +217,7 @@ class Master:
         if not limits.push or (search.separate and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
-        # A message that failed before is selected alone, so that a second failure costs the others nothing.
+        # A message that failed before is selected alone, so that a second failure does not abort other messages.
         tried = next((at for at in selection.with_id if selection.entries[at].attempt > 1), None)
         if tried is None or len(selection.entries) == 1:
             return selection
@@ -249,7 +257,7 @@ class Master:
 
         def prepare() -> None:
             ahead.write(staged, selection, progress)
-            # A failure here is repeated by the next step, where it is handled.
+            # The next step repeats a failed part and handles the failure.
             with suppress(Retry):
                 if not selection.complete:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
@@ -266,7 +274,7 @@ class Master:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
 
     def _distrust_clock(self) -> None:
-        """Forget what was read off this machine's clock before: the time, and when the end of the log was reached."""
+        """Require a new comparison with the broker's clock, and forget when the end of the log was reached."""
         self._clock_agrees = False
         self._reached_ms = 0
         self._stepped_ms = self._clock.stepped_ms()
@@ -296,7 +304,7 @@ class Master:
         )
 
     def _apply(self, staged: Staged, selection: Selection, progress: Progress, appended: Appended) -> None:
-        # A committed step must never be decided again on the state before it, whatever is wrong with the store.
+        # A committed step must never be decided again on the state before it, even if the store fails.
         try:
             changes = self._shard.apply(
                 staged,
@@ -341,7 +349,7 @@ class Master:
     def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
-        A failure that no message caused halves the selection too: a smaller one may fit into the time that was too short.
+        A failure that no message caused halves the selection too: a smaller one may finish within the time-out.
         """
         search = self._poison_search
         if selection.items:

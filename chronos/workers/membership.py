@@ -1,7 +1,7 @@
-"""Membership: reports this node's replicas to the coordinator, reads what they are assigned, and, while this node is the
+"""Membership: reports this node's replicas to the coordinator, reads their assignments, and, while this node is the
 controller, assigns the shards of all nodes.
 
-Safety never rests here (law 5 rests on the log); a mistake costs time.
+Safety does not depend on it (the log keeps law 5); a mistake costs time.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,15 @@ REPORT_MS = 500
 """How often positions that change all the time are reported; a change of state is reported at once."""
 
 PREDECESSOR_MS = 500
-"""How long a new master waits for the previous one to finish its step before it fences it."""
+"""How long a new master waits for the previous one to finish its step before fencing it."""
 
 
 def holders(
     snapshot: ClusterSnapshot, shard: int, *, besides: str, order: Sequence[ReplicaState]
 ) -> list[tuple[Member, ReplicaReport]]:
-    """The members that can be asked about a shard, each with its replica: by state in this order, then the furthest first.
+    """Return the members that can answer for a shard, each with its replica: by state in this order, then the furthest first.
 
-    `besides`: the node that asks, which is left out. States that are not in `order` come after those that are.
+    `besides`: a node to leave out. States that are not in `order` come after those that are.
     """
     found = []
     for member in snapshot.members.values():
@@ -43,7 +43,7 @@ def holders(
 
 
 class Membership:
-    """This node's membership in the cluster: joins, reports, tells each shard its assignment, and controls."""
+    """This node's membership in the cluster: joins, reports, gives each shard its assignment, and controls."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Membership:
         describe: Callable[[], Member],
         plan: Callable[[ClusterView], Roles],
     ) -> None:
-        """`describe`: this node as it is now. `plan`: what the controller publishes for a view of the cluster."""
+        """`describe`: returns the report of this node. `plan`: returns the roles that the controller publishes for a view."""
         self.controls = False
         """True if this node was the controller at the last step."""
         self._coordinator = coordinator
@@ -67,7 +67,7 @@ class Membership:
         self._assigned_ms: dict[int, tuple[int, int]] = {}
         """By shard: the role epoch assigned last, and when this node first saw it."""
         self._unavailable: str | None = None
-        """Why the coordinator could not be used at the last step; None when it could."""
+        """Why the coordinator could not be used at the last step; None if it could."""
 
     def join(self) -> None:
         """Register this node. Raises NodeIdTaken, CoordinatorUnavailable."""
@@ -77,7 +77,7 @@ class Membership:
         log.info("joined", node=member.node, instance=member.instance)
 
     def step(self, now_ms: int) -> int:
-        """1. Join again after a lost session, 2. report, 3. control; when to be called again. Raises NodeIdTaken."""
+        """1. Join again after a lost session, 2. report, 3. control; return when to be called again. Raises NodeIdTaken."""
         try:
             snapshot = self._coordinator.look()
             if snapshot.roles is None and not snapshot.confirmed:
@@ -107,7 +107,7 @@ class Membership:
         self._reported, self._reported_ms = member, now_ms
 
     def snapshot(self) -> ClusterSnapshot:
-        """The cluster as this node knows it now."""
+        """Return the cluster as this node knows it now."""
         return self._coordinator.look()
 
     def ask(self, request: Request) -> None:
@@ -115,7 +115,7 @@ class Membership:
         self._coordinator.request(request)
 
     def assignment(self, shard: int) -> Assignment:
-        """What this node's replica of the shard is assigned now; called by the shards' own threads."""
+        """Return the present assignment of this node's replica; called by the shards' own threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:
             return Assignment(kind="follower", confirmed=False)
@@ -133,7 +133,7 @@ class Membership:
         return Assignment(kind="follower" if is_holder else "none", confirmed=snapshot.confirmed)
 
     def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, roles: ShardRoles) -> bool:
-        """True while the previous master still reports that it is master: it may finish its step first."""
+        """Return whether the previous master still reports that it is master, so that it may finish its step first."""
         now_ms = self._clock.now_ms()
         epoch, since_ms = self._assigned_ms.get(shard, (0, 0))
         if epoch != roles.epoch:
@@ -143,13 +143,13 @@ class Membership:
             return False
         previous = snapshot.members.get(roles.previous)
         if previous is None or previous.log == UNREACHABLE:
-            return False  # It cannot finish anything.
+            return False  # it cannot finish its step
         replica = previous.replicas.get(shard)
         return replica is not None and replica.role == ReplicaState.MASTER
 
 
 def _without_positions(member: Member) -> object:
-    """The parts of a report whose change is published at once."""
+    """Return the parts of a report whose changes are published at once."""
     return (
         member.leaving,
         member.log,

@@ -1,6 +1,6 @@
 """The pull worker: gives a master's steps the records of a delay partition, and keeps them until they are applied.
 
-Keeps law 6's half of the watermark: it knows whether the end of the log was reached *after* a moment in time.
+Keeps its part of law 6: it reports whether the end of the log was reached *after* a moment in time.
 """
 
 from itertools import accumulate
@@ -13,14 +13,14 @@ CATCH_UP_S = 0.004
 """How long one read waits for records known to be in the log: a few times the broker's fetch latency."""
 
 CATCH_UPS_MAX = 5
-"""Such reads in one step; after them the watermark is the greatest timestamp pulled, and the step continues."""
+"""Most reads of this kind in one step; after them the watermark is the greatest timestamp pulled, and the step continues."""
 
 FEW_HEADERS = 32
-"""A record with fewer headers than this is not weighed while the payloads of its batch are far below the limit."""
+"""Sizes are not computed for a batch whose records all have fewer headers and whose payloads are far below the limit."""
 
 
 class Puller:
-    """Records of one delay partition, kept until the step that staged them was applied."""
+    """Records of one delay partition, kept until the step that staged them is applied."""
 
     def __init__(self, log: TopicLog, reader: Reader, topic: str, partition: int) -> None:
         self._log = log
@@ -32,35 +32,35 @@ class Puller:
 
     @property
     def waiting(self) -> int:
-        """How many records were read and are not applied yet."""
+        """Number of records that were read and are not applied yet."""
         return len(self._waiting)
 
     @property
     def position(self) -> int:
-        """Offset behind the last record read, or behind the transaction markers that follow it."""
+        """Offset after the last record read, or after the transaction markers that follow it."""
         return self._reader.position
 
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
-        """The next records, at least one if there is one; the same ones again until `release`."""
+        """Return the next records, at least one if there is one; the same ones again until `release`."""
         fitting = _fitting(self._waiting[:records_max], bytes_max)
-        # Nothing is read where the batch is full already: else every step would read more records than it returns.
+        # A full batch is not extended: otherwise every step would read more records than it returns.
         if fitting == len(self._waiting) < records_max:
             self._waiting += self._reader.read(records_max - len(self._waiting), bytes_max)
             fitting = _fitting(self._waiting[:records_max], bytes_max)
         return self._waiting[:fitting]
 
     def batch_ahead(self, taken: int, records_max: int, bytes_max: int) -> list[Record]:
-        """The records after the first `taken`, as far as they can be read: the next batch, before this one is released."""
+        """Return the records after the first `taken` that can be read now: the next batch, before this one is released."""
         if len(self._waiting) < taken + records_max:
             self._waiting += self._reader.read(taken + records_max - len(self._waiting), bytes_max)
         return self._waiting[taken : taken + records_max]
 
     def end(self) -> int:
-        """The last stable offset of the partition now."""
+        """Return the last stable offset of the partition now."""
         return self._log.stable_end(self._topic, self._partition)
 
     def batch_to(self, end: int, records_max: int, bytes_max: int) -> tuple[list[Record], bool]:
-        """The next records, and True if they reach the offset `end`; waits a moment for records that are being fetched."""
+        """Return the next records, and True if they reach the offset `end`; waits a moment for records that are being fetched."""
         batch = self.batch(records_max, bytes_max)
         for _ in range(CATCH_UPS_MAX):
             full = len(batch) >= records_max or len(batch) < len(self._waiting)
@@ -85,13 +85,13 @@ class Puller:
 
 
 def _fitting(batch: list[Record], bytes_max: int) -> int:
-    """How many leading records, at least one, stay within the limit."""
-    # The payloads are a cheap lower bound: only a batch that comes near the limit is weighed record by record.
+    """Return how many leading records, at least one if there is one, stay within the limit."""
+    # The payloads are a cheap lower bound: only a batch near the limit is measured record by record.
     if len(batch) < 10_000 and sum(len(record.value) for record in batch if record.value is not None) < bytes_max // 4:
         few_headers = all(record.headers is None or len(record.headers) < FEW_HEADERS for record in batch)
         if few_headers:
             return len(batch)
-    # Not `core.size.count_within`, which weighs the whole batch: 2 ms longer where half of 5,000 records fit (measured).
+    # Not `core.size.count_within`, which measures the whole batch: 2 ms longer if half of 5,000 records fit (measured).
     for count, total in enumerate(
         accumulate(memory_bytes(record.key, record.value, record.headers) for record in batch)
     ):

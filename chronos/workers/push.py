@@ -1,8 +1,8 @@
 """The push worker: decides the outcome of each selected message, and makes the messages of one transaction.
 
 It describes target topics before it produces to them (`targets`), so that a foreseeable failure becomes a decision about
-one message and never an aborted transaction (law 8). A failure that could not be foreseen is the master's: it finds the
-poison record by halving the selection.
+one message and never an aborted transaction (law 8). Other failures are handled by the master,
+which isolates the poison record by halving the selection.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -132,9 +132,9 @@ class Pusher:
         poison_offset: int | None,
         decide: Callable[[int, int, Entry], None] | None,
     ) -> bool:
-        """Add the messages that need no decision; call `decide` for each other one, or return False without it."""
+        """Add the messages that need no decision; call `decide` for all others; without `decide`, return False at the first of them."""
         shard, prefix = self._rules.shard, self._source_prefix
-        append, note = plan.messages.append, plan.due_ms.append
+        append, append_due = plan.messages.append, plan.due_ms.append
         last_ms, due, stem = -1, b"", b""
         for (due_ms, offset, data), entry in zip(selection.items, selection.entries, strict=True):
             if (
@@ -160,11 +160,11 @@ class Pusher:
             headers[DUE_AT] = due
             headers[SOURCE] = prefix + at
             append((entry.target, entry.key, entry.value, headers, -1))
-            note(due_ms)
+            append_due(due_ms)
         return True
 
     def _fast_path_limits(self, targets: Mapping[str, Target]) -> dict[str, int]:
-        """Return, for each plain and allowed target, the packed size below which a message needs no decision."""
+        """Return, for each plain and allowed target, the packed size in bytes up to which a message needs no decision."""
         return {
             topic: target.info.bytes_max - RECEIPT_BYTES
             for topic, target in targets.items()
@@ -213,7 +213,7 @@ class Pusher:
     def _miss(
         self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, target: Target, now_ms: int
     ) -> None:
-        """Decide about a message whose target was not found: dead letter after the second look, else deferred."""
+        """Decide about a message whose target was not found: dead-letter it after the second description, else defer it."""
         assert target.missing_since_ms is not None
         # A description from before the message was due proves nothing: the topic may have been created since.
         if target.described_ms >= due_ms and target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS:
@@ -231,7 +231,7 @@ class Pusher:
         )
 
     def _retry(self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
-        """Exponential backoff with jitter drawn from position and attempt; after the last attempt a dead letter."""
+        """Retry with exponential backoff and jitter computed from position and attempt; dead-letter after the last attempt."""
         if entry.attempt >= self._attempts_max:
             detail = "refused by the broker every time"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, detail)
@@ -271,7 +271,7 @@ class Pusher:
         )
 
     def _rejected(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
-        """The record as it came, with the reason and its source."""
+        """Return the unchanged record with its source and the reason."""
         headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
         return self._with_reason(
             self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
@@ -291,7 +291,7 @@ class Pusher:
         detail: str,
         now_ms: int,
     ) -> Outgoing:
-        """The record with its reason; without payload and key if the topic would not take it with them."""
+        """Return the record with its reason; without payload and key if it would be too large for the topic."""
         info = self.targets.describe([topic], now_ms)[topic].info
         if info is None:
             raise LogUnavailable(f"{topic} does not exist: create it again, or restart Chronos, which creates it")

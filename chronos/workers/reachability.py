@@ -1,7 +1,7 @@
-"""Reachability of the log: the brokers are pinged all the time, so that a master that is cut off from them gives way.
+"""Reachability of the log: the brokers are pinged continually, so that a master that is cut off from them is replaced.
 
-A session with the coordinator does not show it: a node may reach the coordinator and not the brokers, and a master that
-waits for its brokers in the middle of a step notices long after its messages were due. Safety never rests here.
+A session with the coordinator is not enough: a node may reach the coordinator and not the brokers, and a master that
+waits for its brokers in the middle of a step notices long after its messages were due. Safety does not depend on it.
 """
 
 import structlog
@@ -16,16 +16,16 @@ PINGS = 8
 
 
 class LogReachability:
-    """Whether the log's brokers answer this node. One thread calls `step`; any thread may read `verdict`."""
+    """Tracks whether the log's brokers answer this node. One thread calls `step`; any thread may read `verdict`."""
 
     def __init__(self, log_port: TopicLog, *, unreachable_ms: int, clock: Clock) -> None:
-        """`unreachable_ms`: without an answer for this long UNREACHABLE, for half of it DEGRADED."""
+        """`unreachable_ms`: time without an answer until the verdict is UNREACHABLE; after half of it, it is DEGRADED."""
         self._log = log_port
         self._unreachable_ms = unreachable_ms
         self._clock = clock
         self._answered_ms = self._steady_ms()
         self._logged = OK
-        """The verdict as of the last step, by which changes are logged."""
+        """The verdict of the last step: only its changes are logged."""
 
     @property
     def verdict(self) -> str:
@@ -36,7 +36,7 @@ class LogReachability:
         return DEGRADED if silent_ms >= self._unreachable_ms // 2 else OK
 
     def step(self, now_ms: int) -> int:
-        """Ping once; when to be called again, in epoch ms."""
+        """Ping once; return when to be called again, in epoch ms."""
         pinged_ms = self._steady_ms()
         if self._log.ping(2 * self._unreachable_ms / PINGS / 1_000):
             self._answered_ms = self._steady_ms()

@@ -1,6 +1,6 @@
-"""Recovery: whether the two logs still hold what a store has to replay, and what that replay costs.
+"""Recovery: checks that the two logs still hold everything that a store has to replay, and computes the cost of it.
 
-Keeps law 1: a store that is ahead of its logs, or that they do not reach back to, is an error with a name.
+Keeps law 1: a store that is ahead of its logs, or older than their start, is an error with a name.
 """
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from chronos.ports import TopicLog, Watermarks
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
-    """What it takes to bring a store to the end of its logs by replaying them."""
+    """The cost of bringing a store to the end of its logs by replay."""
 
     store_empty: bool
     """The store holds nothing yet."""
@@ -20,13 +20,13 @@ class RecoveryCost(Struct, frozen=True, kw_only=True):
     records: int
     """Records of both logs to be read."""
     applied_min: int
-    """Start of the progress partition: a checkpoint behind it is of no use."""
+    """Start of the progress partition: a checkpoint with a smaller `applied` is of no use."""
     pull_offset_min: int
-    """Start of the delay partition: a checkpoint behind it is of no use."""
+    """Start of the delay partition: a checkpoint with a smaller `pull_offset` is of no use."""
 
     @classmethod
     def of(cls, state: State, progress: Watermarks, delay: Watermarks) -> "RecoveryCost":
-        """For a store with this state and logs with these watermarks."""
+        """Return the cost for a store with this state and logs with these watermarks."""
         return cls(
             store_empty=state.applied == 0,
             logs_complete=progress.start <= state.applied and delay.start <= state.pull_offset,
@@ -37,7 +37,7 @@ class RecoveryCost(Struct, frozen=True, kw_only=True):
 
 
 def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:
-    """The partition must hold everything from the store's position on. Raises LogMismatch."""
+    """Raise LogMismatch unless the partition holds everything from the store's position on."""
     if watermarks.start > position:
         raise LogMismatch(
             f"{topic}/{shard} begins at {watermarks.start}, but the store needs it from {position} on: the topic"
@@ -53,11 +53,11 @@ def check_position(topic: str, shard: int, position: int, watermarks: Watermarks
 
 
 def start_state(state: State, log: TopicLog, shard: int, progress_topic: str, delay_topic: str) -> State:
-    """The state to start from: that of the store, if the logs hold everything from there on. Raises LogMismatch."""
+    """Return the state to start from: that of the store, if the logs hold everything after it. Raises LogMismatch."""
     progress = log.watermarks(progress_topic, shard)
     delay = log.watermarks(delay_topic, shard)
     if state.applied == 0 and progress.high == 0 and delay.start > 0:
-        # No master ever committed: records that the topic lost before Chronos came are not Chronos's to deliver.
+        # No master ever committed: records that were deleted before Chronos first ran were never accepted.
         return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
     check_position(progress_topic, shard, state.applied, progress)
     check_position(delay_topic, shard, state.pull_offset, delay)

@@ -1,6 +1,6 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-A step machine: `step(now_ms)` does one turn of the present phase and returns when it wants to be called again. The
+A step machine: `step(now_ms)` does one turn of the present phase and returns when to be called again. The
 phase follows from what is open:
 
     start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
@@ -8,11 +8,10 @@ phase follows from what is open:
       └──────────┴──────────┴───────────┴────────┘
        after a Retry, a lost producer or the end of the assignment: close everything, start from the store
 
-What the replica does at the moment, for everybody else, is its `role`, a `ReplicaState`.
+Other threads and nodes see the `role` of the replica, a `ReplicaState`.
 
 Keeps laws 3 and 5: a replica that is assigned master first fences every earlier master, then applies everything they
-committed, and commits only behind an epoch record of its own. The branch of `errors` that a failure belongs to decides
-what follows from it.
+committed, and commits only after an epoch record of its own. The reaction to a failure depends on its branch of `errors`.
 """
 
 import re
@@ -46,13 +45,13 @@ from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 log = structlog.get_logger("chronos.shard")
 
 POLL_MS = 200
-"""How often a replica that waits for another node, or for the coordinator, checks again."""
+"""Time between the checks of a replica that waits for another node or for the coordinator."""
 
 PREDECESSOR_POLL_MS = POLL_MS // 10
-"""The same while the previous master may still finish its step."""
+"""Time between the checks while the previous master may still finish its step."""
 
 PAUSE_MS = 500
-"""Pause after a failure that only time mends."""
+"""Pause after a failure that an immediate retry cannot fix."""
 
 ABORT_PAUSE_MS = 50
 """Pause after an aborted transaction without a poison record, doubled each time up to PAUSE_MS."""
@@ -61,7 +60,7 @@ REPLAYED_FLUSH = 200
 """A replay of this many progress records (tenths of a second) is flushed: a node killed again must not repeat it."""
 
 HALVINGS_MAX = 20
-"""Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, and some more."""
+"""Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, with a margin."""
 
 REPLAY_LOG_MS = 1_000
 """How often a long replay logs its position."""
@@ -93,22 +92,22 @@ class Replica:
     ) -> None:
         """`pusher`: makes the pusher of one leadership. `delivered_ms`: retention of settled messages; None: no deleter.
 
-        `guard`: why no step may begin now; None when one may. `assigned`: the assignment as of now. `restore`: replaces
+        `guard`: returns why no step may begin now; None if one may. `assigned`: the assignment as of now. `restore`: replaces
         the store's contents by a checkpoint where that is needed or cheaper than the replay; returns whether it did, and
         raises Retry while it cannot be done.
         """
         self.number = rules.shard
         self.store = store
         self.paused: str | None = None
-        """Why nothing moves, for people; None while all is well."""
+        """Why the replica is paused, for people; None if it is not."""
         self.commits = 0
         """Transactions committed by this process."""
         self.aborts = 0
         """Transactions aborted or lost by this process."""
         self.last: StepResult | None = None
-        """What the last step committed as master."""
+        """The result of the last step as master; None if it committed nothing."""
         self.refused: list[tuple[int, int]] = []
-        """`(offset, Reason)` of the delay records that were refused in what the last step committed or applied."""
+        """`(offset, Reason)` of the refused delay records in the progress records that the last step committed or applied."""
         self.known = False
         """The state is that of the store; False: it must not be reported."""
         self._role = ReplicaState.STARTING
@@ -129,14 +128,14 @@ class Replica:
         self._poison_search = PoisonSearch(messages_max=limits.messages)
         self._pause_ms = ABORT_PAUSE_MS
         self._sleeping = False
-        """Nothing but time ends the wait after the last step: records that arrive make no difference."""
+        """True if records that arrive do not end the wait after the last step, but only time does."""
         self._led_epoch: int | None = None
         """The log epoch of this process's last leadership; None before the first."""
         self._forget()
         self.shard = self._load()
 
     def _forget(self) -> None:
-        """Nothing is open, nothing is under way."""
+        """Reset what belongs to one run from `_start` on: nothing is open, nothing is under way."""
         self._follower: Follower | None = None
         self._writer: Writer | None = None
         self._master: Master | None = None
@@ -152,7 +151,7 @@ class Replica:
 
     @property
     def role(self) -> ReplicaState:
-        """What the replica does at the moment."""
+        """The present state of the replica."""
         return self._role
 
     @property
@@ -170,7 +169,7 @@ class Replica:
     # --- a turn
 
     def step(self, now_ms: int) -> int:
-        """One turn; when to be called again, in epoch ms. A Retry pauses and starts again; a Stop is raised."""
+        """Do one turn; return when to be called again, in epoch ms. A Retry pauses and starts again; a Stop is raised."""
         self.last, self.refused, self._sleeping = None, [], False
         try:
             return self._turn(now_ms)
@@ -182,7 +181,7 @@ class Replica:
             return wake_ms
 
     def _turn(self, now_ms: int) -> int:
-        """The phase follows from what is open."""
+        """Do one turn of the present phase, which follows from what is open."""
         if self._master is not None:
             return self._lead(now_ms) if self._role == ReplicaState.MASTER else self._begin(now_ms)
         if self._follower is None:
@@ -190,7 +189,7 @@ class Replica:
         return self._follow(now_ms) if self._writer is None else self._resolve(now_ms)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for records or for the time to pass; False, at once, where no record could end the wait."""
+        """Wait for records or for the time to pass; False, at once, if no record could end the wait."""
         if self._sleeping:
             return False
         if self._master is not None and not self._master.lingering:
@@ -207,7 +206,7 @@ class Replica:
         self._become(ReplicaState.STOPPED)
 
     def fail(self, why: str) -> None:
-        """No step follows, because the last one raised; what is open is left to the end of the process."""
+        """Mark the replica as failed after a step that raised; open clients are left to the end of the process."""
         self._become(ReplicaState.FAILED)
         self.paused = why
 
@@ -257,7 +256,7 @@ class Replica:
         return now_ms
 
     def _follow(self, now_ms: int) -> int:
-        """1. Apply everything that can be read. Records behind an open transaction are left to `_resolve`."""
+        """1. Apply everything that can be read. Records after an open transaction are left to `_resolve`."""
         follower = self._follower
         assert follower is not None
         if self._catch_up(follower, now_ms):
@@ -283,7 +282,7 @@ class Replica:
         return now_ms
 
     def _keep_following(self, now_ms: int) -> int:
-        """A follower that has caught up deletes what is past its retention and waits for more."""
+        """Delete what is past its retention, and wait for more progress records: the follower has caught up."""
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replayed)
@@ -309,7 +308,7 @@ class Replica:
                 ))  # fmt: skip
             return now_ms + POLL_MS
         if not self._may_lead(leadership, now_ms):
-            # Another node took over with a later role between 1 and 2, and our fence hit it by mistake: give way.
+            # Another node took over with a later role between 1 and 2, and this fence hit that node: step back.
             self._restart()
             return now_ms + POLL_MS
         if self._replayed >= REPLAYED_FLUSH:
@@ -408,7 +407,7 @@ class Replica:
     # --- parts of phases
 
     def _load(self) -> Shard:
-        """The shard as the store holds it, and its delete worker."""
+        """Return the shard as the store holds it, and make its delete worker."""
         (data,) = self.store.get([STATE_KEY])
         self.known = True
         state = FRESH if data is None else unpack_state(data)
@@ -421,7 +420,7 @@ class Replica:
         return shard
 
     def _delete(self, now_ms: int) -> int:
-        """Step the delete worker if it is due; when it is due next."""
+        """Step the delete worker if it is due; return when it is due next."""
         if self._deleter is None:
             return now_ms + DELETE_EVERY_MS
         # A time further away than the interval was set by a clock that was ahead then.
@@ -430,7 +429,7 @@ class Replica:
         return self._delete_ms
 
     def _catch_up(self, follower: Follower, now_ms: int) -> int:
-        """Apply progress records that can be read now; how many."""
+        """Apply the progress records that can be read now; return how many."""
         self._check_guard()
         applied = follower.step()
         self.refused = follower.refused
@@ -442,7 +441,7 @@ class Replica:
         return applied
 
     def _leadership_ended(self) -> bool:
-        """True if the leadership that was begun is no longer assigned; then everything is closed."""
+        """Return whether the leadership is no longer assigned; if so, everything is closed."""
         assignment = self._assigned()
         if assignment.continues(self._leadership):
             return False
@@ -452,7 +451,7 @@ class Replica:
         return True
 
     def _restore_store(self, state: State) -> bool:
-        """True if a checkpoint replaced the contents of the store."""
+        """Return whether a checkpoint replaced the contents of the store."""
         progress = self._log.watermarks(self._progress_topic, self.number)
         delay = self._log.watermarks(self._delay_topic, self.number)
         if progress.high == 0:
@@ -466,7 +465,7 @@ class Replica:
         return restored
 
     def _may_lead(self, assignment: Assignment, now_ms: int) -> bool:
-        """True if the last progress record leaves the shard to this node. Raises RoleStale, Deposed."""
+        """Return whether the last progress record allows this node to lead. Raises RoleStale, Deposed."""
         claim = Claim(shard=self.number, node=self._node, instance=self._instance, led_epoch=self._led_epoch)
         wait_ms = claim.wait_ms(self.state, assignment, now_ms)
         if wait_ms == 0:

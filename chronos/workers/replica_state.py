@@ -13,8 +13,8 @@
     stopped
     failed
 
-The usual ways: `starting, recovering, follower` on a node that is given the shard, `follower, taking over, master` when
-it is made its master, `master, stepped down, recovering, follower` when another node is.
+The usual paths: `starting, recovering, follower` on a node that holds the shard, `follower, taking over, master` when it
+becomes the master, `master, stepped down, recovering, follower` when another node becomes the master.
 
 A replica that meets a Retry before it is master keeps its state, closes what it has open and begins again from its
 store; `Replica.paused` holds the reason meanwhile. So none of the states promises that anything is open.
@@ -28,7 +28,7 @@ from msgspec import Struct
 
 
 class ReplicaState(StrEnum):
-    """What a replica does at the moment. The values are public: HTTP, the coordinator and the metrics show them."""
+    """The present state of a replica. The values are public: HTTP, the coordinator and the metrics show them."""
 
     STARTING = "starting"
     """Nothing was read from the logs yet. The shard's state is the one the store held when the process opened it.
@@ -62,7 +62,7 @@ class ReplicaState(StrEnum):
     STOPPED = "stopped"
     """Everything is closed, by `Replica.close`. Final."""
     FAILED = "failed"
-    """A step raised an error that no retry mends. The shard's thread has ended and the process is about to. Final."""
+    """A step raised an error that a retry cannot fix. The shard's thread has ended and the process is about to. Final."""
 
 
 _S = ReplicaState
@@ -84,29 +84,29 @@ TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {
     _S.STOPPED: frozenset(),
     _S.FAILED: frozenset(),
 }  # fmt: skip
-"""Which states may follow each state; a replica checks every change against it."""
+"""State -> states that may follow it; a replica checks every change against it."""
 
 IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.NONE})
 """States of a replica that has nothing left to do before its node is ready."""
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
-"""States of a replica whose store another node must not be asked about."""
+"""States of a replica whose store must not be queried."""
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """The role that a replica is to have at the moment."""
+    """The role of a replica at the moment, as the controller wants it."""
 
     kind: Literal["master", "follower", "none"]
     """`none`: this node does not hold the shard."""
     epoch: int | None = None
     """The role epoch assigned with `master`; None: the node is standalone."""
     confirmed: bool = True
-    """The coordinator confirms the assignment now. False: continue, but begin nothing."""
+    """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
     predecessor_active: bool = False
     """The previous master may still be finishing its step; do not fence it yet."""
 
     def continues(self, other: "Assignment | None") -> bool:
-        """True if a leadership that began under `other` is still assigned."""
+        """Return whether a leadership that began under `other` is still assigned."""
         return other is not None and self.kind == other.kind and self.epoch == other.epoch
 
 

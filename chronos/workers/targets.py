@@ -1,4 +1,4 @@
-"""Descriptions of target topics, asked of the brokers and kept for a short time.
+"""Descriptions of target topics, requested from the brokers and kept for a short time.
 
 The push worker describes a topic before it produces to it, so that a missing topic or a message too large for its topic
 never fails a transaction (law 8). A topic that is to be created on demand is created here and nowhere else.
@@ -19,13 +19,13 @@ DESCRIBE_EVERY_MS = 10_000
 
 SECOND_LOOK_MS = 2_000
 """A topic counts as missing only if a second description, this much later, does not find it either: a single broker may
-not have heard of a new topic yet."""
+not know a new topic yet."""
 
 NOT_YET = TopicInfo(id="", partitions=1, leaderless=frozenset({0}), bytes_max=0)
-"""A topic that could not be created at the moment: its messages wait as if for a leader."""
+"""A topic that could not be created at the moment: its messages wait like those for a partition without a leader."""
 
 PING_TIMEOUT_S = 2.0
-"""Time in which a broker must answer, else the brokers count as unavailable."""
+"""Time in which a broker must answer; otherwise the brokers count as unavailable."""
 
 TOPICS_MAX = 10_000
 """Descriptions kept regardless of their age; one step names at most as many topics as it has messages."""
@@ -35,13 +35,14 @@ FORGET_AFTER_MS = 60_000
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What is known of a target topic."""
+    """The last description of a target topic."""
 
     info: TopicInfo | None
     """None: the topic was not found."""
     described_ms: int
+    """Time of the description (epoch ms)."""
     missing_since_ms: int | None
-    """Time of the first of the consecutive descriptions that did not find it; None while it is there."""
+    """Time of the first of the consecutive descriptions that did not find it; None if the last one found it."""
 
     @property
     def is_plain(self) -> bool:
@@ -60,7 +61,7 @@ class Targets:
         self._targets: dict[str, Target] = {}
 
     def describe(self, topics: Iterable[str], now_ms: int) -> dict[str, Target]:
-        """Return what is known of each topic, asking the brokers where that is too old. Raises LogUnavailable."""
+        """Return the description of each topic, with a request for those that are too old. Raises LogUnavailable."""
         wanted = set(topics)
         stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
         if stale:
@@ -74,11 +75,11 @@ class Targets:
         return {topic: self._targets[topic] for topic in wanted}
 
     def known(self, topics: Iterable[str]) -> dict[str, Target]:
-        """Return the last descriptions of those topics that have one, however old, without asking."""
+        """Return the last descriptions of those topics that have one, regardless of age, without a request."""
         return {topic: self._targets[topic] for topic in topics if topic in self._targets}
 
     def forget_all(self) -> None:
-        """Drop every description, above all those of missing topics: after a failure none of them counts."""
+        """Drop every description: after a failure none of them is trusted."""
         self._targets.clear()
 
     def _create(self, topic: str) -> TopicInfo | None:

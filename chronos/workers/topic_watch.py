@@ -1,7 +1,7 @@
 """The topic watch: checks that the delay and progress topics are still those the stores were built from.
 
-A client reads on without an error from a topic that was deleted and created again, at an offset that means another
-record there; and no shard reads a partition that was added. Keeps its part of law 1: neither lasts for longer than two checks.
+A client continues without an error in a topic that was deleted and created again, although the same offset is another
+record there; and no shard reads a partition that was added. Keeps its part of law 1: two checks detect either change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class TopicWatch:
         """Failed checks in a row."""
 
     def step(self, now_ms: int) -> int:
-        """Check once; when to be called again. Raises LogMismatch or ConfigurationError when the topics have changed."""
+        """Check once; return when to be called again. Raises LogMismatch or ConfigurationError when the topics have changed."""
         try:
             infos = self._log.describe([spec.name for spec in self._topics])
             missing = [name for name, info in infos.items() if info is None]

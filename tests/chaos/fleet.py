@@ -166,7 +166,7 @@ class Fleet:
         return dict(self.any().get("/v1/nodes"))
 
     def close(self) -> None:
-        """Kill all nodes, in whatever state they are."""
+        """Kill all nodes in any state."""
         for node in self.nodes.values():
             node.close()
 

@@ -4,8 +4,8 @@ To add a log: write a context manager that takes the test's request and the name
 `LogCase`, and add a row to `LOGS` (`test_log.py`). To add a store, add a row to `STORES` (`test_store.py`); a clock, a
 row to `CLOCKS` (`test_clock.py`). The suites themselves do not change.
 
-What an implementation does not offer by design is named in `lacks`, and the tests of it call `case.require(...)`. A
-test that fails for any other reason has found an error in the implementation.
+`lacks` names the features that an implementation does not have by design; their tests call `case.require(...)`. A test
+that fails for any other reason has found an error in the implementation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BLOB_BYTES_MIN = 1_000
 
 
 class Feature(Enum):
-    """What not every log offers."""
+    """Features that not every log has."""
 
     THREADS = "calls from several threads"
     BATCH_LIMITS = "a largest record batch for each topic (max.message.bytes)"
@@ -145,7 +145,7 @@ def kafka_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase
 
 
 class SimulatedClient(Observer):
-    """A thread to which nothing happens, and which waits in simulated time."""
+    """A thread without faults, which waits in simulated time."""
 
     def sleep(self, wait_ms: int) -> None:
         """Let the time of the simulation pass."""
@@ -246,7 +246,7 @@ def wall_ms() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockCase:
-    """A row of `CLOCKS`: a clock that nobody has stepped yet."""
+    """A row of `CLOCKS`: a clock that has not been stepped."""
 
     clock: Clock
     true_ms: Callable[[], int] = wall_ms

@@ -276,7 +276,7 @@ def test_checkpoints_of_other_topics_are_left_alone(case: Case, tmp_path: Path) 
     assert [checkpoint.applied for checkpoint in case.folder.kept(SHARD, identity("old"))] == [900]
 
 
-def test_pruning_keeps_the_furthest_and_removes_incomplete_ones_behind_them(case: Case) -> None:
+def test_pruning_keeps_the_furthest_and_removes_older_incomplete_ones(case: Case) -> None:
     """An incomplete one that is further may be an upload under way."""
     store = case.store()
     for applied in range(1, 7):

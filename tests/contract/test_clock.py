@@ -1,4 +1,4 @@
-"""What every clock must do, over each row of `CLOCKS` in `tests/contract/implementations.py`."""
+"""The contract of every clock, over each row of `CLOCKS` in `tests/contract/implementations.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every coordinator must do: the adapter on a real ZooKeeper, and the coordinator of the simulator.
+"""The contract of every coordinator: the adapter on a real ZooKeeper, and the coordinator of the simulator.
 
 Each node reaches the servers over a link of its own that can be cut. Simulated time passes only inside `wait`, so the
 same test runs in real time on ZooKeeper and in simulated time in the simulator.
@@ -229,7 +229,7 @@ def masters(coordinator: Coordinator) -> set[str | None]:
 
 
 def known_roles(coordinator: Coordinator) -> Roles:
-    """The roles that this node knows; fails where there are none."""
+    """Return the roles that this node knows; fail if there are none."""
     roles = coordinator.look().roles
     assert roles is not None
     return roles
@@ -288,7 +288,7 @@ def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_r
 
 
 def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
-    """Before anybody notifies it."""
+    """It knows its roles before any notification."""
     a = joined(cluster, "a")
     assert a.control(plan)
     assert masters(a) == {"a"}
@@ -308,7 +308,7 @@ def test_a_report_wakes_a_node_that_waits_and_is_seen_by_it(cluster: Cluster) ->
 
 
 def test_a_wait_without_a_change_ends_with_its_time(cluster: Cluster) -> None:
-    """And returns False; changes that came before are reported by earlier waits."""
+    """The wait returns False; earlier changes are reported by earlier waits."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
     for _ in range(100):
@@ -334,7 +334,7 @@ def test_a_look_asks_no_server(cluster: Cluster) -> None:
 
 
 def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -> None:
-    """And is answered by its next plan."""
+    """The controller answers it with its next plan."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     b.request(Request(kind="drain", node="a"))
@@ -343,7 +343,7 @@ def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -
 
 
 def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster: Cluster) -> None:
-    """Also those that change nothing."""
+    """This includes requests that change nothing."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
     requests = (Request(kind="transfer", node="a", shard=0), Request(kind="transfer", node="a", shard=1))
@@ -474,7 +474,7 @@ def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(clust
 
 
 def test_while_no_server_answers_roles_are_kept_and_nothing_is_confirmed(cluster: Cluster) -> None:
-    """Masters go on, and the controller decides nothing; with the link mended in time, the session goes on."""
+    """Masters continue, and the controller decides nothing; if the link is restored in time, the session continues."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
     cluster.cut("a")
@@ -510,8 +510,8 @@ def test_a_node_whose_session_expired_learns_it_when_a_server_answers_and_has_no
     assert b.control(plan)
 
 
-def test_a_node_that_joins_while_no_server_answers_is_told_so_and_has_no_role(cluster: Cluster) -> None:
-    """What it knew before is of no value: a new session begins without it."""
+def test_a_node_that_joins_while_no_server_answers_gets_an_error_and_has_no_role(cluster: Cluster) -> None:
+    """Its earlier knowledge is discarded: a new session begins without it."""
     a = joined(cluster, "a")
     until(cluster, lambda: masters(a) == {"a"}, a)
     cluster.cut("a")
@@ -524,7 +524,7 @@ def test_a_node_that_joins_while_no_server_answers_is_told_so_and_has_no_role(cl
 
 
 def test_the_controller_counts_a_member_that_joined_again_as_new(cluster: Cluster) -> None:
-    """So a node that restarts all the time is given no more shards at once."""
+    """So a node that restarts repeatedly does not get more shards at once."""
     a, b = pair(cluster)
     noted = Noted()
     assert a.control(noted)

@@ -1,4 +1,4 @@
-"""What only the embedded log does: it stores everything itself, creates targets, and frees space."""
+"""Features of the embedded log alone: it stores everything itself, creates targets, and frees space."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_trimmed_space_is_freed(bench):
 
 
 def test_a_reader_amid_trimmed_records_gets_an_error(bench):
-    """It is not moved in silence; a reader behind the trimmed records is not affected."""
+    """It is not moved without an error; a reader after the trimmed records is not affected."""
     bench.append("own", *(b"%d" % n for n in range(10)))
     behind, within = bench.log.reader("own", 0, 6), bench.log.reader("own", 0, 3)
     bench.log.trim("own", 0, 5)

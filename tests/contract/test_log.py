@@ -1,4 +1,4 @@
-"""What every log must do, over each row of `LOGS` in `tests/contract/implementations.py`."""
+"""The contract of every log, over each row of `LOGS` in `tests/contract/implementations.py`."""
 
 from __future__ import annotations
 
@@ -167,13 +167,13 @@ def test_concurrent_appenders_get_offsets_of_their_own_in_their_order(case):
         assert found == [b"%d-%d" % (thread, n // 3) for n in range(30)]
 
 
-def test_appending_nothing_is_no_error(case):
+def test_appending_nothing_is_not_an_error(case):
     """No broker needs to be asked."""
     assert case.log.append([], TIMEOUT_S) == []
 
 
 def test_a_record_too_large_for_its_topic_is_refused_and_the_next_one_is_written(case):
-    """The error leaves nothing behind."""
+    """The refused record has no effect."""
     case.require(Feature.BATCH_LIMITS)
     topic = case.topic(partitions=1, max_message_bytes="10000")
     with pytest.raises(LogUnavailable):
@@ -315,7 +315,7 @@ def test_a_message_too_large_for_its_topic_aborts_its_transaction_as_likely_pois
 
 
 def test_a_reader_skips_the_markers_of_transactions(case):
-    """Its position reaches the stable end, which on Kafka lies behind the last record."""
+    """Its position reaches the last stable offset, which on Kafka is greater than that of the last record."""
     topic = case.topic(partitions=1)
     writer = case.log.writer(0)
     commit(writer, [outgoing(topic, b"a")])
@@ -419,7 +419,7 @@ def test_a_trim_leaves_the_other_partitions(case):
 
 
 def test_an_open_transaction_is_not_trimmed(case):
-    """Nothing at or beyond the stable end is deleted, whatever the caller asks for."""
+    """No record at or after the last stable offset is deleted, for any requested offset."""
     topic = case.topic()
     case.log.append([outgoing(topic, b"before")], TIMEOUT_S)
     stable = settled_end(case, topic)

@@ -1,4 +1,4 @@
-"""What every store must do, over each row of `STORES` in `tests/contract/implementations.py`; and what only RocksDB does."""
+"""The contract of every store, over each row of `STORES` in `tests/contract/implementations.py`; and tests of RocksDB alone."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_needs_a_new_folder(store, tmp_path):
 
 
 def test_a_closed_store_makes_no_checkpoint(store, tmp_path):
-    """The error says that the store is closed."""
+    """The error names the reason: the store is closed."""
     store.close()
     with pytest.raises(Retry, match="closed"):
         store.checkpoint(tmp_path / "copy")

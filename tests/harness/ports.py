@@ -34,7 +34,7 @@ _free: list[int] = []
 
 
 def free_port() -> int:
-    """A port on which nothing listens and which no other call, in this process or another one, is given."""
+    """Return a port without a listener that no other call, in this process or another one, returns."""
     with _lock:
         while True:
             if not _free:

@@ -154,7 +154,7 @@ class Service:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill the process, in whatever state it is."""
+        """Kill the process in any state."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

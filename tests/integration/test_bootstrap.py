@@ -320,7 +320,7 @@ def test_the_doctor_sees_the_cluster_from_outside(
     assert fleet.nodes["n2"].stop() == 0
     code, findings = doctor(fleet.nodes["n2"])
     assert (code, findings["problem"]) == (0, [])
-    assert any("n2 is no member at the moment" in text for text in findings["note"])
+    assert any("n2 is not a member at the moment" in text for text in findings["note"])
     assert sum("all checksums match" in text for text in findings["ok"]) == SHARDS
 
     # No ZooKeeper.

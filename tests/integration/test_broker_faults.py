@@ -1,4 +1,4 @@
-"""Brokers that die, hang and restart, and a service that hangs: it waits, reports for what, and continues by itself."""
+"""Brokers that die, hang and restart, and a service that hangs: the service waits, reports the reason, and continues by itself."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -193,7 +193,7 @@ def delivered(node: Node) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", WRONG_MS)
 def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_path: Path, wrong_ms: int) -> None:
-    """Its only clock is the host's: after a step nothing is accepted or delivered, and the pause says so."""
+    """Its only clock is the host's: after a step no message is accepted or delivered, and the pause names the reason."""
     clock = ShiftedClock()
     with running(tmp_path / "node", clock, {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
@@ -217,7 +217,7 @@ def test_a_step_of_the_hosts_clock_stops_the_embedded_log_until_it_is_back(tmp_p
 @pytest.mark.integration
 @pytest.mark.parametrize("wrong_ms", [MINUTE_MS, HOUR_MS])
 def test_after_a_restart_a_clock_that_was_set_ahead_counts_as_right(tmp_path: Path, wrong_ms: int) -> None:
-    """As the pause says: only the operator knows which time is right."""
+    """As the text of the pause says: only the operator knows which time is right."""
     with running(tmp_path / "node", ShiftedClock(), {}) as node:
         wait_for(lambda: node.ready, lambda: paused(node))
         append(node, now_ms() + wrong_ms, 0)

@@ -148,7 +148,7 @@ def wait_for_the_end_of_the_downtime(flow: Flow) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_kafka(broker: Broker, tmp_path: Path) -> None:
+def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_kafka(broker: Broker, tmp_path: Path) -> None:
     """Every cancel that was in the log before its message was due wins, 100,000 records behind it."""
     flow = KafkaFlow(broker, 6)
     write_for_the_downtime(flow)
@@ -163,7 +163,7 @@ def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_kafka(broker: Br
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(180)
-def test_a_cancel_far_behind_a_backlog_wins_after_a_downtime_on_the_embedded_log(tmp_path: Path) -> None:
+def test_a_cancel_at_the_end_of_a_backlog_wins_after_a_downtime_on_the_embedded_log(tmp_path: Path) -> None:
     """The same without Kafka."""
     with Service(tmp_path / "node") as service:
         flow = LogFlow(service, 6)
@@ -187,7 +187,7 @@ FIRST_KILLS = 12
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 def test_a_node_killed_while_it_creates_its_files_starts_again(tmp_path: Path) -> None:
-    """The next start continues with whatever files exist: an incomplete directory is not a damaged one."""
+    """The next start continues with the existing files: an incomplete directory is not a damaged one."""
     kill_at_first_start(tmp_path, kills=FIRST_KILLS, seed=fresh_seed())
 
 

@@ -200,7 +200,7 @@ def test_any_payload_key_and_header_arrives_byte_for_byte(chronos: Chronos) -> N
 
 @pytest.mark.parametrize("settings", [{}, MURMUR2], ids=["default-partitioner", "murmur2"])
 def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, object]) -> None:
-    """Cancel, reschedule, fire and replace reach the message of the same producer, whatever its partitioner."""
+    """Cancel, reschedule, fire and replace reach the message of the same producer, with any partitioner."""
     target = chronos.target()
     ids = {name: f"{name}-{target}".encode() for name in ("cancel", "cancel-2", "later", "fire", "replace", "policy")}
     chronos.send(*(Sent(b"first", schedule(target, delay="3s"), key) for key in ids.values()), **settings)

@@ -1,4 +1,4 @@
-"""One directory, one process; one shard, one master: a second one waits or is refused, and reports the reason."""
+"""A directory has one process and a shard one master: a second one waits or is refused, and reports the reason."""
 
 import json
 from pathlib import Path

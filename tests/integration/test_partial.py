@@ -55,7 +55,7 @@ def holders(fleet: Fleet) -> dict[int, set[str]]:
 
 @pytest.mark.timeout(300)
 def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
-    """Look-ups, lists, counts and actions; and an error that says so when all nodes with a shard are gone."""
+    """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard are gone."""
     due_ms = now_ms() + 45_000
     written = flow.write(MESSAGES, due_ms, due_ms + 2_000, keyed=1.0, delays=0.0)
     flow.flush()

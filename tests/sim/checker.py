@@ -1,4 +1,4 @@
-"""Checks the nine laws from outside: what producers expect against what a reader of the logs sees.
+"""Checks the nine laws from outside: compares the expectations of producers with the contents of the logs.
 
 The only look into a node is a digest of its store at each applied progress record, equal on all replicas.
 """
@@ -55,7 +55,7 @@ class Checker:
         self.unreliable: set[str] = set()
         """Targets that are missing at times: only their messages may be dead-lettered for it."""
         self.clocks_jump = False
-        """Clocks of nodes are set in this seed: the times that they measure prove nothing."""
+        """Clocks of nodes are set in this seed: their measurements prove nothing."""
         self.steps: dict[int, list[Committed]] = defaultdict(list)
         self.ended: dict[tuple[int, int], Ended] = {}
         self.rejected: dict[tuple[int, int], int] = {}

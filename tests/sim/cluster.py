@@ -106,7 +106,7 @@ class Cluster:
         )
 
     def _keep_checkpoints(self) -> None:
-        """Keep checkpoints, and trim the logs behind them."""
+        """Keep checkpoints, and trim the logs up to them."""
         draw = self.trim_dice
         self.storage = CheckpointStorage(self.world)
         settings = CheckpointSettings(

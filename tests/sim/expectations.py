@@ -1,4 +1,4 @@
-"""What producers expect of the records they write: the checker compares every outcome with it."""
+"""The expectations of producers about their records: the checker compares every outcome with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Expectation(Struct, kw_only=True):
-    """What a producer expects of one record of the delay topic."""
+    """The expectation of a producer about one record of the delay topic."""
 
     verb: str
     id: bytes | None = None
@@ -16,4 +16,4 @@ class Expectation(Struct, kw_only=True):
     value: bytes | None = None
     expire_at_ms: int | None = None
     malformed: bool = False
-    """Must be refused, whatever the shard holds."""
+    """The record must be refused regardless of the shard's state."""

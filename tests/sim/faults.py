@@ -157,7 +157,7 @@ FAULTS: dict[str, list[Change]] = {
         (Pusher, "_decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
     ],
     "the replicas of a lost node are not replaced": [
-        (_Table, "_some", "node in self.members or not self._gone(node)", "True"),
+        (_Table, "_on_some_nodes", "node in self.members or not self._is_away_too_long(node)", "True"),
     ],
     "a log is trimmed behind the newest checkpoint alone": [
         (Checkpointer, "_trim", "checkpoints=checkpoints,", "checkpoints=[max(checkpoints)] * CHECKPOINTS_MIN,"),

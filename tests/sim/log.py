@@ -94,7 +94,7 @@ class SimReader:
             record, transaction = partition.items[at]
             at += 1
             if record is None or (transaction is not None and transaction.state != "committed"):
-                # A marker behind the last record is passed with the next fetch only, as in a real client.
+                # A marker after the last record is passed with the next fetch only, as in a real client.
                 if not records:
                     self.position = at
                 continue
@@ -329,7 +329,7 @@ class SimLog:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the network between this node and the brokers is cut."""
+        """True if the network between this node and the brokers is cut."""
         return self.caller.node.log_cut_ms > self.world.now_ms
 
     def _check_answers(self) -> None:

@@ -51,7 +51,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     deduplication_ms: int
     max_delay_ms: int
     poll_ms: int
-    """Longest sleep of a thread that nothing wakes."""
+    """Longest sleep of a thread."""
 
 
 class SimClock:
@@ -133,7 +133,7 @@ class SimulatedNode:
 
     @property
     def joined(self) -> bool:
-        """Whether it believes to be a member of the cluster."""
+        """True if the process is a member of the cluster, as far as it knows."""
         return self.process is not None and self.process.coordinator is not None and self.process.coordinator.joined
 
     def role_of(self, shard: int) -> str | None:

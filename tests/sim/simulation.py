@@ -1,4 +1,4 @@
-"""One seed from start to end: draw a world, let it fail, heal it, and check that everything due is settled.
+"""One seed from start to end: draw a cluster, inject faults, remove them, and check that every due message is settled.
 
 Phase one is about safety: anything may fail while the checker watches. Phase two is about liveness: all faults are
 removed, and within a bounded time every message that is due must be settled, on every replica alike.
@@ -49,7 +49,7 @@ EVENTS_MAX = 60_000
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """The counts of a seed that found nothing."""
+    """The counts of a seed without a finding."""
 
     seed: int
     digest: str
@@ -138,7 +138,7 @@ class Simulation(ClusterPart):
             holders = self.cluster.holders(shard)
             given = self.ensemble.roles.shards.get(shard, ShardRoles())
             if not len(holders) == len(given.replicas) == min(self.cluster.replication, len(present)):
-                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'nobody'}")
+                misplaced.append(f"shard {shard} is held by {', '.join(given.replicas) or 'no node'}")
             misplaced += [
                 f"{node.name} does not give up shard {shard}"
                 for node in present
@@ -218,7 +218,7 @@ class Simulation(ClusterPart):
         return first.joined, second.joined
 
     def _lose_every_disk(self) -> None:
-        """All stores are lost at one moment: everything pending is in the checkpoints, or in the logs behind them."""
+        """All stores are lost at one moment: every pending message is in the checkpoints, or in the logs after them."""
         for _ in range(self.cluster.trim_dice.choice([0, 10])):
             self.world.after(self.cluster.trim_dice.randrange(10_000), self.producers.send)
         self.world.pass_time(AWAKE_MS)
@@ -260,7 +260,7 @@ class Observer:
         """No fault."""
 
     def misused(self, text: str) -> None:
-        """The port's own error says so."""
+        """The port raises its own error for it."""
 
     def sleep(self, wait_ms: int) -> None:
         """No time passes."""

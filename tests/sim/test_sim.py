@@ -1,4 +1,4 @@
-"""The simulator finds nothing in the code as it is, and finds every planted fault."""
+"""The simulator finds no fault in the present code, and finds every planted fault."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ReplicaThread:
         self.log = SimLog(self, node.brokers)
         self.steps = 0
         self.ended = False
-        """It takes no more steps, and has closed everything."""
+        """The thread makes no further steps and has closed everything."""
         self._busy = False
         self._nudged = False
         self._wake_ms: int | None = None

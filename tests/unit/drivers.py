@@ -96,7 +96,7 @@ class Master:
             self.step(step)
 
     def drain(self, until_ms: int) -> None:
-        """Step until nothing is pending; each step must bring the end nearer."""
+        """Step until no message is pending; each step must make progress."""
         plain = Step((), 0, 3, 400, (("delivered", 0),), (), False, False)
         self.now_ms = until_ms
         for _ in range(200):

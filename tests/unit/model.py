@@ -1,6 +1,6 @@
 """A naive model of a shard, written from the design: dictionaries and a sort.
 
-It decides nothing about time: like a replica it is given the cursor, and it has no wheel. It shares only the layout of
+It makes no decision about time: like a replica, it gets the cursor as an argument, and it has no wheel. It shares only the layout of
 the bytes with the real shard, so that whole stores can be compared.
 """
 
@@ -59,7 +59,7 @@ class Intent:
     target: str = "orders"
     value: bytes | None = b"payload"
     rejection: Reason | None = None
-    """The reason for which it must be refused, whatever the shard holds."""
+    """Return the reason for which it must be refused regardless of the shard's state."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def test_equal_replicas_share_the_shards_in_preferred_order() -> None:
 BEST = {
     "the furthest wins": ((5, 9, 7), "b"),
     "unknown never wins": ((None, 0, None), "b"),
-    "nobody is known": ((None, None, None), None),
+    "no progress is known": ((None, None, None), None),
     "a tie goes to the first": ((9, 9, 3), "a"),
 }
 
@@ -145,7 +145,7 @@ def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
     lost = later(view(ahead, behind), 1_000, behind)
     waiting = plan(lost)
     assert masters(waiting) == [None] * 4
-    assert set(reasons(waiting)[4:]) == {"lost its session, and nobody can follow yet"}
+    assert set(reasons(waiting)[4:]) == {"lost its session; no replica can take over yet"}
     assert masters(plan(later(lost, PATIENCE_MS - 1))) == [None] * 4
     given_up = plan(later(lost, PATIENCE_MS))
     assert masters(given_up) == ["b"] * 4
@@ -165,7 +165,7 @@ def test_without_members_there_is_no_master_and_the_next_member_becomes_it() -> 
 # --- Epochs ---------------------------------------------------------------------------------------
 
 EPOCHS = {
-    "nobody knows a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
+    "no log contains a later one": (ReplicaReport(applied=1, role_epoch=3, role_node="a"), 3),
     "a later one was reported": (ReplicaReport(applied=1, role_epoch=8), 9),
     "another wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="b"), 4),
     "it wrote under the same one": (ReplicaReport(applied=1, role_epoch=3, role_node="a", role_instance="i-a"), 3),
@@ -233,7 +233,7 @@ def test_a_drained_node_is_master_when_there_is_no_other_node() -> None:
 def test_a_master_without_a_connection_to_the_log_is_replaced_by_one_with_a_connection(
     a: str, b: str, expected: str
 ) -> None:
-    """And by no other: when no node reaches the brokers, nothing moves."""
+    """And by no other node: if no node reaches the brokers, no shard moves."""
     before = view(member("a"), member("b", leaving=True))
     assert masters(plan(before)) == ["a"] * 4
     roles = plan(later(before, 1, member("a", log=a), member("b", log=b)))
@@ -257,7 +257,7 @@ def test_a_transfer_makes_the_node_master_at_once() -> None:
 
 
 REFUSED = {
-    "it is no member at the moment": Request(kind="transfer", node="z", shard=0),
+    "it is not a member at the moment": Request(kind="transfer", node="z", shard=0),
     "there is no such shard": Request(kind="transfer", node="b", shard=9),
     "its progress is not known yet": Request(kind="transfer", node="c", shard=0),
     "it is about to stop": Request(kind="transfer", node="d", shard=0),

@@ -58,7 +58,7 @@ RECORDS = 40
         ([3, 2, 1], [50], None, 90, 5),
     ],
 )
-def test_a_log_is_trimmed_behind_every_position_in_use(checkpoints, replicas, archived, by_age, expected) -> None:
+def test_a_log_is_trimmed_up_to_the_first_position_in_use(checkpoints, replicas, archived, by_age, expected) -> None:
     """Each of them alone holds up the trimming; the log begins at 5."""
     found = trim_to(checkpoints=checkpoints, replicas=replicas, archived=archived, by_age=by_age, start=5)
     assert found == expected

@@ -79,7 +79,7 @@ def test_values_have_the_bytes_of_existing_stores(name: str, value: Any, data: s
 
 
 @pytest.mark.parametrize(("name", "value", "data"), GOLDEN)
-def test_truncated_bytes_are_a_named_damage(name: str, value: Any, data: str) -> None:
+def test_truncated_bytes_are_a_named_error(name: str, value: Any, data: str) -> None:
     whole = bytes.fromhex(data)
     for length in range(len(whole)):
         with pytest.raises(StoreCorrupt):

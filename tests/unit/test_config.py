@@ -469,7 +469,7 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
 
 
 @pytest.mark.parametrize(("overrides", "words"), CONFLICTS.items())
-def test_settings_that_conflict_are_refused(overrides: tuple[str, ...], words: str | None) -> None:
+def test_conflicting_settings_are_refused(overrides: tuple[str, ...], words: str | None) -> None:
     if words is None:
         load(None, {}, overrides)
     else:

@@ -1,4 +1,4 @@
-"""The digest: equal for replicas with the same content, whatever retention dropped; different for any other difference."""
+"""The digest: equal for replicas with the same content, regardless of what retention dropped; different for any other difference."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_counts_and_cursor_history_sort_by_minute(one: int, other: int) -> None:
 
 
 @given(numbers, st.binary(max_size=4))
-def test_the_number_behind_a_prefix_is_read_back(number: int, message_id: bytes) -> None:
+def test_the_number_after_a_prefix_is_read_back(number: int, message_id: bytes) -> None:
     for key in (keys.count_key(number), keys.cursor_history_key(number), keys.expiry_key(number, message_id)):
         assert keys.key_number(key) == number
 

@@ -1,4 +1,4 @@
-"""Membership: what a node is assigned by the published roles, when it reports itself, and whom it asks about a shard."""
+"""Membership: a node's assignments by the published roles, its reports, and the members that can answer for a shard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorldClock:
 
 
 class Node:
-    """A node with two shards that it reports as it is told to."""
+    """A node with two shards, whose reports the test sets."""
 
     def __init__(self, case: Case, name: str) -> None:
         self.name = name
@@ -128,8 +128,8 @@ def test_the_assignment_follows_from_the_published_roles(
 def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
     case = Case()
-    stranger = Node(case, "c")
-    assert stranger.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
+    outsider = Node(case, "c")
+    assert outsider.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
 
 
 def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: Case) -> None:

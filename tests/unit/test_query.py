@@ -1,4 +1,4 @@
-"""Questions to a store: what `find`, `page` and `timeline` say of a shard that real records made."""
+"""Queries: the results of `find`, `page` and `timeline` for a shard made of real records."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "other_id",
     [
         pytest.param(b"%d-%d-0" % (SHARD, NOW_MS + 50), id="a message with a key stands there"),
         pytest.param(b"%d-%d-7" % (SHARD, NOW_MS + 50), id="nothing stands there"),
@@ -121,11 +121,11 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
         pytest.param(b"7-%d-0" % (NOW_MS + 50), id="no shard's"),
     ],
 )
-def test_a_generated_id_of_no_message_finds_nothing(stranger):
-    """What stands at an address answers to it only if it has no other name."""
+def test_a_generated_id_of_no_message_finds_nothing(other_id):
+    """The entry at the position in a generated id has that id only if it has no key and was not moved."""
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a")], NOW_MS)
-    assert played.find(stranger) is None
+    assert played.find(other_id) is None
 
 
 def read_all(
@@ -155,7 +155,7 @@ def read_all(
     length=st.integers(0, 50),
 )
 def test_the_pages_hold_every_pending_message_once_and_in_order(dues, settled, limit, target, start, length):
-    """However they are cut: strictly behind the cursor, within the span, for the target."""
+    """For every page size: strictly after the cursor, within the period, for the target."""
     played = Played()
     records = [
         played.send(NOW_MS + due, key=b"k%d" % at if keyed else None, target=topic)
@@ -172,7 +172,7 @@ def test_the_pages_hold_every_pending_message_once_and_in_order(dues, settled, l
 
 
 def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
-    """A target that nothing is for costs many short scans, not one long one."""
+    """A target without messages costs many short scans, not one long one."""
     monkeypatch.setattr("chronos.core.query.PAGE_SCAN_MAX", 10)
     played = Played()
     played.step([played.send(NOW_MS + 100 + at) for at in range(25)], NOW_MS)
@@ -184,7 +184,7 @@ def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
 
 
 def test_the_next_place_is_the_place_of_the_first_pending_message():
-    """None with nothing pending."""
+    """None if no message is pending."""
     played = Played()
     assert next_place_ms(played.rows, played.state) is None
     played.step([played.send(NOW_MS + 90), played.send(NOW_MS + 80)], NOW_MS)
@@ -226,7 +226,7 @@ def test_an_impossible_timeline_is_refused_with_the_reason(span, step, why):
 
 
 def test_a_page_after_the_end_of_a_millisecond_starts_in_the_next():
-    """The cursor after a quiet step says: everything due at that time."""
+    """After a step that settled everything due, the cursor is the end of a millisecond."""
     played = Played()
     played.step([played.send(NOW_MS + 10), played.send(NOW_MS + 11)], NOW_MS + 10)
     assert played.state.cursor == (NOW_MS + 10, OFFSET_MAX)

@@ -209,7 +209,7 @@ def breaks_off_without_checkpoint(case: Case) -> None:
     case.break_off()
 
 
-def breaks_off_behind_the_log(case: Case) -> None:
+def is_interrupted_before_the_start_of_its_logs(case: Case) -> None:
     """The store holds something, and the log was trimmed beyond it."""
     case.commit()
     case.no_checkpoint()
@@ -279,10 +279,10 @@ CAUSES: dict[tuple[ReplicaState, ReplicaState], Callable[[Case], None]] = {
     (S.RECOVERING, S.WAITING): is_standalone_beside_another_master,
     (S.RECOVERING, S.TAKING_OVER): assign(lead(1)),
     (S.FOLLOWER, S.NONE): assign(LEAVE),
-    (S.FOLLOWER, S.RESTORING): breaks_off_behind_the_log,
+    (S.FOLLOWER, S.RESTORING): is_interrupted_before_the_start_of_its_logs,
     (S.FOLLOWER, S.RECOVERING): Case.break_off,
     (S.FOLLOWER, S.TAKING_OVER): assign(lead(1)),
-    (S.WAITING, S.RESTORING): breaks_off_behind_the_log,
+    (S.WAITING, S.RESTORING): is_interrupted_before_the_start_of_its_logs,
     (S.WAITING, S.RECOVERING): Case.break_off,
     (S.WAITING, S.TAKING_OVER): the_other_master_is_silent,
     (S.TAKING_OVER, S.NONE): assign(LEAVE),
@@ -371,7 +371,7 @@ def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
     [({"confirmed": False}, POLL_MS), ({"predecessor_active": True}, PREDECESSOR_POLL_MS)],
     ids=["unconfirmed", "predecessor active"],
 )
-def test_a_new_master_that_must_wait_fences_nobody(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
+def test_a_new_master_that_must_wait_fences_no_writer(case: Case, changes: dict[str, bool], wait_ms: int) -> None:
     """It stays a follower, and records that arrive do not end its wait."""
     case.commit()
     follower(case)
@@ -387,7 +387,7 @@ def test_a_new_master_that_must_wait_fences_nobody(case: Case, changes: dict[str
 
 
 def test_an_assignment_older_than_the_log_is_not_taken(case: Case) -> None:
-    """The log knows a later role epoch: the replica pauses, fences nobody, and leads with a later one."""
+    """The log contains a later role epoch: the replica pauses, fences no writer, and leads with a later one."""
     case.other.assignment = lead(7)
     case.commit()
     case.node.assignment = lead(7)
@@ -428,7 +428,7 @@ def test_a_store_that_is_being_restored_is_not_reported(case: Case) -> None:
 
 
 def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
-    """A follower whose disk is full is a paused follower; after that it recovers and says no reason."""
+    """A follower whose disk is full is a paused follower; afterwards it recovers and has no reason."""
     follower(case)
     case.node.guard = "1 MiB free"
     waits_ms = [case.node.step() for _ in range(9)]
@@ -442,7 +442,7 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
 
 
 def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> None:
-    """The driver's thread ends; the state says so, and the node gets the error."""
+    """The driver's thread ends; the state is `failed`, and the node gets the error."""
     case.commit()
     case.trim()
     case.node.driver.start()

@@ -27,7 +27,7 @@ def test_an_id_in_the_wrong_shard_is_refused_only_where_the_configuration_asks_f
         result = parsed(*headers, key=elsewhere, rules=strict)
         assert isinstance(result, Rejection)
         assert result.reason is Reason.WRONG_SHARD
-    # An address carries its shard with it, whatever its hash says.
+    # A generated id contains its shard, regardless of its hash.
     assert parsed(action("cancel"), key=GENERATED_ID, rules=strict) == Action(Verb.CANCEL, GENERATED_ID)
 
 

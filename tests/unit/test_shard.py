@@ -65,7 +65,7 @@ def test_messages_are_delivered_by_due_time_and_then_by_arrival(scenario: Scenar
     assert scenario.places(scenario.run(T + 5)) == [(T + 3, first), (T + 3, second), (T + 5, late)]
 
 
-def test_a_message_due_in_the_past_is_next_and_never_behind_the_cursor(scenario: Scenario) -> None:
+def test_a_message_due_in_the_past_is_next_and_never_before_the_cursor(scenario: Scenario) -> None:
     scenario.run(T + 100)
     ancient = scenario.send("schedule", None, 7, at=T + 50)
     recent = scenario.send("schedule", None, T + 60, at=T + 50)
@@ -86,7 +86,7 @@ def test_messages_of_one_millisecond_beyond_the_batch_limit_are_taken_in_order_b
     assert taken == [(T + 1, offsets[2]), (T + 1, offsets[5]), (T + 1, OFFSET_MAX)]
 
 
-def test_a_message_for_a_partly_settled_millisecond_is_placed_behind_it(scenario: Scenario) -> None:
+def test_a_message_for_a_partly_settled_millisecond_is_placed_after_it(scenario: Scenario) -> None:
     old = [scenario.send("schedule", None, T + 1) for _ in range(3)]
     scenario.run(T + 1, messages_max=1)
     new = scenario.send("schedule", None, T + 1, at=T + 1)
@@ -276,7 +276,7 @@ def test_a_rescheduled_message_can_still_be_cancelled_and_changed(scenario: Scen
     assert scenario.places(scenario.run(T + 40)) == [(T + 10, keyed)]
 
 
-def test_a_message_rescheduled_into_the_past_is_placed_right_behind_the_cursor(scenario: Scenario) -> None:
+def test_a_message_rescheduled_into_the_past_is_placed_right_after_the_cursor(scenario: Scenario) -> None:
     offset = scenario.send("schedule", b"a", T + 1)
     scenario.run(T + 5, ("retry", -100))
     assert scenario.places(scenario.run(T + 6)) == [(T + 6, offset)]
@@ -300,7 +300,7 @@ def test_a_new_message_does_not_overtake_stored_ones_that_were_not_scanned_yet(s
     scenario.run(T)
     scenario.send("cancel", b"a0")
     new = scenario.send("schedule", None, T + 5)
-    # The limit is spent on one that was cancelled and one that was not: the third is stored, but nobody saw it.
+    # The limit is spent on one that was cancelled and one that was not: the third is stored, but no step has read it.
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[1])]
     assert scenario.places(scenario.run(T + 5, messages_max=2)) == [(T + 5, old[2]), (T + 5, new)]
 

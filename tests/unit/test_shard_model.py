@@ -1,7 +1,7 @@
-"""The shard against a naive model of the design, and against itself on another machine.
+"""The shard against a naive model of the design, and against replicas of itself.
 
 A random history is played by a master; the model must agree with every selection, every refusal and every
-byte of the store. Replicas that start from any point of it, and are told what was decided, must end with the
+byte of the store. Replicas that start from any point of it, and get the recorded decisions, must end with the
 same bytes.
 """
 
@@ -61,7 +61,7 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
 @given(
     history=histories,
     at=st.integers(0, 12),
-    wrong=st.sampled_from(["more", "fewer", "refused", "stranger", "pull"]),
+    wrong=st.sampled_from(["more", "fewer", "refused", "unselected", "pull"]),
 )
 def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it_writes(
     history: list[Step], at: int, wrong: str
@@ -73,14 +73,14 @@ def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it
     at = min(at, len(master.progress) - 1)
     offset, timestamp_ms, data = master.progress[at]
     progress = unpack_progress(data)
-    stranger = Decision(due_ms=1, offset=10**9, outcome=Outcome.DEAD)
+    unselected = Decision(due_ms=1, offset=10**9, outcome=Outcome.DEAD)
     if wrong == "fewer" and progress.selected == 0:
         wrong = "more"
     bad = {
         "more": replace(progress, counts=(progress.counts[0] + 1, *progress.counts[1:])),
         "fewer": replace(progress, counts=(progress.counts[0] - 1, *progress.counts[1:])),
         "refused": replace(progress, refused=(*progress.refused, (10**9, 1))),
-        "stranger": replace(progress, decisions=(*progress.decisions, stranger)),
+        "unselected": replace(progress, decisions=(*progress.decisions, unselected)),
         "pull": replace(progress, pull_offset=progress.pull_offset + 10**6),
     }[wrong]
     replica = Replica(master, at, MASTER_RULES, 1_000_000)

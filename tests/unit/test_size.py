@@ -1,4 +1,4 @@
-"""What records weigh, against a plain encoder of Kafka's format."""
+"""Sizes of records, compared with a plain encoder of Kafka's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and durations: what is read, what is refused, and that nothing is ever rounded down."""
+"""Times and durations: accepted texts, refused texts, and rounding, which is never down."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_duration_is_milliseconds_rounded_up(text: str, ms: int) -> None:
         "9" * 5_000 + "s",
     ],
 )  # fmt: skip
-def test_what_is_no_duration_is_refused_with_a_reason(text: str) -> None:
+def test_text_that_is_not_a_duration_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration|longer than the longest"):
         parse_duration_ms(text)
 
@@ -104,7 +104,7 @@ def test_a_time_is_epoch_milliseconds_rounded_up(text: str, ms: int) -> None:
         "2030-01-31T09:00:00." + "0" * 31 + "Z",
     ],
 )  # fmt: skip
-def test_what_is_no_time_is_refused_with_a_reason(text: str) -> None:
+def test_text_that_is_not_a_time_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a time|before 1970"):
         parse_time_ms(text)
 
@@ -158,7 +158,7 @@ def test_a_duration_that_was_shown_is_read_as_the_same_duration(duration_ms: int
     assert parse_duration_ms(format_duration(duration_ms)) == duration_ms
 
 
-def test_epoch_seconds_are_told_from_epoch_milliseconds() -> None:
+def test_epoch_seconds_are_distinguished_from_epoch_milliseconds() -> None:
     assert looks_like_seconds(1_798_000_000)
     assert looks_like_seconds(parse_time_ms("2000-12-31T23:59:59.999Z"))
     assert not looks_like_seconds(parse_time_ms("2001-01-01T00:00:00Z"))

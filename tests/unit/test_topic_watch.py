@@ -1,4 +1,4 @@
-"""The topic watch: a topic that one check finds changed is checked again before the node ends for it."""
+"""The topic watch: a topic that one check finds changed is checked again before the node ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from chronos.ports import TopicSpec
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 
-def test_a_single_check_that_finds_a_topic_changed_is_no_error(tmp_path: Path) -> None:
-    """A broker that knows less than the others soon knows as much, or another one answers."""
+def test_a_single_check_that_finds_a_topic_changed_is_not_an_error(tmp_path: Path) -> None:
+    """A broker with old metadata soon catches up, or another broker answers."""
     log = EmbeddedLog(tmp_path / "log", clock=SystemClock(), disk_reserve_bytes=0)
     right, wrong, missing = (
         TopicSpec(name=name, partitions=partitions, settings={}, per_shard=True)

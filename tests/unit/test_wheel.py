@@ -1,4 +1,4 @@
-"""The time wheel against a sorted list: every short history there is, and long random ones."""
+"""The time wheel against a sorted list: every possible short history, and long random ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START: Position = (0, OFFSET_MAX)
 
 
 class Sorted:
-    """What the wheel promises, as a list that is sorted whenever anybody looks."""
+    """The specification of the wheel: a list that is sorted at every read."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -52,7 +52,7 @@ class Both:
         return (*position, b"x" * (self.given * 7 % 11))
 
     def extend(self, positions: list[Position], through: Position) -> None:
-        """The store is read further: the positions behind what is known, up to `through`."""
+        """The store is read further: the positions after the known ones, up to `through`."""
         if through < self.list.through:
             return
         items = [self.item(at) for at in sorted(set(positions)) if self.list.through < at <= through]
@@ -60,7 +60,7 @@ class Both:
         self.list.ahead(items, through)
 
     def add(self, position: Position) -> None:
-        """Something new arrives; the wheel is only told of what it claims to know."""
+        """A new message arrives; it is added to the wheel only if it is at or before `through`."""
         if position <= self.list.through and all(item[:2] != position for item in self.list.items):
             item = self.item(position)
             self.wheel.add(*item)

@@ -263,7 +263,7 @@ class _Source(io.RawIOBase):
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedIOBase:
     found = tar.extractfile(member)
     if found is None:
-        raise StoreCorrupt(f"the stream of a checkpoint holds {member.name}, which is no file: fetch it again")
+        raise StoreCorrupt(f"the stream of a checkpoint holds {member.name}, which is not a file: fetch it again")
     return found  # type: ignore[return-value]
 
 

@@ -96,7 +96,7 @@ class CheckpointFolder:
     # --- listing and checking
 
     def kept(self, shard: int, identity: Identity) -> list[Checkpoint]:
-        """Return the complete checkpoints of this shard of these topics, the furthest first."""
+        """Return the complete checkpoints of the shard with this identity, the furthest first."""
         found = []
         with self._reaching("reading"):
             for name in self._names(shard):
@@ -114,7 +114,7 @@ class CheckpointFolder:
         return next(iter(self.kept(shard, identity)), None)
 
     def is_intact(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all its files are there in their sizes."""
+        """Return whether all its files exist with the right sizes."""
         place = self._place(checkpoint.shard, checkpoint.name)
         with self._reaching("reading"):
             self._files.invalidate_cache()
@@ -191,7 +191,7 @@ class CheckpointFolder:
     # --- pruning
 
     def prune(self, shard: int, identity: Identity, keep: int) -> list[str]:
-        """Remove all but the furthest `keep`, and incomplete ones that lie behind them; return the names removed."""
+        """Remove all but the furthest `keep`, and incomplete ones older than these; return the names removed."""
         assert keep > 0, "no checkpoint would be left to start from"
         kept = self.kept(shard, identity)
         if len(kept) < keep:

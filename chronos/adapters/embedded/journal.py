@@ -1,4 +1,4 @@
-"""A RocksDB whose writes are synced in groups: what the embedded log rests on.
+"""A RocksDB whose writes are synced in groups: the storage of the embedded log.
 
 A write is made under one lock and takes microseconds; then one of the waiting threads syncs everything written so far,
 without the lock. After a write or a sync has failed RocksDB accepts no more: the database is reopened, and what it then
@@ -87,7 +87,7 @@ class Journal:
         # Opening writes the content of the WAL as tables.
         self._check_space(self._disk_reserve_bytes + self._memtable_bytes)
         self._reopened += 1
-        with suppress(ChronosError):  # it is known that it cannot flush
+        with suppress(ChronosError):  # closing fails to flush, as known before
             self.db.close()
         self.db = self._open()
         self._synced = self._written

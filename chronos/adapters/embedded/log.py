@@ -1,8 +1,8 @@
 """A log inside one process: topics, partitions, offsets and transactions on RocksDB. See `ports.Log`.
 
-A record is acknowledged once it is synced to the disk; a transaction is one atomic write; readers see what is synced.
+A record is acknowledged once it is synced to the disk; a transaction is one atomic write; readers see only synced records.
 There are no markers, so offsets have no gaps, and a gap found while reading is damage. It is not a broker: no other
-process can connect to it. A topic is created by the first record for it, because nothing else could create one.
+process can connect to it. A topic is created by the first record for it, because there is no other way to create one.
 """
 
 import threading
@@ -112,7 +112,7 @@ class EmbeddedLog:
         return infos
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """None for what cannot be a topic. One that its first record will create is described without an id."""
+        """Describe topics; None for an invalid name. A topic that its first record will create is described without an id."""
         return self._topics.describe(topics)
 
     def topics(self) -> dict[str, TopicInfo]:

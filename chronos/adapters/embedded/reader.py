@@ -56,7 +56,7 @@ class EmbeddedReader:
 
 
 def first_after(journal: Journal, partition: Partition, timestamp_ms: int) -> int:
-    """The first offset with a greater timestamp, by bisection, as if timestamps never went back."""
+    """Return the first offset with a greater timestamp, by bisection, on the assumption that timestamps never went back."""
     low, high = partition.start, partition.end
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The rows of the embedded log as bytes, told apart by their first byte; integers big-endian, so that rows sort by number.
+"""The rows of the embedded log as bytes, of the kind that the first byte names; integers big-endian, so that rows sort by number.
 
     v                                          version of this layout
     t  name                                    topic: version byte, msgpack [number, id, partitions, own]

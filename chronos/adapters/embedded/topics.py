@@ -116,7 +116,7 @@ class EmbeddedTopics:
         return topic
 
     def reload(self) -> None:
-        """The database was reopened: only what it holds counts."""
+        """Reload topics and offsets after the database was reopened: only its content counts."""
         # The row of a topic created a moment ago may have been lost.
         rows = [(topic_key(name), pack_topic(topic.row)) for name, topic in self._topics.items()]
         self._journal.write(lambda: puts(rows))
@@ -146,7 +146,7 @@ class EmbeddedTopics:
     # --- descriptions
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        """None for what cannot be a topic. One that its first record will create is described without an id."""
+        """Describe topics; None for an invalid name. A topic that its first record will create is described without an id."""
         with self._lock:
             return {name: self._describe(name) for name in topics}
 

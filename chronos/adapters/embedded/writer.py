@@ -112,7 +112,7 @@ class RecordWriter:
         wake(moved)
 
     def forget_unsynced(self) -> None:
-        """The database was reopened: what was not synced counts only if it is found there."""
+        """Forget the unsynced writes after the database was reopened: those that it still has are read from it."""
         self._unsynced.clear()
 
 

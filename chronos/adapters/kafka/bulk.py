@@ -18,11 +18,11 @@ BulkRecord = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None
 """Topic, key, value, headers. Keys are placed as Java producers place them; without one the client chooses."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-"""Most that a producer holds, so that a task's memory is bounded."""
+"""Most bytes that a producer queues, so that a task's memory is bounded."""
 
 
 class BulkOpener(Struct, frozen=True, kw_only=True):
-    """The settings of such a producer."""
+    """The settings of a bulk producer."""
 
     bootstrap_servers: str
     properties: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""How clients reach one Kafka cluster: the settings they share, their log lines, and errors that name its brokers."""
+"""The connection to one Kafka cluster: common settings of its clients, their log lines, and errors that name its brokers."""
 
 import re
 import time
@@ -36,7 +36,7 @@ class Connection:
         return {**self._common, **own, **self._properties}
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
-        """Translate what the client raised."""
+        """Return the translation of an error of the client; `doing`: the operation that failed."""
         cause = error.args[0]
         if cause.code() in MISSING_CODES:
             # The client reports the same while no broker answers (measured): only the topic's id proves that it is gone.

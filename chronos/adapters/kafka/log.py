@@ -86,22 +86,22 @@ class KafkaLog:
         return self._offsets.watermarks(topic, partition)
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """The last stable offset."""
+        """Return the last stable offset."""
         return self._offsets.stable_end(topic, partition)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset at or after a time; the stable end where every record is older."""
+        """Return the first offset at or after a time; the last stable offset if every record is older."""
         return self._offsets.offset_at(topic, partition, timestamp_ms)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before the offset, but none beyond the stable end."""
+        """Delete the records before the offset, but none beyond the last stable offset."""
         watermarks = self._offsets.watermarks(topic, partition)
         offset = min(offset, watermarks.stable)
         if offset > watermarks.start:
             self._topics.delete_records(topic, partition, offset)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """The committed offset of a consumer group; None where there is none."""
+        """Return the committed offset of a consumer group; None if it has none."""
         return self._offsets.committed(group, topic, partition)
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:

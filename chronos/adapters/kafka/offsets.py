@@ -1,8 +1,8 @@
-"""Offsets of partitions and of consumer groups, asked through consumers.
+"""Offsets of partitions and of consumer groups, requested through consumers.
 
-The admin client's requests look simpler but fail in three ways. Refused for an old leader epoch, it asks with the same
-one for minutes; a leader that is gone costs every request its whole time; and `list_consumer_group_offsets` ends the
-process when the group's coordinator moves. A consumer that is assigned to the partition learns who leads it.
+The admin client's requests look simpler but fail in three ways. After a refusal for an old leader epoch, it repeats the
+same epoch for minutes; while a leader is gone, every request takes its whole time-out; and `list_consumer_group_offsets` ends the
+process when the group's coordinator moves. A consumer that is assigned to the partition learns its leader.
 """
 
 import time
@@ -21,7 +21,7 @@ from chronos.ports import Watermarks
 T = TypeVar("T")
 
 IDLE_MAX = 64
-"""Consumers kept for the next requests: as many as are in use at once, in all but a burst."""
+"""Consumers kept for later requests: enough for all requests at one time, except in a burst."""
 
 ASSIGNED_MAX = 500
 """Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
@@ -35,12 +35,12 @@ class KafkaOffsets:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # A consumer serves one thread after the other: behind a broker that hangs, each would wait for all others.
+        # A consumer serves one thread at a time: threads that shared one would all wait for a broker that hangs.
         self._idle: dict[str, list[_OffsetsConsumer]] = {COMMITTED: [], UNCOMMITTED: []}
         self._closed = False
 
     def stable_end(self, topic: str, partition: int) -> int:
-        """The last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
+        """Return the last stable offset: the end of the log for a reader of committed records. Takes 0.05 ms (measured)."""
         return self._ask(topic, partition, OFFSET_END, COMMITTED)
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
@@ -50,7 +50,7 @@ class KafkaOffsets:
         return Watermarks(start=start, stable=stable, high=self._ask(topic, partition, OFFSET_END, UNCOMMITTED))
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset at or after a time; the stable end where every record is older."""
+        """Return the first offset at or after a time; the last stable offset if every record is older."""
         stable = self.stable_end(topic, partition)
         # Asked after the end: if no record is that young, everything before that end is older.
         found = self._ask(topic, partition, timestamp_ms, COMMITTED)
@@ -67,7 +67,7 @@ class KafkaOffsets:
             raise LogUnavailable(f"committing offsets of the group {group} in {', '.join(refused)}")
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """The committed offset of a group; None where there is none. To the broker, a group that does not exist has none."""
+        """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
         parts = [TopicPartition(topic, partition)]
         (found,) = self._ask_group(
             group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=ANSWER_S)

@@ -67,7 +67,7 @@ class KafkaReader:
         return records
 
     def _check(self, error: KafkaError, message: Message) -> None:
-        """Move the position at an end of the partition; raise what the client cannot repair by itself."""
+        """Move the position at an end of the partition; raise the errors that the client cannot repair."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             self.position = max(self.position, message.offset() or 0)

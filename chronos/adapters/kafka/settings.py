@@ -11,10 +11,10 @@ REQUEST_TIMEOUT_S = 5.0
 """How long a request to the brokers may take: offsets, topics, settings."""
 
 ANSWER_S = REQUEST_TIMEOUT_S + 2.0
-"""How long the result of a request is waited for: the client gives up earlier by itself, or never does."""
+"""Longest wait for the result of a request: the client gives up earlier, or never."""
 
 LEADER_POLL_S = 0.02
-"""Pause before a partition is asked again that has no leader, or whose leader does not know it yet."""
+"""Pause before a request is repeated to a partition that has no leader, or whose leader does not know it yet."""
 
 TOPIC_APPEARS_S = 1.0
 """How long a topic that one broker has described may be unknown to another."""
@@ -27,7 +27,7 @@ INIT_TIMEOUT_S = 8.0
 Shorter than the time a stopping node waits for a shard; tried again afterwards."""
 
 RECORD_BYTES_MAX = 256 * 1024 * 1024
-"""Largest record the clients handle. What a topic takes is configured at the topic and looked up there."""
+"""Largest record that the clients handle. The limit of a topic is configured at the topic and looked up there."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`. A topic with a smaller `max.message.bytes` is flushed in smaller portions."""
@@ -35,25 +35,25 @@ BATCH_BYTES = 1_000_000
 COMMON: Mapping[str, Any] = {
     "client.id": "chronos",
     "log.connection.close": False,
-    # When a broker fails the client asks once who leads its partitions, too early for the answer to have changed, and
+    # When a broker fails the client asks once for the leaders of its partitions, too early for the answer to have changed, and
     # not again for this long. With the default of 5 min a transaction waits for the failed broker until it times out.
     "topic.metadata.refresh.interval.ms": 1_000,
 }
-"""Of every client."""
+"""Settings of every client."""
 
 CONSUMER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined: partitions are assigned by hand
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
-    "auto.offset.reset": "error",  # the default jumps to the end in silence
-    "enable.partition.eof": True,  # reports the position behind transaction markers
+    "auto.offset.reset": "error",  # the default jumps to the end without an error
+    "enable.partition.eof": True,  # reports the position after transaction markers
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 2,  # the default of 1 s stalls a fast consumer
     "queued.max.messages.kbytes": 8_192,  # the default of 64 MB would be the largest part of the process's memory
     "queued.min.messages": 20_000,
     "fetch.message.max.bytes": 4_194_304,
 }
-"""Of a reader."""
+"""Settings of a reader."""
 
 OFFSETS_CONSUMER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined
@@ -62,16 +62,16 @@ OFFSETS_CONSUMER: Mapping[str, Any] = {
     # An idle one is never polled, so events must not pile up in it while all brokers are gone. With connections made on
     # demand only, it tries some twenty times a second and keeps an event for each attempt (measured).
     "enable.sparse.connections": False,
-    "fetch.wait.max.ms": 1,  # one fetch may be under way before the pause, and the next request waits behind it
+    "fetch.wait.max.ms": 1,  # one fetch may be under way before the pause, and the next request waits for it
 }
-"""Of a consumer that only asks for offsets."""
+"""Settings of a consumer that only asks for offsets."""
 
 ADMIN: Mapping[str, Any] = {
     # With connections made on demand only, a request to a broker that is gone reconnects as fast as the machine can: a
     # whole core, until the client learns of another broker (measured).
     "enable.sparse.connections": False,
 }
-"""Of the admin client."""
+"""Settings of the admin client."""
 
 PRODUCER: Mapping[str, Any] = {
     "enable.idempotence": True,
@@ -87,4 +87,4 @@ PRODUCER: Mapping[str, Any] = {
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 1_048_576,
 }
-"""Of every producer."""
+"""Settings of every producer."""

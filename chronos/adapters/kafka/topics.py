@@ -31,7 +31,7 @@ from chronos.ports import TopicInfo, TopicSpec
 log = structlog.get_logger("chronos.kafka")
 
 REQUIRED_SETTINGS = frozenset({"message.timestamp.type", "cleanup.policy"})
-"""Settings of Chronos's own topics that its laws rest on; about the others the operator decides."""
+"""Settings of Chronos's own topics that its laws depend on; the operator decides about the others."""
 
 
 class KafkaTopics:
@@ -44,9 +44,9 @@ class KafkaTopics:
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
         self._hidden: set[str] = set()
-        """Topics that the last description was not allowed to show, if they exist."""
+        """Topics for which the last description was refused because a permission is missing; they may exist or not."""
         self._advised: set[str] = set()
-        """Changes of settings that were advised before."""
+        """Changes of settings that were logged as advice before."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         """Create missing topics and check all."""
@@ -97,7 +97,7 @@ class KafkaTopics:
                     ) from error
 
     def _problems(self, spec: TopicSpec, info: TopicInfo | None) -> list[str]:
-        """What makes the topic unusable; a setting that is only unwise is logged once."""
+        """Return the problems that make the topic unusable; log a setting that is only unwise, once."""
         assert info is not None
         problems = []
         if spec.per_shard and info.partitions != spec.partitions:
@@ -157,7 +157,7 @@ class KafkaTopics:
         return found
 
     def _settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Settings by topic; empty for a topic whose settings Chronos may not read."""
+        """Return the settings by topic; empty for a topic whose settings Chronos may not read."""
         settings: dict[str, dict[str, str]] = {name: {} for name in topics}
         deadline = time.monotonic() + TOPIC_APPEARS_S
         left = list(topics)

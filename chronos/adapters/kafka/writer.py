@@ -169,15 +169,15 @@ class KafkaWriter:
                     raise ProducerLost(f"a commit was not answered in time: {error.args[0].str()}") from error
 
     def _aborted(self, error: KafkaError, deadline: float) -> TransactionAborted | ProducerLost:
-        """Abort where the error allows it; the result says whether this writer may go on."""
+        """Abort if the error allows it; return TransactionAborted if this writer can be used again, else ProducerLost."""
         if error.fatal() or error.code() in LOST_PRODUCER_CODES:
             return ProducerLost(f"the producer can no longer be used: {error.str()} ({error.name()})")
         if time.monotonic() >= deadline:
-            # By now its coordinator aborts the transaction by itself, and fences a producer that asks for it.
+            # The coordinator has aborted the transaction after its time-out, and fences a producer that aborts it now.
             return ProducerLost(
                 f"the brokers did not take a transaction within {self._timeout_s:g} s: {error.str()} ({error.name()})"
             )
-        # A consequence tells that another message failed, not why: early it was that message, later the time-out.
+        # A consequence proves only that another message failed: early because of itself, late because of the time-out.
         failed_early = error.code() in CONSEQUENCE_CODES and time.monotonic() < deadline - 1.0
         poison_likely = failed_early or error.code() in POISON_CODES
         # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
@@ -213,7 +213,7 @@ def init_transactions(producer: Producer, failure: str, advice: str) -> None:
 
 def discard(producer: Producer) -> None:
     """Drop what a producer has queued, without waiting."""
-    # A producer that failed for good raises the same again at every call; it was reported when it failed.
+    # A producer that failed fatally raises the same error at every call; it was reported when it failed.
     with suppress(KafkaException, SystemError):
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.poll(0)

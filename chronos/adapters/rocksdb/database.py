@@ -1,7 +1,7 @@
 """RocksDB as Chronos uses it: one column family of raw bytes, with its errors translated.
 
-Shared by the store (`rocksdb.store`) and the embedded log (`embedded.journal`); it does not know what the rows mean. It
-keeps two promises that the client, rocksdict, does not: a read never ends early in silence at a damaged block, and no
+Shared by the store (`rocksdb.store`) and the embedded log (`embedded.journal`); it does not interpret the rows. It
+keeps two promises that the client, rocksdict, does not: a read never ends early without an error at a damaged block, and no
 call waits inside RocksDB while it holds the GIL.
 """
 
@@ -132,7 +132,7 @@ class Database:
         self._write_options = _write_options(wal=wal)
         self._options = options
         self.times_opened = 0
-        """Times it was opened: what was not flushed before the last time may be lost."""
+        """Number of times it was opened: writes that were not flushed before the last one may be lost."""
         self._open()
 
     def _open(self) -> None:
@@ -149,7 +149,7 @@ class Database:
 
     def reopen(self) -> None:
         """Close and open again, as after a crash: without a WAL, what was not flushed is lost."""
-        with suppress(ChronosError):  # it is known that it cannot flush
+        with suppress(ChronosError):  # closing fails to flush, as known before
             self.close()
         self._open()
 
@@ -291,7 +291,7 @@ class Database:
             time.sleep(STALL_POLL_S)
 
     def _refusal(self) -> str | None:
-        # An empty write changes nothing and is refused like any other. RocksDB's counter of errors is no help: it never falls.
+        # An empty write changes nothing and is refused like any other. RocksDB's counter of errors does not help: it never falls.
         try:
             with self._lock:
                 self._db.write(WriteBatch(raw_mode=True), self._unlogged)

@@ -1,9 +1,9 @@
-"""Checks a log file of RocksDB, WAL or MANIFEST, before RocksDB reads it.
+"""The check of a log file of RocksDB, WAL or MANIFEST, before RocksDB reads it.
 
 Both consist of blocks of 32 KiB; a record in them is crc u32, length u16, type u8 (little-endian), payload. RocksDB
 checks the crc itself, but misses two kinds of single flipped bits (measured): a type it does not expect makes it loop for
-ever, and a length that points behind the end of the file makes everything from there on look like a write torn by a power
-cut, which it drops in silence. This check finds both.
+ever, and a length that points beyond the end of the file makes the rest of the file look like a write torn by a power
+cut, which it drops without an error. This check finds both.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def _first_bad(block: bytes) -> int | None:
         if kind not in TYPES:
             return at
         if end > len(block):
-            # Nothing is ever written behind a torn record.
+            # Nothing is ever written after a torn record.
             return at if _holds_a_record(block, at + 1) else None
         at = end
     return None

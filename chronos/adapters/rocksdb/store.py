@@ -63,14 +63,14 @@ class RocksStore:
 
     @property
     def times_opened(self) -> int:
-        """Times it was opened: what was not flushed before the last time may be lost."""
+        """Number of times it was opened: writes that were not flushed before the last one may be lost."""
         return self._db.times_opened
 
     def reopen(self) -> None:
         """Reopen a store that failed to write, with what was flushed.
 
-        RocksDB recovers from a full disk by itself, but not always: measured, one of several stores still refused all
-        writes when there had been room for minutes.
+        RocksDB recovers from a full disk by itself, but not always: one of several stores still refused all writes minutes
+        after there was space again (measured).
         """
         disk = os.statvfs(self._db.path)
         if disk.f_bavail * disk.f_frsize < self._reopen_bytes:

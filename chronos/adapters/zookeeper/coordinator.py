@@ -1,4 +1,4 @@
-"""Membership and the controller on ZooKeeper: what a node does with its sessions (`zookeeper.session`).
+"""Membership and the controller on ZooKeeper, on top of sessions (`zookeeper.session`).
 
     <path>/<cluster>/members/<node>     ephemeral; a Member as JSON. The oldest of them is the controller.
     <path>/<cluster>/roles              Roles as JSON; written only by the controller, and only over the version it read
@@ -6,7 +6,7 @@
 
 The controller is the member with the oldest znode: a lock's queue that needs no znodes of its own. An older znode can
 vanish but never appear, so a member stays the oldest for as long as its znode exists, and publishing is one transaction
-that also requires that znode. A controller that was deposed therefore writes nothing, even if it does not know yet.
+that also requires that znode. A controller that was deposed therefore writes nothing, even before it notices.
 
 Everything that kazoo or the system below it raises becomes CoordinatorUnavailable here and nowhere else.
 """
@@ -37,7 +37,7 @@ RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 
 
 class ZooKeeperCoordinator:
-    """One node's place in a cluster. See `ports.Coordinator`. Any thread may call `look` and `request`, one the other verbs."""
+    """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and `request`, one the other verbs."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class ZooKeeperCoordinator:
     # --- the port
 
     def join(self, member: Member) -> None:
-        """Start a session and take this node's place in it. Raises NodeIdTaken, CoordinatorUnavailable."""
+        """Start a session and register this node in it. Raises NodeIdTaken, CoordinatorUnavailable."""
         with _translated():
             self._end_session()
             session = self._session = Session(self.settings, self.base, self._woken)
             try:
                 session.start()
-                self._take_place(session, member)
+                self._register(session, member)
                 session.refresh()
             except BaseException:
                 self._end_session()
@@ -115,25 +115,25 @@ class ZooKeeperCoordinator:
                 session.answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
         except CoordinatorUnavailable as error:
             if isinstance(error.__cause__, NoNodeError):
-                session.lose()  # the znode was removed: as after the end of a session, the place must be taken again
+                session.lose()  # the znode was removed: the node must register again, as after the end of a session
             raise
 
     def look(self) -> ClusterSnapshot:
-        """Return what is known now, without asking a server."""
+        """Return the present knowledge, without a request to a server."""
         session = self._session
         if session is None or session.lost:
             return ClusterSnapshot(roles=None, members={}, confirmed=False)
         return ClusterSnapshot(roles=session.roles, members=session.members, confirmed=session.confirmed)
 
     def request(self, request: Request) -> None:
-        """Leave a request for the controller. Raises CoordinatorUnavailable."""
+        """Store a request for the controller. Raises CoordinatorUnavailable."""
         session = self._connected()
         with _translated():
             path = f"{self.base}/{REQUESTS}/request-"
             session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """Act as the controller if this node is it for certain: read, plan, publish what changed; return whether it is."""
+        """If this node is certain to be the controller, read, plan and publish the changes; return whether it is."""
         session = self._session
         if session is None or session.lost or not session.connected:
             return False
@@ -149,18 +149,18 @@ class ZooKeeperCoordinator:
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the snapshot may have changed; False after the time."""
+        """Wait until the snapshot may have changed; False if the time passes first."""
         woken = self._woken.wait(timeout_s)
         self._woken.clear()
         session = self._session
         if session is not None and session.connected and not session.lost:
-            # What cannot be read now stays marked as stale and is read by the next call.
+            # A part that cannot be read now stays marked as stale and is read by the next call.
             with suppress(CoordinatorUnavailable), _translated():
                 session.refresh()
         return woken
 
     def leave(self) -> None:
-        """End the session and give up the place, so that other nodes need not wait for it to expire."""
+        """End the session and the registration, so that other nodes need not wait for them to expire."""
         closing = self._end_session()
         if closing is not None:
             closing.join(CLOSE_S)
@@ -179,10 +179,10 @@ class ZooKeeperCoordinator:
         session, self._session = self._session, None
         return None if session is None else session.end()
 
-    def _take_place(self, session: Session, member: Member) -> None:
+    def _register(self, session: Session, member: Member) -> None:
         """Create this node's znode, in one transaction with the removal of the one that its own last session left.
 
-        So no other node ever sees this node gone, and its shards stay where they are.
+        So no other node ever sees this node as absent, and its shards stay where they are.
         """
         path, data = session.member_path(self._node), msgspec.json.encode(member)
         deadline = time.monotonic() + self._session_timeout_s + 1.0

@@ -1,4 +1,4 @@
-"""Inspection of ZooKeeper from outside the cluster, for `chronos doctor`: can a node get a session here, and write?
+"""Inspection of ZooKeeper from outside the cluster, for `chronos doctor`: checks that a node can get a session and write.
 
 It does not join, and creates only the znodes that a node's first start creates; a test znode ends with its session.
 """
@@ -18,23 +18,23 @@ from chronos.errors import CoordinatorUnavailable
 
 
 class ClusterInspection(Struct, frozen=True, kw_only=True):
-    """What the inspection found."""
+    """The findings of an inspection."""
 
     hosts: str
     """Servers, `host:port` separated by commas."""
     base: str
     """The znode that holds the cluster."""
     asked_ms: int
-    """Session time-out that was requested."""
+    """Session time-out that was requested, in ms."""
     given_ms: int
-    """Session time-out that the server granted."""
+    """Session time-out that the server granted, in ms."""
     clock_ms: int
-    """Least difference between the server's clock and this machine's; 0 where the answer came too late to tell."""
+    """Least difference between the server's clock and this machine's, in ms; 0 if the answer came too late to tell."""
     members: dict[str, Member]
     unreadable: tuple[str, ...]
     """Members whose znode another version of Chronos wrote."""
     roles: Roles | None
-    """As published; None where there are none, or none that can be read."""
+    """As published; None if there are none, or if they cannot be read."""
 
 
 def inspect(coordinator: ZooKeeperCoordinator) -> ClusterInspection:

@@ -1,6 +1,6 @@
-"""One session with ZooKeeper, through kazoo, and what was last read in it.
+"""One session with ZooKeeper, through kazoo, and the data last read in it.
 
-Watches only mark what is stale. The calling thread does all reading, and every request has a time limit.
+Watches only mark data as stale. The calling thread does all reading, and every request has a time limit.
 """
 
 import logging
@@ -29,11 +29,11 @@ CONNECT_S = 5.0
 """How long a new session may take to start."""
 
 ANSWER_S = 2.0
-"""How long an answer is waited for; a healthy ensemble takes milliseconds."""
+"""Longest wait for an answer; a healthy ensemble takes milliseconds."""
 
 PROGRESS_EVERY_S = 2.0
-"""Least pause between two publications of roles that differ only in progress: it grows all the time, and a new controller
-needs it only to tell a replica that lacks records from one that is a moment behind."""
+"""Least pause between two publications of roles that differ only in progress: progress grows all the time, and a new
+controller needs it only to tell a replica that lacks records from one that lags by a moment."""
 
 MEMBERS, ROLES, REQUESTS = "members", "roles", "requests"
 
@@ -47,9 +47,9 @@ T = TypeVar("T")
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's handler, with a limit on the part of the session's time that one server may take.
 
-    kazoo waits for the whole session time-out for a connection, and where there is one server also for its first answer.
-    A server that accepts connections and does not answer, while it starts or behind a partitioned network, would cost the
-    session.
+    kazoo waits up to the whole session time-out for a connection and, if there is one server, also for its first answer.
+    A server that accepts connections and does not answer, because it starts or the network is partitioned, would
+    cost the session.
     """
 
     def __init__(self, attempt_s: float) -> None:
@@ -61,14 +61,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return super().create_connection(*arguments, timeout=min(timeout, self._attempt_s), **more)
 
     def select(self, reading: list[Any], writing: list[Any], failing: list[Any], timeout: float) -> Any:
-        """Wait for sockets; a single one is waited for in the middle of an exchange, so it gets the limit too."""
+        """Wait for sockets; kazoo waits for a single one in the middle of an exchange, so the limit applies to it too."""
         if len(reading) + len(writing) == 1:
             timeout = min(timeout, self._attempt_s)
         return super().select(reading, writing, failing, timeout)
 
 
 class Session:
-    """One session with ZooKeeper, from its start to its end, and what was last read in it."""
+    """One session with ZooKeeper, from its start to its end, and the data last read in it."""
 
     def __init__(self, settings: Mapping[str, Any], base: str, woken: threading.Event) -> None:
         self.connected = False
@@ -80,7 +80,7 @@ class Session:
         self.roles: Roles | None = None
         self.members: Mapping[str, Member] = {}
         self.since_ms: Mapping[str, int] = {}
-        """For each member, when its znode was first seen."""
+        """Member -> time when its znode was first seen (epoch ms)."""
         self.epoch = 0
         """This session's epoch as the controller; 0 before it is one."""
         self._stats: dict[str, ZnodeStat] = {}
@@ -118,7 +118,7 @@ class Session:
     def now_ms(self) -> int:
         """Return epoch milliseconds by the clock as it was when the session started.
 
-        A clock that is set later must not date a member that has just joined, or left, an hour back.
+        Setting the clock later must not make a member that has just joined, or left, look an hour older.
         """
         return self._ahead_ms + time.monotonic_ns() // 1_000_000
 
@@ -182,7 +182,7 @@ class Session:
     # --- reading
 
     def refresh(self) -> None:
-        """Read what is stale, and watch it again."""
+        """Read the stale data, and watch it again."""
         with self._lock:
             stale, drops = self._stale, self._drops
             self._stale = set()
@@ -320,5 +320,5 @@ def decoded(data: bytes, kind: type[T]) -> T | None:
 
 
 def _decisions(roles: Roles) -> Roles:
-    """The roles without the progress in them."""
+    """Return the roles without the progress in them."""
     return replace(roles, shards={shard: replace(given, applied=0) for shard, given in roles.shards.items()})
