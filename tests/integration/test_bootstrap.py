@@ -313,7 +313,7 @@ def test_the_doctor_sees_the_cluster_from_outside(
     code, findings = doctor(node)
     assert code == 3
     assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it has a session with ZooKeeper"]
-    assert any("node n3 holds copies and is away" in text for text in findings["note"])
+    assert any("node n3 holds replicas and has been away" in text for text in findings["note"])
     gates["n2"].target = fleet.nodes["n2"].port
 
     # On a stopped node the doctor checks its stores too.
