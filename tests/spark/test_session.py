@@ -44,7 +44,7 @@ def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path)
     """Before anything is read, with the ways to bring it. The default master without spark-submit is this machine."""
     (tmp_path / "no.jar").write_bytes(b"PK\x05\x06" + bytes(18))
     output, errors = opened(tmp_path, [sys.executable], "spark.jars", str(tmp_path / "no.jar"))
-    assert "Spark has no Kafka connector: bring org.apache.spark:spark-sql-kafka" in output
+    assert "Spark has no Kafka connector: provide org.apache.spark:spark-sql-kafka" in output
     assert "spark-submit --packages org.apache.spark:spark-sql-kafka" in output
     assert errors == ""
     assert "WARN" in (tmp_path / "spark.log").read_text()
