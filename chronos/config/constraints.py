@@ -25,7 +25,7 @@ _RESERVED_PROPERTIES: Final = {
     "metadata.broker.list": "is given by log.kafka.bootstrap_servers",
     "transaction.timeout.ms": "is given by delivery.transaction_timeout",
     "allow.auto.create.topics": "is given by delivery.create_topics",
-    "transactional.id": "belongs to Chronos: it names cluster and shard, and fencing rests on it",
+    "transactional.id": "belongs to Chronos: it names progress topic and shard, and fencing rests on it",
     "enable.idempotence": "belongs to Chronos: exactly once rests on it",
     "acks": "belongs to Chronos: exactly once rests on it",
     "request.required.acks": "belongs to Chronos: exactly once rests on it",

@@ -401,8 +401,9 @@ class Config(_Section):
 
     cluster: Name = key(
         "chronos",
-        "Name of the cluster. It is part of every transactional id, so two clusters on one Kafka "
-        "need different names. It cannot be changed later: a node with the old name would not be fenced.",
+        "Name of the cluster: part of every progress record, and of its paths in ZooKeeper. Two clusters on one Kafka "
+        "need topics of their own; a node that finds another cluster's records in its progress topic stops. "
+        "It cannot be changed later.",
     )
     shards: int = key(
         4,

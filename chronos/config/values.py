@@ -94,7 +94,7 @@ def _not_empty(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    # It becomes part of a transactional.id, of a path in the coordinator and of progress records.
+    # It becomes part of the transactional ids of a backfill, of a path in the coordinator and of progress records.
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text) or text in (".", ".."):
         raise ValueError(f"{quoted(text)} is no name; use up to 200 letters, digits, '.', '_' and '-'")
     return text

@@ -13,7 +13,8 @@ from msgspec import Struct
 from chronos.core.codec import UNDECODABLE
 from chronos.errors import LogMismatch
 
-VERSION = b"\x01"
+VERSION = b"\x02"
+"""Version 1 had no cluster; it was never released."""
 
 
 class Outcome(IntEnum):
@@ -54,6 +55,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The epoch that the coordinator published with the role of master."""
     log_epoch: int
     """One more than the last epoch found in the progress log when this master took over."""
+    cluster: str
+    """The cluster of the node that wrote it: two clusters on one progress topic would deliver everything twice."""
     node: str
     """The node's name, for people."""
     instance: str

@@ -50,7 +50,6 @@ def open_kafka(config: Config) -> "KafkaLog":
     return KafkaLog(
         bootstrap_servers=config.log.kafka.bootstrap_servers,
         properties=config.log.kafka.properties,
-        cluster=config.cluster,
         progress_topic=config.topics.progress,
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
     )

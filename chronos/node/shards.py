@@ -75,6 +75,7 @@ def make_shard(
         ),
         delay_topic=topics.delay,
         progress_topic=topics.progress,
+        cluster=config.cluster,
         node=config.node.id,
         instance=instance,
         delivered_ms=config.retention.delivered if config.workers.delete else None,

@@ -161,7 +161,7 @@ def sent_directly(storage: ArchiveStorage, run: BackfillRun) -> list[int]:
 
 def transactional_id(cluster: str, run: str, attempt: int, part: int) -> str:
     """Transactional id of the producer of a part."""
-    return f"{cluster}-backfill-{run}-{attempt}-{part}"
+    return f"chronos-backfill-{cluster}-{run}-{attempt}-{part}"
 
 
 def rows_committed(positions: DataFrame, run: BackfillRun) -> list[int]:

@@ -30,10 +30,15 @@ WAIT_S = 0.1
 class Follower:
     """Replays one shard into its store."""
 
-    def __init__(self, log: Log, store: Store, shard: Shard, *, delay_topic: str, progress_topic: str) -> None:
+    def __init__(
+        self, log: Log, store: Store, shard: Shard, *, cluster: str, delay_topic: str, progress_topic: str
+    ) -> None:
+        """`cluster`: the only cluster whose progress records are applied."""
         self._log = log
         self._store = store
         self._shard = shard
+        self._cluster = cluster
+        self._progress_topic = progress_topic
         self._delay_topic = delay_topic
         self._partition = shard.rules.shard
         self._progress = log.reader(progress_topic, self._partition, shard.state.applied)
@@ -72,6 +77,13 @@ class Follower:
 
     def _apply(self, record: Record) -> None:
         progress = unpack_progress(record.value)
+        if progress.cluster != self._cluster:
+            raise LogMismatch(
+                f"{self._progress_topic}/{self._partition} has a progress record of the cluster"
+                f" {progress.cluster!r} (node {progress.node}), but this node belongs to {self._cluster!r}. Two clusters"
+                " on the same topics would deliver every message twice: use the same cluster name on all nodes, or"
+                " topics of its own for each cluster"
+            )
         shard = self._shard
         staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
         assert staged.pull_offset == progress.pull_offset

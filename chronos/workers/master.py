@@ -59,6 +59,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 class WriterEpoch(Struct, frozen=True, kw_only=True):
     """The part of a progress record that names its writer."""
 
+    cluster: str
     node: str
     instance: str
     role_epoch: int
@@ -335,6 +336,7 @@ class Master:
         return Progress(
             role_epoch=writer_epoch.role_epoch,
             log_epoch=writer_epoch.log_epoch,
+            cluster=writer_epoch.cluster,
             node=writer_epoch.node,
             instance=writer_epoch.instance,
             cursor_due_ms=selection.cursor[0],

@@ -82,6 +82,7 @@ class Replica:
         limits: Limits,
         delay_topic: str,
         progress_topic: str,
+        cluster: str,
         node: str,
         instance: str,
         delivered_ms: int | None,
@@ -118,6 +119,7 @@ class Replica:
         self._limits = limits
         self._delay_topic = delay_topic
         self._progress_topic = progress_topic
+        self._cluster = cluster
         self._node = node
         self._instance = instance
         self._delivered_ms = delivered_ms
@@ -250,7 +252,12 @@ class Replica:
                 return now_ms
         self.shard.state = start_state(self.state, self._log, self.number, self._progress_topic, self._delay_topic)
         self._follower = Follower(
-            self._log, self.store, self.shard, delay_topic=self._delay_topic, progress_topic=self._progress_topic
+            self._log,
+            self.store,
+            self.shard,
+            cluster=self._cluster,
+            delay_topic=self._delay_topic,
+            progress_topic=self._progress_topic,
         )
         self._become(ReplicaState.RECOVERING)
         return now_ms
@@ -329,6 +336,7 @@ class Replica:
             pusher=self._pusher,
             clock=self._clock,
             writer_epoch=WriterEpoch(
+                cluster=self._cluster,
                 node=self._node,
                 instance=self._instance,
                 role_epoch=self.state.role_epoch + 1 if leadership.epoch is None else leadership.epoch,

@@ -94,7 +94,7 @@ def _fill(bench: Bench, records: int) -> ArchivePlan:
             except BufferError:
                 producer.poll(0.1)
     producer.flush(60)
-    step = Progress(role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+    step = Progress(role_epoch=1, log_epoch=1, cluster="shop", node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
                     counts=(0,) * 7)  # fmt: skip
     producer.produce(own["progress"], pack_progress(step), partition=0)
     if producer.flush(60) > 0:
@@ -111,7 +111,7 @@ def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[floa
     from chronos.spark.storage import ArchiveStorage
 
     brokers = KafkaLog(
-        bootstrap_servers=plan.bootstrap_servers, properties={}, cluster=plan.cluster, progress_topic=plan.progress,
+        bootstrap_servers=plan.bootstrap_servers, properties={}, progress_topic=plan.progress,
         transaction_timeout_s=10,
     )  # fmt: skip
     try:

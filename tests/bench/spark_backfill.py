@@ -62,7 +62,7 @@ def _replay(bench: Bench, spark: SparkSession, cluster: str, messages: int) -> t
     write_lost(spark, storage, cluster=cluster, delay=f"{cluster}.delay", target=f"{cluster}.target", messages=messages,
                shards=SHARDS)  # fmt: skip
     brokers = KafkaLog(
-        bootstrap_servers=bench.broker.bootstrap, properties={}, cluster=cluster, progress_topic=f"{cluster}.progress",
+        bootstrap_servers=bench.broker.bootstrap, properties={}, progress_topic=f"{cluster}.progress",
         transaction_timeout_s=10,
     )  # fmt: skip
     opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)

@@ -64,7 +64,8 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
 
 def _progress(shard: Shard, staged: Staged, selection: Selection) -> Progress:
     return Progress(
-        role_epoch=1, log_epoch=1, node="bench", instance="bench", pull_offset=staged.pull_offset,
+        role_epoch=1, log_epoch=1, cluster="shop",
+                                   node="bench", instance="bench", pull_offset=staged.pull_offset,
         cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), ()),
     )  # fmt: skip
 

@@ -112,7 +112,6 @@ def kafka_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase
     """Kafka, on the broker that all tests share."""
     broker: Broker = request.getfixturevalue("broker")
     names = request.getfixturevalue("topic_names")
-    cluster = names("cluster")
     logs: list[KafkaLog] = []
 
     def connect() -> KafkaLog:
@@ -120,7 +119,6 @@ def kafka_log(request: pytest.FixtureRequest, progress: str) -> Iterator[LogCase
             KafkaLog(
                 bootstrap_servers=broker.bootstrap,
                 properties={},
-                cluster=cluster,
                 progress_topic=progress,
                 transaction_timeout_s=10.0,
             )

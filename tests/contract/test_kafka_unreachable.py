@@ -26,9 +26,7 @@ def address() -> Iterator[str]:
 
 def test_every_error_without_a_broker_names_the_bootstrap_servers(address: str) -> None:
     """All requests at once, because each waits for its own time-out; `commit_offsets` is left out, it takes 45 s."""
-    log = KafkaLog(
-        bootstrap_servers=address, properties={}, cluster="c", progress_topic="progress", transaction_timeout_s=1.0
-    )
+    log = KafkaLog(bootstrap_servers=address, properties={}, progress_topic="progress", transaction_timeout_s=1.0)
     requests = {
         "prepare": lambda: log.prepare([TopicSpec(name="t", partitions=1, settings={})], create=True),
         "describe": lambda: log.describe(["t"]),

@@ -28,7 +28,6 @@ def log_on(kafka: Cluster) -> KafkaLog:
     log = KafkaLog(
         bootstrap_servers=kafka.bootstrap,
         properties={},
-        cluster="c",
         progress_topic="topic",
         transaction_timeout_s=10,
     )

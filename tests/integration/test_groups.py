@@ -11,7 +11,7 @@ from tests.harness.broker import Broker
 QUERY = """
 import sys
 from chronos.adapters.kafka.log import KafkaLog
-log = KafkaLog(bootstrap_servers=sys.argv[1], properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10)
+log = KafkaLog(bootstrap_servers=sys.argv[1], properties={}, progress_topic="p", transaction_timeout_s=10)
 for number in range(5):
     assert log.committed(f"group-{sys.argv[2]}-{number}", "topic", 0) is None
 log.close()
@@ -29,9 +29,7 @@ def test_looking_up_unknown_groups_does_not_crash_the_process(own_broker: Broker
     ]  # fmt: skip
     errors = [process.communicate(timeout=120)[1] for process in asking]
     assert [process.returncode for process in asking] == [0, 0, 0], errors
-    log = KafkaLog(
-        bootstrap_servers=own_broker.bootstrap, properties={}, cluster="c", progress_topic="p", transaction_timeout_s=10
-    )
+    log = KafkaLog(bootstrap_servers=own_broker.bootstrap, properties={}, progress_topic="p", transaction_timeout_s=10)
     log.commit_offsets("archive", {("topic", 0): 7})
     assert log.committed("archive", "topic", 0) == 7
     log.close()

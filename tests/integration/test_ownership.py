@@ -91,3 +91,23 @@ def events(service: Service) -> list[dict[str, object]]:
     """The log of the service, line by line."""
     lines = service.log_path.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def test_a_node_of_another_cluster_on_the_same_topics_is_refused(broker: Broker, tmp_path: Path) -> None:
+    """Exit code 1, and an error that names both clusters; the first cluster delivers every message once."""
+    flow = KafkaFlow(broker, 1)
+    with (
+        Service(tmp_path / "a", bootstrap=broker.bootstrap, settings={**flow.settings(), "cluster": "shop"}) as first,
+        Service(tmp_path / "b", bootstrap=broker.bootstrap, settings={**flow.settings(), "cluster": "store"}) as other,
+    ):
+        first.start()
+        epochs = [shard["epoch"] for shard in first.shards()]
+        flow.write(1_000, now_ms(), now_ms() + 4_000)
+        flow.flush()
+        other.launch()
+        assert other.wait_exit() == 1
+        assert "has a progress record of the cluster 'shop'" in other.tail(3)
+        assert "this node belongs to 'store'" in other.tail(3)
+        flow.wait_settled(first)
+        assert flow.complaints() == []
+        assert [shard["epoch"] for shard in first.shards()] == epochs, "the other cluster fenced the first one"

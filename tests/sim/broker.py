@@ -17,6 +17,7 @@ BROKERS = 3
 BYTES_MAX = 1_000_000
 """Largest record of a topic unless it is created with another limit."""
 
+CLUSTER = "sim"
 DELAY, PROGRESS, REJECTED, DEAD_LETTER = "delay", "progress", "rejected", "dead-letter"
 
 Headers = Sequence[tuple[str, bytes | None]]

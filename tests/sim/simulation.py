@@ -18,7 +18,7 @@ from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
-from tests.sim.broker import DELAY, PROGRESS
+from tests.sim.broker import CLUSTER, DELAY, PROGRESS
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.fault_injection import FaultInjection
 from tests.sim.log import Faults, SimLog
@@ -233,7 +233,7 @@ class Simulation(ClusterPart):
             shard_state = Shard(rules=rules, state=FRESH, view=store)
             log = SimLog(Observer(self.world), self.brokers)
             log.reads_trimmed = True
-            follower = Follower(log, store, shard_state, delay_topic=DELAY, progress_topic=PROGRESS)
+            follower = Follower(log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS)
             while follower.step():
                 pass
             steps = self.checker.steps[shard]

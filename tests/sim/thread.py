@@ -9,7 +9,7 @@ from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
-from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED
+from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog, Trimmed
 from tests.sim.world import CRASH, Crashed, Finding, broken
 
@@ -64,6 +64,7 @@ class ReplicaThread:
             limits=settings.limits,
             delay_topic=DELAY,
             progress_topic=PROGRESS,
+            cluster=CLUSTER,
             node=node.node_id,
             instance=node.instance,
             delivered_ms=settings.delivered_ms,

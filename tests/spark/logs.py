@@ -94,7 +94,7 @@ class Logs:
     def brokers(self, adapter: type[KafkaLog] = KafkaLog) -> KafkaLog:
         """The adapter that answers the archive's questions."""
         return adapter(
-            bootstrap_servers=self.broker.bootstrap, properties={}, cluster=self.cluster, progress_topic=self.progress,
+            bootstrap_servers=self.broker.bootstrap, properties={}, progress_topic=self.progress,
             transaction_timeout_s=10,
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ class Outage:
         self.storage = ArchiveStorage(str(directory / "archive"))
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
         self.brokers = KafkaLog(
-            bootstrap_servers=broker.bootstrap, properties={}, cluster=self.flow.prefix,
+            bootstrap_servers=broker.bootstrap, properties={},
             progress_topic=f"{self.flow.prefix}.progress", transaction_timeout_s=10,
         )  # fmt: skip
         self.delay = self.flow.delay

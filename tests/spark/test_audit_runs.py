@@ -161,7 +161,7 @@ class Run:
     def archive(self, spark: SparkSession) -> None:
         """Archive all present records."""
         brokers = KafkaLog(
-            bootstrap_servers=self._broker.bootstrap, properties={}, cluster=self.flow.prefix,
+            bootstrap_servers=self._broker.bootstrap, properties={},
             progress_topic=self.plan.progress, transaction_timeout_s=10,
         )  # fmt: skip
         try:

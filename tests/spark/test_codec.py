@@ -92,7 +92,8 @@ def test_a_batch_is_parsed_as_the_core_parses_each_record(rows: list[tuple[int, 
 def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:
     """Refusals and outcomes other than delivery become decisions; counts become columns."""
     step = Progress(
-        role_epoch=7, log_epoch=3, node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
+        role_epoch=7, log_epoch=3, cluster="shop",
+                                   node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
         counts=(5, 0, 1, 0, 0, 0, 1), refused=((3, 18), (4, 200)),
         decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2), Decision(51, 7, Outcome.DEAD, 33)),
     )  # fmt: skip

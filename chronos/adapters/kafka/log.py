@@ -16,6 +16,7 @@ from chronos.adapters.kafka.reader import KafkaReader
 from chronos.adapters.kafka.settings import CONSUMER
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 
 
@@ -27,12 +28,10 @@ class KafkaLog:
         *,
         bootstrap_servers: str,
         properties: Mapping[str, Any],
-        cluster: str,
         progress_topic: str,
         transaction_timeout_s: float,
     ) -> None:
-        """`properties`: librdkafka settings of the operator, for every client. `cluster`: prefix of transactional ids."""
-        self._cluster = cluster
+        """`properties`: librdkafka settings of the operator, for every client."""
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
         self._connection = Connection(bootstrap_servers, properties)
@@ -47,10 +46,16 @@ class KafkaLog:
         return KafkaReader(Consumer(self._connection.settings(CONSUMER)), topic, partition, offset)
 
     def writer(self, shard: int) -> KafkaWriter:
-        """The transactional producer `<cluster>-<shard>`; Kafka fences every earlier one."""
+        """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences every earlier one.
+
+        Masters fence each other exactly if they write to the same progress topic, whatever their clusters are called.
+        """
+        info = self.describe([self._progress_topic])[self._progress_topic]
+        if info is None:
+            raise LogUnavailable(f"the topic {self._progress_topic} is not there")
         return KafkaWriter(
             self._connection,
-            transactional_id=f"{self._cluster}-{shard}",
+            transactional_id=f"chronos-{info.id}-{shard}",
             progress_topic=self._progress_topic,
             shard=shard,
             timeout_s=self._transaction_timeout_s,
