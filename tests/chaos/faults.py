@@ -61,7 +61,7 @@ def freeze_master(world: World, dice: random.Random) -> None:
     until_s = time.monotonic() + dice.uniform(1.0, 20.0)
     node.freeze()
     try:
-        if until_s - time.monotonic() > SESSION_S * 2:
+        if until_s - time.monotonic() > fleet.session_s * 2:
             fleet.wait_led(without=name)
         time.sleep(max(0.0, until_s - time.monotonic()))
     finally:
@@ -105,14 +105,11 @@ def lose_disk(world: World, _: random.Random) -> None:
 
 def assert_unmoved(fleet: Fleet, before: dict[int, tuple[str, int]], begun_ms: int) -> None:
     """Assert that no role has changed since, except to spread masters evenly, as happens a minute after a node returns."""
-    spread = {
-        change["shard"]
-        for change in fleet.nodes_seen()["history"]
-        if parse_time_ms(change["at"]) >= begun_ms and change["why"] == "spread evenly"
-    }
+    changes = [change for change in fleet.nodes_seen()["history"] if parse_time_ms(change["at"]) >= begun_ms]
+    spread = {change["shard"] for change in changes if change["why"] == "spread evenly"}
     now = fleet.epochs()
     moved = [shard for shard in before if shard not in spread and now[shard] != before[shard]]
-    assert not moved, f"roles of {moved} changed: {before}, now {now}"
+    assert not moved, f"roles of {moved} changed: {before}, now {now}; {changes}"
 
 
 def lose_zookeeper(world: World, dice: random.Random) -> None:
@@ -121,7 +118,7 @@ def lose_zookeeper(world: World, dice: random.Random) -> None:
     begun_ms, before = time.time_ns() // 1_000_000, fleet.epochs()
     server = dice.choice(world.zookeeper.servers)
     server.kill()
-    time.sleep(SESSION_S * 2)
+    time.sleep(fleet.session_s + SESSION_S)
     world.wait_recovered()
     assert_unmoved(fleet, before, begun_ms)
     server.start()
@@ -150,7 +147,7 @@ def lose_broker(world: World, dice: random.Random) -> None:
     assert isinstance(world.kafka, Cluster)
     broker = dice.choice(world.kafka.brokers)
     broker.kill()
-    time.sleep(SESSION_S)
+    time.sleep(world.fleet.session_s)
     world.wait_recovered()
     broker.start()
     world.kafka.wait_in_sync()

@@ -12,6 +12,7 @@ from tests.chaos.stepped import ENVIRONMENT
 from tests.harness.service import Service, ServiceError
 
 SESSION_S = 4
+"""The session timeout (s) unless a test names another one."""
 SETTLED_S = 60.0
 DIGESTS_S = 120.0
 
@@ -48,10 +49,12 @@ class Fleet:
         zookeeper: str,
         count: int = 3,
         shards: int = 4,
+        session_s: int = SESSION_S,
         settings: dict[str, object] | None = None,
         node_settings: Callable[[str], dict[str, object]] = lambda _: {},
     ) -> None:
         self.shards = shards
+        self.session_s = session_s
         self.nodes = {
             name: Node(
                 directory / name,
@@ -61,7 +64,7 @@ class Fleet:
                     "shards": shards,
                     "coordinator.kind": "zookeeper",
                     "coordinator.zookeeper.hosts": zookeeper,
-                    "coordinator.zookeeper.session_timeout": f"{SESSION_S}s",
+                    "coordinator.zookeeper.session_timeout": f"{session_s}s",
                     **(settings or {}),
                     **node_settings(name),
                 },

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.chaos.drill import WARM_S
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import SESSION_S, Fleet
 from tests.harness.broker import Broker, Cluster
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
@@ -36,13 +36,16 @@ class Scene(Struct, frozen=True, kw_only=True):
     """Seconds of load before the first fault."""
     start_s: int = 0
     """Estimated seconds to start it, and to read the rest of the load at the end."""
+    session_s: int = SESSION_S
+    """The session timeout of the nodes."""
 
 
 PLAIN = Scene(name="plain", start_s=40)
 LINKED = Scene(name="linked", linked=True, start_s=40)
 QUORUMS = Scene(name="quorums", brokers=3, zookeepers=3, rate_max=2_000, warm_s=30, start_s=60)
-EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True)
-"""For the test, in which one round of each fault shares one cluster."""
+EVERYTHING = Scene(name="everything", brokers=3, zookeepers=3, linked=True, session_s=8)
+"""For the test, in which one round of each fault shares one cluster. It runs beside other tests: a session must outlive
+a server or a node that waits some seconds for a processor, because the test requires that none ends."""
 
 
 @dataclass
@@ -103,6 +106,7 @@ def bring_up(directory: Path, scene: Scene, settings: dict[str, object] | None =
             bootstrap=kafka.bootstrap,
             zookeeper=zookeeper.hosts,
             count=len(NODES),
+            session_s=scene.session_s,
             settings=settings,
             node_settings=lambda name: lines[name].settings() if lines else {},
         )
