@@ -246,6 +246,12 @@ class DeliveryConfig(_Section):
         "Create target topics that do not exist. It is off by default, so that messages for a mistyped topic are "
         "dead-lettered and not written to a topic without readers.",
     )
+    open_transactions: Literal["deliver", "wait"] = key(
+        "deliver",
+        "What happens to due messages while a producer's open transaction holds back later records of the delay topic. "
+        "`deliver`: they are delivered, so that no producer can stop the deliveries of others; a cancel that is held back may "
+        "be too late. `wait`: they are delivered once every record that was in the log when they were due can be read.",
+    )
     transaction_timeout: Duration = key(
         "10s",
         "Longest transaction. A master that freezes blocks readers of its targets for this time; "
