@@ -197,6 +197,28 @@ def test_without_pulling_what_is_pending_is_delivered_and_the_rest_is_left_unrea
     log.close()
 
 
+def test_records_from_the_future_pause_the_shard_until_their_time_has_come(tmp_path: Path) -> None:
+    """A broker whose clock was ahead for a moment: its records wait until that time, and law 6 holds behind them."""
+    clock = HandClock()
+    config = configured(tmp_path)
+    log = opened(config, tmp_path, clock)
+    replica = make_replica(config, log, MemoryStore(), clock)
+    step(replica, clock, 1)
+    clock.now += 4_000
+    send(log, config, b"future", b"0")
+    clock.now -= 4_000
+    replica.step(clock.now)
+    assert "in this machine's future" in str(replica.paused)
+    assert replica.state.pull_offset == 0
+    clock.now += 4_000
+    for _ in range(20):
+        replica.step(clock.now)
+    assert replica.paused is None
+    assert keys_delivered(log) == ["future"]
+    replica.close()
+    log.close()
+
+
 def test_a_reschedule_beyond_the_expiry_is_refused_and_the_message_keeps_its_time(tmp_path: Path) -> None:
     """It could only expire. A new time at the expiry itself is accepted."""
     clock = HandClock()
