@@ -204,7 +204,11 @@ class CoordinatorConfig(_Section):
 class WorkersConfig(_Section):
     """The tasks of this node; each can be switched off for maintenance."""
 
-    pull: bool = key(True, "Read the delay topic. Off: no new messages are accepted, and pending ones are delivered.")
+    pull: bool = key(
+        True,
+        "Read the delay topic. Off: no new messages are accepted, and pending ones are delivered; "
+        "cancels and changes have no effect until it is on again.",
+    )
     push: bool = key(True, "Deliver due messages. Off: messages are accepted and stay pending.")
     delete: bool = key(True, "Delete settled messages from the store once they are older than their retention.")
 
