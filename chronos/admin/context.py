@@ -108,7 +108,7 @@ class Context:
             except ChronosError:
                 size = None
             try:
-                return self.node.log.stable_end(self.delay_topic, shard.number), size
+                return self.node.log.watermarks(self.delay_topic, shard.number).high, size
             except ChronosError:
                 return None, size
 
@@ -119,7 +119,7 @@ class Context:
         self._refreshed_s = began_s
 
     def end_offset(self, shard: int) -> int | None:
-        """The end of the shard's delay partition at the last refresh; None: the log did not answer."""
+        """The high watermark of the shard's delay partition at the last refresh; None: the log did not answer."""
         end = self._ends.get(shard)
         return None if end is None else max(end, self.shards[shard].state.pull_offset)
 
@@ -138,6 +138,14 @@ class Context:
             f"shard {shard.number} is {shard.role}" + (f": {shard.paused}" if shard.paused else "")
             for shard in node.shards
             if shard.role not in IN_PLACE or shard.paused is not None
+        ]
+
+    def details(self) -> list[str]:
+        """What operators should know although it does not make the node unready."""
+        return [
+            found.text(self.delay_topic, shard.number)
+            for shard in self.shards
+            if (found := self.node.open_transactions.held_back(shard.number)) is not None
         ]
 
     async def close(self) -> None:

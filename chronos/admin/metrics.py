@@ -66,6 +66,12 @@ def _lag(context: Context, shard: ShardDriver) -> float | None:
     return None if end is None else float(end - shard.state.pull_offset)
 
 
+def _held_back(context: Context, shard: ShardDriver) -> tuple[float, float]:
+    """Records held back, and for how many seconds."""
+    found = context.node.open_transactions.held_back(shard.number)
+    return (0.0, 0.0) if found is None else (found.records, max(0, context.now_ms() - found.since_ms) / 1_000)
+
+
 METRICS: tuple[Series, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
     _total("delivered", "Messages delivered.", "delivered"),
@@ -104,8 +110,18 @@ METRICS: tuple[Series, ...] = (
     ),
     Series(
         name="chronos_pull_lag_records", kind="gauge",
-        meaning="Records in the delay topic that are not applied yet, transaction markers included; absent"
-        " while the log does not answer.", read=_lag,
+        meaning="Records in the delay topic that are not applied yet, transaction markers and records that an open"
+        " transaction holds back included; absent while the log does not answer.", read=_lag,
+    ),
+    Series(
+        name="chronos_held_back_records", kind="gauge",
+        meaning="Records in the delay topic that a producer's open transaction has held back for more than 1 s; 0 on a"
+        " node that is not master.", read=lambda context, shard: _held_back(context, shard)[0],
+    ),
+    Series(
+        name="chronos_held_back_seconds", kind="gauge",
+        meaning="How long that transaction has been open; 0 when there is none.",
+        read=lambda context, shard: _held_back(context, shard)[1],
     ),
     Series(
         name="chronos_cursor_timestamp_seconds", kind="gauge",
@@ -230,6 +246,7 @@ def reference() -> str:
         "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late at the moment.",
         "- `chronos_paused == 1` for a minute: a shard is paused; `/v1/shards` and the log have the reason.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
+        "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
         "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were dead-lettered; read the dead-letter topic.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",

@@ -14,6 +14,7 @@ from chronos.admin.schemas import (
     Epoch,
     Fault,
     Health,
+    HeldBack,
     Interval,
     Lateness,
     OverviewQuery,
@@ -98,6 +99,7 @@ class Overview:
             pull_offset=state.pull_offset,
             end_offset=end,
             lag=None if end is None else end - state.pull_offset,
+            held_back=self._held_back(shard.number),
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,
@@ -110,6 +112,10 @@ class Overview:
             totals=Counters(**asdict(state.totals)),
             store_bytes=self._context.store_bytes(shard.number),
         )
+
+    def _held_back(self, shard: int) -> HeldBack | None:
+        found = self._context.node.open_transactions.held_back(shard)
+        return None if found is None else HeldBack(records=found.records, since=format_time(found.since_ms))
 
     def _roles(self, shard: ShardDriver) -> tuple[str | None, str | None, list[ReplicaInfo]]:
         """The assigned master, since when, and the position of each replica."""
@@ -194,7 +200,7 @@ class Overview:
             raise ProblemError(
                 503, "not-ready", "; ".join(reasons), errors=[Fault(detail=reason) for reason in reasons]
             )
-        return 200, Health()
+        return 200, Health(details=self._context.details() or UNSET)
 
 
 def _step(length_ms: int) -> int:

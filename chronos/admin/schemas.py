@@ -356,6 +356,13 @@ class ReplicaInfo(Struct, kw_only=True):
     ]
 
 
+class HeldBack(Struct, kw_only=True):
+    """Records of a delay partition that cannot be read because a producer's transaction is open."""
+
+    records: Annotated[int, Meta(ge=1, description="Records, those of the transaction included.")]
+    since: Annotated[Instant, Meta(description="When the transaction was first found open.")]
+
+
 class Shard(Struct, kw_only=True):
     """One shard, as one of its replicas shows it."""
 
@@ -371,9 +378,15 @@ class Shard(Struct, kw_only=True):
     paused: Annotated[str | None, Meta(description="Why the shard is paused; null: it is not.")]
     cursor: Cursor
     pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
-    end_offset: Annotated[Count | None, Meta(description="End of the delay partition; null: the log does not answer.")]
+    end_offset: Annotated[
+        Count | None, Meta(description="High watermark of the delay partition; null: the log does not answer.")
+    ]
     lag: Annotated[
-        Count | None, Meta(description="Records of the delay topic not applied yet; null: the log does not answer.")
+        Count | None,
+        Meta(
+            description="Records of the delay topic not applied yet, those that an open transaction holds back included;"
+            " null: the log does not answer."
+        ),
     ]
     applied: Annotated[int, Meta(ge=0, description="Records of the progress topic applied.")]
     progress_at: Annotated[
@@ -390,6 +403,10 @@ class Shard(Struct, kw_only=True):
     aborts: Annotated[int, Meta(ge=0, description="Transactions aborted since the node started.")]
     totals: Counters
     store_bytes: Annotated[int, Meta(ge=0, description="Size of the store on disk.")]
+    held_back: Annotated[
+        HeldBack | None,
+        Meta(description="What an open transaction has held back for more than 1 s; null: nothing, or not the master."),
+    ] = None
 
 
 class Shards(Struct, kw_only=True):
@@ -568,6 +585,10 @@ class Health(Struct, kw_only=True):
     """The check passed."""
 
     status: Literal["ok"] = "ok"
+    details: Annotated[
+        list[str] | UnsetType,
+        Meta(description="What operators should know although the check passed, such as records held back."),
+    ] = UNSET
 
 
 class Fault(Struct, kw_only=True, omit_defaults=True):

@@ -98,6 +98,7 @@ def _screen(found: dict[str, Any]) -> Any:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
+    parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
     if found["history"]:
         parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
@@ -145,6 +146,16 @@ def _other_reasons(found: dict[str, Any]) -> list[str]:
         if shard["paused"] and not any(shard["paused"] in reason for reason in named):
             paused.setdefault(shard["paused"], []).append(str(shard["shard"]))
     return [printable(f"paused: shard {', '.join(shards)}: {reason}") for reason, shards in paused.items()]
+
+
+def _held_back(shard: dict[str, Any]) -> str:
+    held = shard.get("held_back")
+    if held is None:
+        return ""
+    since = relative(held["since"])
+    return (
+        f"shard {shard['shard']}: {number(held['records'])} records are held back by an open transaction, since {since}"
+    )
 
 
 def _master(shard: dict[str, Any]) -> str:

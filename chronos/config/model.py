@@ -204,7 +204,11 @@ class CoordinatorConfig(_Section):
 class WorkersConfig(_Section):
     """The tasks of this node; each can be switched off for maintenance."""
 
-    pull: bool = key(True, "Read the delay topic. Off: no new messages are accepted, and pending ones are delivered.")
+    pull: bool = key(
+        True,
+        "Read the delay topic. Off: no new messages are accepted, and pending ones are delivered; "
+        "cancels and changes have no effect until it is on again.",
+    )
     push: bool = key(True, "Deliver due messages. Off: messages are accepted and stay pending.")
     delete: bool = key(True, "Delete settled messages from the store once they are older than their retention.")
 
@@ -245,6 +249,12 @@ class DeliveryConfig(_Section):
         False,
         "Create target topics that do not exist. It is off by default, so that messages for a mistyped topic are "
         "dead-lettered and not written to a topic without readers.",
+    )
+    open_transactions: Literal["deliver", "wait"] = key(
+        "deliver",
+        "What happens to due messages while a producer's open transaction holds back later records of the delay topic. "
+        "`deliver`: they are delivered, so that no producer can stop the deliveries of others; a cancel that is held back may "
+        "be too late. `wait`: they are delivered once every record that was in the log when they were due can be read.",
     )
     transaction_timeout: Duration = key(
         "10s",

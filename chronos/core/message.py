@@ -65,6 +65,8 @@ class Reason(IntEnum):
     TOO_LATE = 17
     UNKNOWN = 18
     NOT_SUPPORTED_YET = 19
+    CREATE_TIME = 23
+    BEYOND_EXPIRY = 24
     EXPIRED = 32
     TARGET_MISSING = 33
     TOO_LARGE = 34
@@ -106,11 +108,13 @@ class Record(Struct, frozen=True, gc=False):
 
     offset: int
     timestamp_ms: int
-    """The broker's clock when it was appended (`LogAppendTime`)."""
+    """The broker's clock when it was appended (`LogAppendTime`), unless `create_time`."""
     key: bytes | None
     value: bytes | None
     headers: Headers | None
     """None if the headers cannot be read: a name is not UTF-8."""
+    create_time: bool = False
+    """The timestamp is the producer's (`CreateTime`), in any unit: it must not influence a time of the shard."""
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):

@@ -42,6 +42,12 @@ def parse(record: Record, rules: Rules) -> Command:
     """Return the command of a record. Never raises: a record that cannot be understood is a `Rejection`."""
     if record.headers is None:
         return Rejection(Reason.UNREADABLE_HEADERS, "a header name is not UTF-8")
+    if record.create_time:
+        return Rejection(
+            Reason.CREATE_TIME,
+            f"the record has the producer's timestamp ({record.timestamp_ms}), not the broker's: it was written while"
+            " message.timestamp.type of the topic was CreateTime",
+        )
     control: dict[str, bytes | None] = {}
     passed: dict[str, bytes | None] = {}
     for name, value in record.headers:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from chronos.core.codec import CANCELLED, DELIVERED, PENDING, IdState, State, pack_entry, unpack_entry
 from chronos.core.keys import entry_key, generated_id, parse_generated_id
 from chronos.core.message import (
+    EXPIRE_AT,
     Action,
     Command,
     ConditionalSchedule,
@@ -62,7 +63,7 @@ class _Staging:
         placed, id_states = staged.placed, staged.id_states
         for record, command, place in zip(parsed.records, parsed.commands, parsed.places, strict=True):
             offset = record.offset
-            if record.timestamp_ms > staged.watermark_ms:
+            if record.timestamp_ms > staged.watermark_ms and not record.create_time:
                 staged.watermark_ms = record.timestamp_ms
             if replayed is not None and offset in replayed:
                 staged.refuse(offset, replayed[offset])
@@ -136,8 +137,7 @@ class _Staging:
             self.staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset)
             self.staged.cancelled += 1
             return None
-        self._move(id_state, record, command)
-        return None
+        return self._move(id_state, record, command)
 
     def _id_state(self, message_id: bytes) -> IdState | None:
         """Return the state of the id that an action names, as of the records before it in this batch."""
@@ -187,11 +187,11 @@ class _Staging:
             return Rejection(reason, f"a message with this id {why}")
         return None
 
-    def _move(self, id_state: IdState, record: Record, action: Action) -> None:
+    def _move(self, id_state: IdState, record: Record, action: Action) -> Rejection | None:
         """Execute a `reschedule` or `fire-now`: the same message at another time."""
-        self.staged.changed += 1
         if action.verb is Verb.FIRE_NOW and id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
-            return
+            self.staged.changed += 1
+            return None
         place = self.staged.placed.get(id_state.offset)
         if place is None:
             (data,) = self.view.get([entry_key(id_state.due_ms, id_state.offset)])
@@ -199,12 +199,18 @@ class _Staging:
         else:
             data = place[1]
         entry = unpack_entry(data)
+        if self.replayed is None and _is_beyond_expiry(action, entry):
+            return Rejection(
+                Reason.BEYOND_EXPIRY, f"the new time is after the message's {EXPIRE_AT}, {entry.expire_at_ms}"
+            )
         message_id = entry_id(entry, self.rules.shard, id_state.offset)
         due_ms = record.timestamp_ms if action.due_ms is None else action.due_ms
+        self.staged.changed += 1
         self._remove(id_state)
         moved = replace(entry, id=message_id, due_ms=due_ms)
         place_ms = self._place(moved, id_state.offset, record.timestamp_ms)
         self.staged.id_states[message_id] = IdState(PENDING, place_ms, id_state.offset)
+        return None
 
     def _place(self, entry: Entry, offset: int, timestamp_ms: int) -> int:
         """Stage an entry by the placement rule; one that leaves the position in its generated id carries that id."""
@@ -220,3 +226,8 @@ class _Staging:
         if self.staged.placed.pop(id_state.offset, None) is None:
             assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message is not after the cursor"
             self.staged.removed[id_state.offset] = id_state.due_ms
+
+
+def _is_beyond_expiry(action: Action, entry: Entry) -> bool:
+    """Return whether a `reschedule` names a time at which the message would only expire."""
+    return action.due_ms is not None and entry.expire_at_ms is not None and action.due_ms > entry.expire_at_ms

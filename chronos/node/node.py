@@ -31,6 +31,7 @@ from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
 from chronos.workers.delete import id_states_kept_ms
 from chronos.workers.membership import Membership
+from chronos.workers.open_transactions import OpenTransactions
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import IN_PLACE, STANDALONE, ReplicaState
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
@@ -60,6 +61,8 @@ class Node:
         """Proves to other nodes that a request is from this node; only the coordinator stores it."""
         self.log: Log
         self.copier: Copier
+        self.open_transactions: OpenTransactions
+        """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
@@ -108,6 +111,7 @@ class Node:
             topics = own_topics(config)
             infos = self.log.prepare(topics, create=config.topics.create)
             self._topic_watch = TopicWatch(self.log, topics[:2], infos)
+            self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
             # 3.
             self.copier = self._make_copier()
             self.checkpoints = self._make_checkpoints()
@@ -266,7 +270,8 @@ class Node:
         self.failed.set()
 
     def _maintain(self) -> None:
-        """The maintenance thread: checks the topics, flushes the stores, and drops expired records of an embedded log."""
+        """The maintenance thread: checks the topics, looks for open transactions, flushes the stores, and drops expired
+        records of an embedded log."""
         flushed_s = expired_s = time.monotonic()
         check_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
@@ -277,6 +282,8 @@ class Node:
                 # A time further away than the interval was set by a clock that was ahead then.
                 if not 0 < check_ms - now_ms <= CHECK_EVERY_MS:
                     check_ms = self._topic_watch.step(now_ms)
+                led = {shard.number for shard in self.shards if shard.role == ReplicaState.MASTER}
+                self.open_transactions.step(now_ms, led)
                 if now_s - flushed_s >= flush_every_s:
                     flushed_s = now_s
                     self._flush()

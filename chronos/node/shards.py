@@ -72,6 +72,7 @@ def make_shard(
             wheel_horizon_ms=settings.wheel_horizon,
             pull=config.workers.pull,
             push=config.workers.push,
+            wait_for_transactions=delivery.open_transactions == "wait",
         ),
         delay_topic=topics.delay,
         progress_topic=topics.progress,

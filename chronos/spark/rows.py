@@ -90,10 +90,13 @@ def with_reason(records: DataFrame) -> DataFrame:
 
 
 def in_hours(rows: DataFrame, table: Table) -> DataFrame:
-    """Rows with `due_date` and `due_hour` in UTC: of the table's time, or of the record's timestamp if that is null or out of range."""
+    """Rows with `due_date` and `due_hour` in UTC: of the table's time, or of the record's timestamp if that is null or out of range.
+
+    A producer's timestamp (`CreateTime`) may be out of range itself: such a row is in the first hour of 1970.
+    """
     assert table.partitioned_by is not None
     when: Column = f.col(table.partitioned_by)
     if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:
         when = f.when(when.between(0, MS_MAX), when).otherwise(f.col("timestamp_ms"))
-    moment = f.timestamp_millis(when)
+    moment = f.timestamp_millis(f.when(when.between(0, MS_MAX), when).otherwise(f.lit(0)))
     return rows.withColumn("due_date", moment.cast("date").cast("string")).withColumn("due_hour", f.hour(moment))

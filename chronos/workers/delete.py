@@ -1,8 +1,10 @@
 """The delete worker: deletes settled messages once their retention is over.
 
 Keeps law 7, nothing pending is ever deleted: entries are deleted by range, up to the cursor of the time one retention
-ago, and an id's state only if it is still the settled one that its expiry entry was written for. The worker
-runs in the thread of its shard, between steps, one bounded batch at a time.
+ago, and an id's state only if it is still the settled one that its expiry entry was written for. It keeps its part of
+law 3 as well: an id's state is needed until every record written within the deduplication window is pulled, so its age
+counts from what was pulled, not from now. The worker runs in the thread of its shard, between steps, one bounded batch at
+a time.
 """
 
 from chronos.core.codec import PENDING, unpack_id_state
@@ -11,6 +13,7 @@ from chronos.core.keys import (
     ENTRY,
     EXPIRY,
     MINUTE_MS,
+    OFFSET_MAX,
     cursor_history_key,
     entry_key,
     id_key,
@@ -28,12 +31,17 @@ BATCH_BYTES = 1_000_000
 ID_STATES_LONGER_MS = 3 * MINUTE_MS
 """Id states outlive their entries, which are deleted by whole minutes: an expired message must not be found as delivered."""
 
+UNPULLED_BEFORE_MS = 16 * MINUTE_MS
+"""How far before what was pulled the timestamp of a record may lie that is not pulled yet: a transaction holds its records
+back for at most 15 min, Kafka's default of `transaction.max.timeout.ms`. The rest covers the broker's scan for expired
+transactions (10 s) and the difference of clocks."""
+
 DELETE_EVERY_MS = 60_000
 """How often the worker looks for something to delete."""
 
 
 def id_states_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
-    """Return the shortest time for which an id's state is kept after it was settled."""
+    """Return the shortest time for which an id's state is kept after it was settled; longer while records are not pulled."""
     return max(delivered_ms + ID_STATES_LONGER_MS, deduplication_ms)
 
 
@@ -50,8 +58,17 @@ class Deleter:
         """Delete one batch; return when to be called again, in epoch ms."""
         now_ms = min(now_ms, self._shard.state.progress_ms)
         self._drop_entries(now_ms - self._delivered_ms)
-        more = self._drop_id_states(now_ms - self._id_states_ms)
+        more = self._drop_id_states(min(now_ms, self._unpulled_ms()) - self._id_states_ms)
         return now_ms if more else now_ms + DELETE_EVERY_MS
+
+    def _unpulled_ms(self) -> int:
+        """Return a time (epoch ms) that no timestamp of a record that is not pulled lies before.
+
+        A cursor after everything due at a time was committed when every record readable at that time was pulled.
+        """
+        state = self._shard.state
+        reached_ms = state.cursor_due_ms if state.cursor_offset == OFFSET_MAX else 0
+        return max(state.watermark_ms, reached_ms) - UNPULLED_BEFORE_MS
 
     def _drop_entries(self, before_ms: int) -> None:
         """Delete every entry at or before the cursor of that time."""

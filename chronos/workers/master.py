@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
@@ -24,7 +25,14 @@ from chronos.workers.push import PlannedTransaction, Pusher
 log = structlog.get_logger("chronos.master")
 
 HEARTBEAT_MS = 60_000
-"""Longest time between two progress records: another standalone node takes over after 90 s without one."""
+"""Time after which an idle step is committed all the same: it moves the cursor, and shows that the master is active."""
+
+HEARTBEAT_ALONE_MS = 70_000
+"""Longest time between two progress records: another standalone node takes over after 90 s without one. So a step that
+cannot be committed, because the delay partition cannot be read, is preceded by a progress record alone."""
+
+TRANSACTION_POLL_MS = 100
+"""Time between two steps while due messages wait for a producer's open transaction; its end is noticed at once."""
 
 PULL_LINGER_MS = 8
 """Records that are not due soon are collected for this long before a transaction is spent on them."""
@@ -51,9 +59,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     wheel_horizon_ms: int
     """How far ahead an idle master reads messages into the wheel."""
     pull: bool
-    """False: no delay records are pulled."""
+    """False: no delay records are pulled, and messages are selected without those that are not pulled."""
     push: bool
     """False: no messages are selected."""
+    wait_for_transactions: bool = False
+    """True: a message is selected only once every record in the log when it was due is pulled, however long a producer's
+    open transaction holds it back. False: every record that was readable then."""
 
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
@@ -123,6 +134,8 @@ class Master:
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
+        self._awaited: tuple[int, int] | None = None
+        """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is not reached yet."""
         self._stepped_ms = clock.stepped_ms()
         """`Clock.stepped_ms` when the clock was last trusted."""
         self.last: StepResult | None = None
@@ -139,25 +152,27 @@ class Master:
             self._distrust_clock()
             return self._clock.now_ms()
         # A clock that went back would delay the heartbeat, and with it the check that reports the clock.
-        if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
+        if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_ALONE_MS:
             self._heartbeat()
-        records, reached_ms = self._pull(now_ms)
+        is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
+        records, reached_ms = self._pull(now_ms, to_end=is_heartbeat)
         staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms)
-        if not selection.items and not records:
+        if not selection.items and not records and not is_heartbeat:
             return self._idle(now_ms)
         if not selection.items and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
         delivered_ms = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
-        self.last = StepResult(
-            pulled=len(records),
-            due_ms=delivered_ms,
-            committed_ms=self._committed_ms,
-            refused=staged.refused,
-        )
+        if records or selection.items:
+            self.last = StepResult(
+                pulled=len(records),
+                due_ms=delivered_ms,
+                committed_ms=self._committed_ms,
+                refused=staged.refused,
+            )
         if not selection.complete or self._puller.waiting:
             self._bound_wheel()
             return now_ms
@@ -179,30 +194,38 @@ class Master:
         """True if pulled records wait for more, or pulling is off: the caller sleeps instead of waiting for records."""
         return self._puller.waiting > 0 or not self._limits.pull
 
-    def _pull(self, now_ms: int) -> tuple[list[Record], int]:
+    def _pull(self, now_ms: int, *, to_end: bool) -> tuple[list[Record], int]:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
 
         Every record that was readable at that time has been pulled, so messages that were due by then may still be
-        selected now: a backlog costs one request to the broker, not one a step.
+        selected now: a backlog costs one request to the broker, not one a step. `to_end`: ask for the end although nothing
+        is due. With pulling off the end counts as reached.
         """
         limits = self._limits
+        if not limits.pull:
+            return [], now_ms
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
-        if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
-            end = self._puller.end()
-            if limits.pull:
-                records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
-            else:
-                records, reached = [], self._shard.state.pull_offset >= end
+        if to_end or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
+            asked_ms, end = self._end(now_ms)
+            records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
             if reached:
-                self._reached_ms = now_ms
-        elif limits.pull and not (something_due and self._poison_search.separate and self._puller.waiting == 0):
-            records = self._puller.batch(limits.messages, limits.bytes)
-        else:
+                self._reached_ms, self._awaited = asked_ms, None
+        elif something_due and self._poison_search.separate and self._puller.waiting == 0:
             records = []
+        else:
+            records = self._puller.batch(limits.messages, limits.bytes)
         return records, self._reached_ms
+
+    def _end(self, now_ms: int) -> tuple[int, int]:
+        """Return a time (epoch ms) and the end of the log after it: the last stable offset, or the high watermark to wait for."""
+        if not self._limits.wait_for_transactions:
+            return now_ms, self._puller.end()
+        if self._awaited is None or now_ms < self._awaited[0]:
+            self._awaited = now_ms, self._puller.high_watermark()
+        return self._awaited
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
         ahead_ms = staged.watermark_ms - now_ms
@@ -220,9 +243,13 @@ class Master:
         selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
         tried = next((at for at in selection.with_id if selection.entries[at].attempt > 1), None)
-        if tried is None or len(selection.entries) == 1:
+        if tried is not None and len(selection.entries) > 1:
+            selection = self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
+        if limits.pull or not selection.complete:
             return selection
-        return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
+        # A cursor after everything due at a time says that every record of that time was pulled (`workers.delete`).
+        last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
+        return replace(selection, cursor=last)
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
         """Push, commit, apply; return the due time of each delivered message."""
@@ -278,6 +305,7 @@ class Master:
         """Require a new comparison with the broker's clock, and forget when the end of the log was reached."""
         self._clock_agrees = False
         self._reached_ms = 0
+        self._awaited = None
         self._stepped_ms = self._clock.stepped_ms()
 
     def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
@@ -322,7 +350,7 @@ class Master:
         self._look_ahead.installed(changes)
 
     def _heartbeat(self) -> None:
-        """Commit a progress record alone: an epoch record, a heartbeat, or a test of the clocks."""
+        """Commit a progress record alone, with the cursor as it is: an epoch record, a heartbeat, or a test of the clocks."""
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
         none = nothing_selected(state.cursor, complete=True)
@@ -400,6 +428,8 @@ class Master:
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
         heartbeat_ms = self._committed_ms + HEARTBEAT_MS
+        if due_ms is not None and due_ms <= now_ms and self._awaited is not None:
+            due_ms = now_ms + TRANSACTION_POLL_MS
         return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
 
     def wait(self, timeout_s: float) -> None:

@@ -59,6 +59,10 @@ class Puller:
         """Return the last stable offset of the partition now."""
         return self._log.stable_end(self._topic, self._partition)
 
+    def high_watermark(self) -> int:
+        """Return the high watermark of the partition now: the end of what is in the log, readable or not."""
+        return self._log.watermarks(self._topic, self._partition).high
+
     def batch_to(self, end: int, records_max: int, bytes_max: int) -> tuple[list[Record], bool]:
         """Return the next records, and True if they reach the offset `end`; waits a moment for records that are being fetched."""
         batch = self.batch(records_max, bytes_max)
@@ -68,7 +72,8 @@ class Puller:
                 break
             self._reader.wait(CATCH_UP_S)
             batch = self.batch(records_max, bytes_max)
-        return batch, self._reader.position >= end and len(batch) == len(self._waiting)
+        all_before = len(batch) == len(self._waiting) or self._waiting[len(batch)].offset >= end
+        return batch, all_before and self._reader.position >= end
 
     def release(self, count: int) -> None:
         """Forget the first `count` records, which are applied."""

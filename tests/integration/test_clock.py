@@ -7,12 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
 
 from chronos.adapters.clock import ShiftedClock
 from chronos.adapters.embedded.log import EmbeddedLog
@@ -130,41 +124,6 @@ def test_a_clock_that_is_stepped_while_running_pauses_until_it_is_back(
         assert flow.delivered() == []
         clock.shift(-wrong_ms)
         check_outcome(flow, node)
-
-
-def test_records_from_the_future_pause_the_shard_until_their_time_has_come(broker: Broker, tmp_path: Path) -> None:
-    """A broker whose clock was ahead for a moment: records with its timestamps wait until that time."""
-    flow = KafkaFlow(broker, 3)
-    ahead_ms = 4_000
-    with running(tmp_path / "node", ShiftedClock(), kafka(broker, flow)) as node:
-        wait_for(lambda: node.ready, lambda: paused(node))
-        # The clock of Kafka cannot be set; to consumers a topic with producer timestamps looks the same.
-        alter(broker, flow.delay, "message.timestamp.type", "CreateTime")
-        producer = Producer({"bootstrap.servers": broker.bootstrap})
-        stamp_ms = now_ms() + ahead_ms
-        due_ms = now_ms() + 1_000
-        headers = {"chronos-deliver-at": b"%d" % due_ms, "chronos-target-topic": flow.target.encode()}
-        producer.produce(flow.delay, b"0", partition=0, timestamp=stamp_ms, headers=headers)  # type: ignore[arg-type]
-        assert producer.flush(10) == 0
-        alter(broker, flow.delay, "message.timestamp.type", "LogAppendTime")
-        shard = node.shards[0]
-        wait_for(lambda: shard.paused is not None, lambda: paused(node))
-        assert "in this machine's future" in str(shard.paused)
-        assert [other.paused for other in node.shards[1:]] == [None] * 3
-        wait_for(lambda: node.ready and shard.state.pull_offset == 1, lambda: paused(node))
-        assert now_ms() >= stamp_ms - TOLERANCE_MS
-        wait_for(lambda: len(flow.delivered()) == 1, lambda: paused(node))
-        (found,) = flow.delivered()
-        assert found.timestamp_ms >= stamp_ms - TOLERANCE_MS
-        assert cursor_ms(node) <= now_ms()
-
-
-def alter(broker: Broker, topic: str, name: str, value: str) -> None:
-    """Change a setting of a topic."""
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    admin = broker.admin()
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 # --------------------------------------------------------------------------------------------------------- embedded

@@ -47,6 +47,8 @@ class Partition:
         """Index is the offset; a marker has no record."""
         self.held: list[tuple[int, Transaction]] = []
         """Transactions without a marker in this partition, with their first offset."""
+        self.written_ms: list[int] = []
+        """For each offset: when the record or marker was written."""
         self.shown_ms: list[int] = []
         """For each offset below the last stable one: the time from which read_committed readers could read it."""
         self.watchers: list[Callable[[], None]] = []
@@ -134,9 +136,14 @@ class Brokers:
         value: bytes | None,
         headers: Headers | None,
         transaction: Transaction | None = None,
+        create_time_ms: int | None = None,
     ) -> int:
+        """`create_time_ms`: the producer's timestamp, in a topic whose timestamps are not the brokers' at the moment."""
         offset = partition.high
-        partition.items.append((Record(offset, self.world.now_ms, key, value, headers), transaction))
+        stamp_ms = self.world.now_ms if create_time_ms is None else create_time_ms
+        record = Record(offset, stamp_ms, key, value, headers, create_time=create_time_ms is not None)
+        partition.items.append((record, transaction))
+        partition.written_ms.append(self.world.now_ms)
         if transaction is not None:
             if partition not in transaction.touched:
                 transaction.touched.append(partition)
@@ -214,6 +221,7 @@ class Brokers:
         transaction.unmarked.remove(partition)
         partition.held = [held for held in partition.held if held[1] is not transaction]
         partition.items.append((None, transaction))
+        partition.written_ms.append(self.world.now_ms)
         self._show(partition)
 
     def mark_all(self, transaction: Transaction) -> bool:

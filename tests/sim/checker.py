@@ -56,6 +56,10 @@ class Checker:
         """Targets that are missing at times: only their messages may be dead-lettered for it."""
         self.clocks_jump = False
         """Clocks of nodes are set in this seed: their measurements prove nothing."""
+        self.deduplication_ms = 0
+        """How long a delivered id is taken."""
+        self.waits_for_transactions = False
+        """Law 6 holds for every record in the log, not only for those that could be read."""
         self.steps: dict[int, list[Committed]] = defaultdict(list)
         self.ended: dict[tuple[int, int], Ended] = {}
         self.rejected: dict[tuple[int, int], int] = {}
@@ -187,11 +191,10 @@ class Checker:
             raise broken("1", f"{source} is delivered {self.world.now_ms - expected.expire_at_ms} ms after it expired")
         # Every record that was readable half a second before the due time must be executed before the delivery.
         delay = self.brokers.topics[DELAY][shard]
-        unread_ms = _first_readable_ms(delay, progress.pull_offset)
+        first_ms = _first_written_ms if self.waits_for_transactions else _first_readable_ms
+        unread_ms = first_ms(delay, progress.pull_offset)
         if unread_ms is not None and unread_ms < due_ms - EARLY_MS:
-            raise broken(
-                "6", f"{source} is delivered before a record that was readable {due_ms - unread_ms} ms earlier"
-            )
+            raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
 
     def _record_dead(self, shard: int, record: Record) -> None:
         source = self._source(shard, record)
@@ -249,8 +252,12 @@ class Checker:
                     del pending[holder]
             alive = holder is not None and holder in pending
             reason = self.refused.get(source)
+            expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
+            is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
             if reason is not None:
-                self._check_refusal(source, expected, reason, alive=alive, known=named in holders)
+                self._check_refusal(
+                    source, expected, reason, alive=alive, known=named in holders, beyond_expiry=is_beyond
+                )
                 continue
             if expected.malformed:
                 raise broken("1", f"{source} is malformed and was not refused")
@@ -264,6 +271,8 @@ class Checker:
                     self._end_by(shard, holder, "cancelled", offset)
                     del pending[holder]
                 elif expected.verb == "reschedule":
+                    if is_beyond:
+                        raise broken("1", f"{source} was accepted though the message expires before the new time")
                     pending[holder] = expected.due_ms
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
@@ -274,6 +283,8 @@ class Checker:
                 assert holder is not None
                 self._end_by(shard, holder, "replaced", offset)
                 del pending[holder]
+            elif expected.verb == "schedule" and expected.policy != "replace":
+                self._check_duplicate(shard, record, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
@@ -288,6 +299,17 @@ class Checker:
                 raise broken("1", f"{(shard, offset)} has an outcome although it was refused or never committed")
         return sorted(pending.items())
 
+    def _check_duplicate(self, shard: int, record: Record, holder: int | None, step: int) -> None:
+        """Law 3: an id is taken for a while after the delivery of its message."""
+        end = None if holder is None else self.ended.get((shard, holder))
+        if end is None or end.how != "delivered" or end.step >= step:
+            return
+        progress, _ = self.brokers.topics[PROGRESS][shard].items[self.steps[shard][end.step].offset]
+        assert progress is not None
+        age_ms = record.timestamp_ms - progress.timestamp_ms
+        if age_ms < self.deduplication_ms:
+            raise broken("3", f"{(shard, record.offset)} was accepted {age_ms} ms after a delivery with its id")
+
     def _staged_in(self, shard: int) -> Callable[[int], int]:
         """A function from the offset of a record to the step that staged it."""
         pulls = [step.progress.pull_offset for step in self.steps[shard]]
@@ -300,13 +322,23 @@ class Checker:
             raise broken("6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that")
 
     def _check_refusal(
-        self, source: tuple[int, int], expected: Expectation, reason: int, *, alive: bool, known: bool
+        self,
+        source: tuple[int, int],
+        expected: Expectation,
+        reason: int,
+        *,
+        alive: bool,
+        known: bool,
+        beyond_expiry: bool,
     ) -> None:
         if expected.malformed:
             return
         if reason in (Reason.TOO_LATE, Reason.UNKNOWN) or (reason == Reason.IGNORED and expected.verb == "cancel"):
             if alive:
                 raise broken("6", f"{source} ({expected.verb}) was refused though the message was pending")
+        elif reason == Reason.BEYOND_EXPIRY:
+            if not (alive and beyond_expiry):
+                raise broken("1", f"{source} was refused though the message does not expire before the new time")
         elif reason in (Reason.CONFLICT, Reason.IGNORED):
             if not known:
                 raise broken("1", f"{source} was refused as a duplicate, and no message had its id before")
@@ -324,4 +356,13 @@ def _first_readable_ms(partition: Partition, offset: int) -> int | None:
         record, transaction = partition.items[at]
         if record is not None and (transaction is None or transaction.state == "committed"):
             return partition.shown_ms[at]
+    return None
+
+
+def _first_written_ms(partition: Partition, offset: int) -> int | None:
+    """Time at which the first record at or after the offset was written, unless it was aborted; None when there is none."""
+    for at in range(offset, partition.high):
+        record, transaction = partition.items[at]
+        if record is not None and (transaction is None or transaction.state != "aborted"):
+            return partition.written_ms[at]
     return None

@@ -20,6 +20,8 @@ from tests.sim.node import Settings, SimulatedNode
 from tests.sim.workload import MAX_DELAY_MS, Producers
 from tests.sim.world import World, broken
 
+HOUR_MS = 3_600_000
+
 
 class Cluster:
     """All parts of the world of one seed."""
@@ -33,6 +35,8 @@ class Cluster:
         self.leave_dice = random.Random(f"leaving {seed}")
         self.duplicate_dice = random.Random(f"doubles {seed}")
         self.trim_dice = random.Random(f"trimming {seed}")
+        self.transaction_dice = random.Random(f"transactions {seed}")
+        self.sleep_dice = random.Random(f"sleeping {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -42,6 +46,8 @@ class Cluster:
         self.fault_ms = draw.randrange(5_000, 40_000)
         self.settings = self._draw_settings()
         checker.settled_too = self.settings.delivered_ms is None
+        checker.deduplication_ms = self.settings.deduplication_ms
+        checker.waits_for_transactions = self.settings.limits.wait_for_transactions
         self.ensemble: Ensemble | None = None
         holder_dice = self.holder_dice
         self.replication: int | None = None
@@ -77,6 +83,9 @@ class Cluster:
         # Without a coordinator, two nodes do not know what the other one needs of the logs.
         if self.trim_dice.random() < 0.2 and (self.ensemble is not None or node_count == 1):
             self._keep_checkpoints()
+        can_sleep = self.settings.deduplication_ms == HOUR_MS and not self.duplicated
+        self.sleeps = can_sleep and self.sleep_dice.random() < 0.2
+        """All nodes are down for longer than an id is taken after its delivery."""
         self.leavers = 0
         """Number of nodes that leave once the cluster is healthy; if any, others leave during the fault phase."""
         if self.leave_dice.random() < 0.2:
@@ -96,11 +105,12 @@ class Cluster:
                 wheel_horizon_ms=draw.choice([100, 3_000]),
                 pull=True,
                 push=True,
+                wait_for_transactions=self.transaction_dice.random() < 0.3,
             ),
             attempts_max=draw.choice([1, 3]),
             retry_base_ms=200,
             delivered_ms=draw.choice([None, None, 3_000, 60_000]),
-            deduplication_ms=draw.choice([2_000, 3_600_000]),
+            deduplication_ms=draw.choice([2_000, HOUR_MS]),
             max_delay_ms=MAX_DELAY_MS,
             poll_ms=draw.choice([200, 1_000, 3_000]),
         )

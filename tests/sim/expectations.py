@@ -15,5 +15,7 @@ class Expectation(Struct, kw_only=True):
     key: bytes | None = None
     value: bytes | None = None
     expire_at_ms: int | None = None
+    policy: str = "reject"
+    """The conflict policy of a schedule."""
     malformed: bool = False
     """The record must be refused regardless of the shard's state."""

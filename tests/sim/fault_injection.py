@@ -92,6 +92,10 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.3:
             for _ in range(dice.choice([3, 12, 30])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._set_clock)
+            if dice.random() < 0.5:
+                # A wrong belief that the end of the log was reached shows only where it often is not.
+                for node in self.nodes:
+                    node.faults.short_reads = 0.8
         dice = self.cluster.holder_dice
         if self.cluster.replication is not None:
             for node in dice.sample(self.nodes, dice.choice([0, 1, 1, len(self.nodes) - 1])):

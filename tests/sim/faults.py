@@ -133,6 +133,18 @@ FAULTS: dict[str, list[Change]] = {
     "the retention deletes pending messages": [
         (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, cursor_key", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
     ],
+    "id states are deleted by the clock": [
+        (Deleter, "step", "min(now_ms, self._unpulled_ms())", "now_ms"),
+    ],
+    "a producer's timestamp moves the watermark": [
+        (_Staging, "run", " and not record.create_time", ""),
+    ],
+    "deliveries do not wait for open transactions": [
+        (Master, "_end", "if not self._limits.wait_for_transactions:", "if True:"),
+    ],
+    "a message is moved beyond its expiry": [
+        (_Staging, "_move", "if self.replayed is None and _is_beyond_expiry(action, entry):", "if False:"),
+    ],
     "a follower runs ahead of the progress record": [
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],

@@ -14,12 +14,13 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.codec import FRESH
+from chronos.core.keys import MINUTE_MS
 from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
-from tests.sim.cluster import Cluster, ClusterPart
+from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
 from tests.sim.fault_injection import FaultInjection
 from tests.sim.log import Faults, SimLog
 from tests.sim.node import SimulatedNode
@@ -74,6 +75,9 @@ class Simulation(ClusterPart):
         self.checker.unsettled(self.shards, 0)
         self._heal()
         self._settle()
+        if self.cluster.sleeps:
+            self._sleep()
+            self._settle()
         present = self.cluster.present()
         for node in self.cluster.leave_dice.sample(present, min(self.cluster.leavers, len(present))):
             self._leave_while_healthy(node)
@@ -216,6 +220,15 @@ class Simulation(ClusterPart):
     @staticmethod
     def _joined(first: SimulatedNode, second: SimulatedNode) -> tuple[bool, bool]:
         return first.joined, second.joined
+
+    def _sleep(self) -> None:
+        """All nodes are down for longer than an id is taken, and read what was written in the middle of that time."""
+        for node in self.nodes:
+            node.crash(HOUR_MS + 10 * MINUTE_MS)
+        self.world.pass_time(HOUR_MS // 2)
+        for _ in range(self.cluster.sleep_dice.choice([5, 20])):
+            self.producers.send()
+        self.world.pass_time(HOUR_MS // 2 + 10 * MINUTE_MS)
 
     def _lose_every_disk(self) -> None:
         """All stores are lost at one moment: every pending message is in the checkpoints, or in the logs after them."""

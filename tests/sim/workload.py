@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 MAX_DELAY_MS = 40 * DAY_MS
 
 VERBS = ("replace", "reschedule", "cancel", "fire-now")
-FLAWS = ("header", "target", "time", "far", "id", "forbidden", "names", "own-topic")
+FLAWS = ("header", "target", "time", "far", "id", "forbidden", "names", "own-topic", "create-time")
 
 Pairs = list[tuple[str, bytes | None]]
 
@@ -92,8 +92,9 @@ class Producers:
             headers.append(("chronos-target-key", target_key))
         if verb == "replace":
             headers.append(("chronos-action", b"replace"))
-        elif keyed and chance(0.5):
-            headers.append(("chronos-on-conflict", draw.choice([b"reject", b"replace", b"ignore"])))
+        policy = draw.choice(["reject", "replace", "ignore"]) if verb != "replace" and keyed and chance(0.5) else ""
+        if policy:
+            headers.append(("chronos-on-conflict", policy.encode()))
         expire_at_ms = due_ms + draw.choice([0, 100, 3_000]) if chance(self.share_expiring) else None
         if expire_at_ms is not None:
             headers.append(("chronos-expire-at", b"%d" % expire_at_ms))
@@ -103,9 +104,10 @@ class Producers:
         if flaw == "id" and key is None:
             flaw = ""
         expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
-                      expire_at_ms=expire_at_ms, malformed=flaw != "")  # fmt: skip
+                      expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "")  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
-        offset = self._write(transaction, shard, expected, None if flaw == "names" else headers, key)
+        create_time_ms = 1_000 * self.world.now_ms if flaw == "create-time" else None
+        offset = self._write(transaction, shard, expected, None if flaw == "names" else headers, key, create_time_ms)
         if key is None and not flaw:
             self.addresses.append((shard, b"%d-%d-%d" % (shard, due_ms, offset)))
 
@@ -159,9 +161,10 @@ class Producers:
         expected: Expectation,
         headers: Pairs | None,
         key: bytes | None = None,
+        create_time_ms: int | None = None,
     ) -> int:
         partition = self.brokers.topics[DELAY][shard]
-        offset = self.brokers.append(partition, key, expected.value, headers, transaction)
+        offset = self.brokers.append(partition, key, expected.value, headers, transaction, create_time_ms)
         self.checker.expect(partition, offset, expected)
         self.sent += 1
         named = (expected.id or b"").decode()

@@ -26,6 +26,7 @@ from chronos.spark import schema
 from chronos.spark.archive.compact import compact, finish
 from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive
 from chronos.spark.progress import Step, ignore
+from chronos.spark.rows import in_hours
 from chronos.spark.runs import begin_run, check_format
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
@@ -104,6 +105,16 @@ def test_each_record_is_there_once_byte_for_byte(
     assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
     assert brokers.committed(group, logs.progress, 0) == 1
     assert brokers.committed(group, logs.target, 1) is None
+
+
+def test_a_producers_timestamp_in_microseconds_gets_the_first_hour(spark: SparkSession, tmp_path: Path) -> None:
+    """A record from before the topic had the broker's timestamps; Spark cannot write its year as a folder."""
+    columns = "shard int, timestamp_ms long, due_ms long"
+    rows = [(0, DUE_MS * 1_000, None), (1, DUE_MS * 1_000, DUE_MS), (2, DUE_MS, None)]
+    made = in_hours(spark.createDataFrame(rows, columns), schema.MESSAGES)
+    made.write.partitionBy("due_date", "due_hour").parquet(str(tmp_path / "rows"))
+    found = {row["shard"]: row["due_date"] for row in made.collect()}
+    assert (found[0], found[1] == found[2]) == ("1970-01-01", True)
 
 
 def test_small_batches_end_where_one_large_one_would(

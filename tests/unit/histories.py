@@ -33,6 +33,7 @@ class Sent:
     policy: str = "reject"
     form: int = 0
     flaw: str = ""
+    lasts_ms: int | None = None
     size: int = 0
     gap: int = 1
 
@@ -68,7 +69,8 @@ sents = st.builds(
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
     policy=st.sampled_from(["reject", "replace", "ignore"]),
     form=st.integers(0, 2),
-    flaw=_often("", "forbidden", "far", "unknown-header"),
+    flaw=_often("", "forbidden", "far", "unknown-header", "create-time"),
+    lasts_ms=st.sampled_from([None, None, None, 0, 3, 8]),
     size=st.sampled_from([0, 0, 30, 300]),
     gap=st.sampled_from([1, 1, 1, 2]),
 )
@@ -124,18 +126,21 @@ class Producers:
 
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
-        flaw = sent.flaw if sent.verb in ("schedule", "replace") else ""
+        flaw = sent.flaw if sent.verb in ("schedule", "replace") or sent.flaw == "create-time" else ""
         rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
             "unknown-header": Reason.UNKNOWN_HEADER,
+            "create-time": Reason.CREATE_TIME,
         }.get(flaw)
+        expires = sent.verb in ("schedule", "replace") and sent.lasts_ms is not None and flaw != "far"
         return Intent(
             offset=self._offset,
             timestamp_ms=self._timestamp_ms,
             verb=sent.verb,
             id=self._id(sent),
             due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
+            expire_at_ms=due_ms + (sent.lasts_ms or 0) if expires else None,
             policy=sent.policy,
             target="secret" if flaw == "forbidden" else "orders",
             value=b"x" * sent.size,
@@ -167,6 +172,8 @@ def render(intent: Intent, form: int = 0) -> Record:
         headers.append(("chronos-target-topic", intent.target.encode()))
         if intent.rejection is Reason.UNKNOWN_HEADER:
             headers.append(("chronos-wish", b"1"))
+        if intent.expire_at_ms is not None:
+            headers.append(("chronos-expire-at", b"%d" % intent.expire_at_ms))
     if intent.verb in ("schedule", "replace", "reschedule"):
         delay_ms = intent.due_ms - intent.timestamp_ms
         by_delay = form == 2 and delay_ms >= 0
@@ -180,6 +187,8 @@ def render(intent: Intent, form: int = 0) -> Record:
         key = None if form == 1 else key
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
+    if intent.rejection is Reason.CREATE_TIME:
+        return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)
 
 

@@ -145,7 +145,8 @@ class Model:
         self.ended: list[bytes] = []
         for intent in intents:
             self.pull_offset = intent.offset + 1
-            self.watermark_ms = max(self.watermark_ms, intent.timestamp_ms)
+            if intent.rejection is not Reason.CREATE_TIME:
+                self.watermark_ms = max(self.watermark_ms, intent.timestamp_ms)
             reason = intent.rejection or self._execute(intent)
             if reason is not None:
                 refused.append((intent.offset, reason))
@@ -170,6 +171,9 @@ class Model:
             self._set_state(holder, "cancelled")
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
+            expire_at_ms = holder.intent.expire_at_ms
+            if expire_at_ms is not None and intent.due_ms > expire_at_ms:
+                return Reason.BEYOND_EXPIRY
             self._move(holder, intent.due_ms, intent.timestamp_ms)
         elif self._place(0, intent.timestamp_ms) < holder.place_ms:
             self._move(holder, intent.timestamp_ms, intent.timestamp_ms)

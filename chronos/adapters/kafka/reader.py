@@ -2,7 +2,8 @@
 
 from operator import methodcaller
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
+from msgspec.structs import replace
 
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, MISSING_CODES
 from chronos.core.message import Record
@@ -59,9 +60,9 @@ class KafkaReader:
                 headers = _headers(message) or ()
             except SystemError:
                 headers = None  # a name is not UTF-8; a second call on this message would crash the process
-            records.append(
-                Record(message.offset(), message.timestamp()[1], message.key(), message.value(), headers)  # type: ignore[arg-type]
-            )
+            kind, timestamp_ms = message.timestamp()
+            record = Record(message.offset(), timestamp_ms, message.key(), message.value(), headers)  # type: ignore[arg-type]
+            records.append(record if kind == TIMESTAMP_LOG_APPEND_TIME else replace(record, create_time=True))
         if records:
             self.position = max(self.position, records[-1].offset + 1)
         return records

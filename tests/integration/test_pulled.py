@@ -1,0 +1,152 @@
+"""A shard judges by what it pulled: records that it must not, cannot, or does not yet read stop nothing else.
+
+Open transactions of producers, records with a producer's timestamp, and pulling switched off, on a real broker.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.integration.foreign import Sent, Tail, Topics, alter_topic, produce, read_all, schedule
+
+
+class Place:
+    """Topics of their own on the shared broker, and services on them that share one data directory."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        self.broker = broker
+        self.topics = Topics.of(f"p{uuid.uuid4().hex[:8]}")
+        self.target = broker.create_topic(f"{self.topics.delay}.target")
+        self.folder = folder
+
+    @contextmanager
+    def service(self, **settings: object) -> Iterator[Service]:
+        """A running service."""
+        settings = self.topics.settings(**settings)
+        with Service(self.folder / "node", bootstrap=self.broker.bootstrap, settings=settings) as service:
+            yield service.start()
+            service.stop()
+
+    def send(self, value: bytes | None, *, delay: str = "0ms", key: bytes | None = None, cancel: bool = False) -> None:
+        """Write a message for the target, or a cancel."""
+        headers = [] if cancel else schedule(self.target, delay=delay)
+        produce(self.broker.bootstrap, self.topics.delay, [Sent(value, headers, key=key, partition=0)])
+
+    def transaction(self) -> Producer:
+        """A producer with an open transaction that has written a message to the delay topic."""
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(self.topics.delay, b"in the transaction", headers=schedule(self.target), partition=0)  # type: ignore[arg-type]
+        assert producer.flush(30) == 0
+        return producer
+
+    def arrived(self, count: int) -> list[bytes | None]:
+        """The values in the target, once there are so many, sorted."""
+        with Tail(self.broker.bootstrap, self.target) as tail:
+            tail.take(self.target, count)
+            return sorted(got.value or b"" for got in tail.settle().records[self.target])
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> Place:
+    return Place(broker, tmp_path)
+
+
+def shard(service: Service) -> dict[str, Any]:
+    return service.shards()[0]
+
+
+@pytest.mark.parametrize("mode", ["deliver", "wait"])
+def test_an_open_transaction_of_a_producer_is_named_and_holds_deliveries_back_only_on_request(
+    place: Place, mode: str
+) -> None:
+    """A cancel in the log 3 s before the due time, behind the transaction: too late, or in time where deliveries wait."""
+    with place.service(delivery__open_transactions=mode) as service:
+        place.send(b"cancelled", delay="4s", key=b"order-17")
+        place.send(b"kept", delay="4s")
+        transaction = place.transaction()
+        place.send(None, key=b"order-17", cancel=True)
+        service.wait_until(lambda: shard(service)["held_back"] is not None, "report what is held back")
+        found = shard(service)
+        assert found["held_back"]["records"] == found["lag"] == 2
+        (detail,) = service.get("/readyz")["details"]
+        assert f"{place.topics.delay}/0: 2 records from offset 2 on are held back" in detail
+        metrics = service.get("/metrics")
+        assert 'chronos_held_back_records{shard="0"} 2.0' in metrics
+        assert 'chronos_pull_lag_records{shard="0"} 2.0' in metrics
+        status = subprocess.run(
+            [sys.executable, "-m", "chronos", "status", "--server", service.url],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "shard 0: 2 records are held back by an open transaction" in status.stdout
+        if mode == "deliver":
+            assert place.arrived(2) == [b"cancelled", b"kept"]
+        else:
+            service.wait_until(lambda: shard(service)["oldest_overdue_ms"] > 1_000, "wait for the transaction")
+            assert read_all(place.broker.bootstrap, place.target) == []
+        transaction.commit_transaction(30)
+        service.wait_until(lambda: shard(service)["held_back"] is None, "see the end of the transaction")
+        service.wait_until(lambda: shard(service)["pending"] == 0, "settle every message")
+        assert shard(service)["lag"] == 1, "the marker of the transaction"
+        assert "details" not in service.get("/readyz")
+        expected = [b"in the transaction", b"kept"] + ([b"cancelled"] if mode == "deliver" else [])
+        assert place.arrived(len(expected)) == sorted(expected)
+        reasons = [got.reason for got in read_all(place.broker.bootstrap, place.topics.rejected)]
+        assert reasons == (["too-late"] if mode == "deliver" else [])
+
+
+def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_stops_nothing(place: Place) -> None:
+    """A timestamp in microseconds: what is pending is delivered, and so is what was written after it."""
+    with place.service() as service:
+        place.send(b"pending", delay="3s")
+        service.wait_until(lambda: shard(service)["pending"] == 1, "accept a message")
+    alter_topic(
+        place.broker,
+        place.topics.delay,
+        message_timestamp_type="CreateTime",
+        message_timestamp_after_max_ms=str(2**63 - 1),
+    )
+    producer = Producer({"bootstrap.servers": place.broker.bootstrap})
+    producer.produce(
+        place.topics.delay,
+        b"by CreateTime",
+        headers=schedule(place.target),
+        partition=0,
+        timestamp=time.time_ns() // 1_000,
+    )  # type: ignore[call-overload]
+    assert producer.flush(30) == 0
+    alter_topic(place.broker, place.topics.delay, message_timestamp_type="LogAppendTime")
+    place.send(b"after it")
+    with place.service() as service:
+        assert place.arrived(2) == [b"after it", b"pending"]
+        (refused,) = read_all(place.broker.bootstrap, place.topics.rejected)
+        assert (refused.value, refused.reason) == (b"by CreateTime", "create-time")
+        assert b"message.timestamp.type" in (refused.header("chronos-detail") or b"")
+        assert shard(service)["paused"] is None
+        assert shard(service)["cursor"]["due_ms"] <= time.time_ns() // 1_000_000
+
+
+def test_without_pulling_what_is_pending_is_delivered_whatever_lies_behind(place: Place) -> None:
+    """A record and the marker of its transaction are left unread."""
+    with place.service() as service:
+        place.send(b"pending", delay="3s")
+        service.wait_until(lambda: shard(service)["pending"] == 1, "accept a message")
+    place.transaction().commit_transaction(30)
+    with place.service(workers__pull="off") as service:
+        assert place.arrived(1) == [b"pending"]
+        assert (shard(service)["pull_offset"], shard(service)["paused"], shard(service)["lag"]) == (1, None, 2)
