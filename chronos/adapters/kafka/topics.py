@@ -40,7 +40,9 @@ class KafkaTopics:
     def __init__(self, connection: Connection, progress_topic: str) -> None:
         self._connection = connection
         self._progress_topic = progress_topic
-        self._admin = AdminClient(connection.settings(ADMIN))
+        self._admin = AdminClient(connection.settings({**ADMIN, "error_cb": connection.refused}))
+        # No producer has this callback: with it, a fatal error would be raised by whatever call polls next.
+        connection.poll = lambda: self._admin.poll(0)
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
         self._hidden: set[str] = set()
@@ -122,6 +124,7 @@ class KafkaTopics:
         """Describe the topics in two requests, one for partitions and one for settings; neither creates a topic."""
         if not topics:
             return {}
+        self._connection.poll()  # takes the client's events, which would be kept otherwise
         infos: dict[str, TopicInfo | None] = dict.fromkeys(topics)
         found = self._descriptions(topics)
         settings = self._settings(list(found))
