@@ -337,9 +337,10 @@ def config(
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
     """Find problems, and show the remedy for each.
 
-    Checks settings, cluster, data directory, disk, stores, log, topics and clocks. If the service is stopped, every
-    store is read and its checksums are verified; if it runs, the command asks the service. Use the same settings as for
-    `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 1 for other problems.
+    Checks settings, cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first
+    start. If the service is stopped, every store is read and its checksums are verified; if it runs, the command asks the
+    service. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
+    topics or permissions are missing, 1 for other problems.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Brokers that refuse a connection: every error passes on the client's own reason and names the address."""
+"""Brokers that refuse a connection or a permission: every error passes on the client's own reason and names the address."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 from msgspec import Struct
 
 from chronos.adapters.kafka.log import KafkaLog
@@ -17,6 +24,8 @@ from chronos.ports import TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.ports import free_port
 from tests.harness.service import Service
+from tests.integration.foreign import Topics
+from tests.integration.test_doctor import examine
 
 TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
 ANSWER_S = 60.0
@@ -25,6 +34,7 @@ ANSWER_S = 60.0
 class Doors(Struct):
     """The addresses of a broker that asks for a password at one, and shows a self-signed certificate at the other."""
 
+    broker: Broker
     login: str
     tls: str
 
@@ -57,14 +67,17 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     settings = {
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+        "super.users": "User:ANONYMOUS",
         "listener.name.login.plain.sasl.jaas.config": f'{module} required user_chronos="right";',
         "listener.name.tls.ssl.keystore.location": store,
         "listener.name.tls.ssl.keystore.password": "secret1",
         "listener.name.tls.ssl.keystore.type": "PKCS12",
     }
     login, tls = free_port(), free_port()
-    with Broker(settings, doors={"LOGIN": (login, login), "TLS": (tls, tls)}):
-        yield Doors(f"127.0.0.1:{login}", f"127.0.0.1:{tls}")
+    with Broker(settings, doors={"LOGIN": (login, login), "TLS": (tls, tls)}) as broker:
+        yield Doors(broker, f"127.0.0.1:{login}", f"127.0.0.1:{tls}")
 
 
 def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
@@ -75,8 +88,11 @@ def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
 
 
 @pytest.mark.timeout(120)
-def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(doors: Doors) -> None:
+def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(doors: Doors, tmp_path: Path) -> None:
     """A wrong password and an untrusted certificate: all requests at once, because each waits for its own time-out."""
+    wrong: dict[str, object] = {f"log.kafka.properties.{name}": value for name, value in password("wrong").items()}
+    service = Service(tmp_path / "data", bootstrap=doors.login, settings=wrong)
+    service.launch()
     log = log_at(doors.login, password("right"))
     assert log.prepare(TOPICS, create=True)["progress"].partitions == 1  # the password is what is wrong below
     log.close()
@@ -106,12 +122,31 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(do
         assert type(error) is LogUnavailable, (what, name, error)
         assert reason in str(error), (what, name, str(error))
         assert address in str(error), (what, name, str(error))
+    assert service.wait_exit() == 3
+    assert "Invalid username or password" in service.tail()
 
 
 @pytest.mark.timeout(120)
-def test_a_service_with_a_wrong_password_ends_with_the_reason(doors: Doors, tmp_path: Path) -> None:
-    properties: dict[str, object] = {f"log.kafka.properties.{name}": value for name, value in password("wrong").items()}
-    with Service(tmp_path / "data", bootstrap=doors.login, settings=properties) as service:
-        service.launch()
-        assert service.wait_exit() == 3
-        assert "Invalid username or password" in service.tail()
+def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path: Path) -> None:
+    """The operation that an ACL denies, for each of Chronos's own topics."""
+    topics = Topics.of("acl")
+    for topic in topics:
+        doors.broker.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+    denial = AclBinding(
+        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
+        AclOperation.WRITE, AclPermissionType.DENY,
+    )  # fmt: skip
+    allowed = AclBinding(
+        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
+        AclOperation.ALL, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = doors.broker.admin()
+    for future in admin.create_acls([denial, allowed]).values():
+        future.result(30)
+    properties = {f"log.kafka.properties.{name}": value for name, value in password("right").items()}
+    service = Service(tmp_path / "data", bootstrap=doors.login, settings={**topics.settings(), **properties})
+    code, found = examine(service)
+    assert code == 2, found
+    assert [text.partition(": add ACLs")[0] for text in found["problem"]] == [
+        f"topics: {topics.dead_letter}: the brokers do not let this client Write"
+    ]
