@@ -26,6 +26,7 @@ from chronos.core.shard import Shard
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
+    LogMismatch,
     LogUnavailable,
     NoSpace,
     ProducerLost,
@@ -174,13 +175,28 @@ class Replica:
         """Do one turn; return when to be called again, in epoch ms. A Retry pauses and starts again; a Stop is raised."""
         self.last, self.refused, self._sleeping = None, [], False
         try:
-            return self._turn(now_ms)
+            return self._turn_or_restore(now_ms)
         except Retry as error:
             self._pause(error)
             self._restart()
             wake_ms = now_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
             return wake_ms
+
+    def _turn_or_restore(self, now_ms: int) -> int:
+        """Do one turn. A Retry, and with it a new start that restores a checkpoint, if a log was trimmed ahead of the store:
+        the master that trims it may not have heard of this replica yet, or may have given it up."""
+        try:
+            return self._turn(now_ms)
+        except LogMismatch as error:
+            # With nothing open, `_start` has looked for a checkpoint already.
+            if self._follower is None and self._master is None:
+                raise
+            progress = self._log.watermarks(self._progress_topic, self.number)
+            delay = self._log.watermarks(self._delay_topic, self.number)
+            if RecoveryCost.of(self.state, progress, delay).logs_complete:
+                raise
+            raise Retry(f"shard {self.number} starts again from a checkpoint: {error}") from error
 
     def _turn(self, now_ms: int) -> int:
         """Do one turn of the present phase, which follows from what is open."""
