@@ -33,7 +33,7 @@ from chronos.errors import (
     Retry,
     TransactionAborted,
 )
-from chronos.ports import Clock, Log, Reader, Store, Writer
+from chronos.ports import Clock, Log, Reader, Store, Watermarks, Writer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
@@ -192,9 +192,7 @@ class Replica:
             # With nothing open, `_start` has looked for a checkpoint already.
             if self._follower is None and self._master is None:
                 raise
-            progress = self._log.watermarks(self._progress_topic, self.number)
-            delay = self._log.watermarks(self._delay_topic, self.number)
-            if RecoveryCost.of(self.state, progress, delay).logs_complete:
+            if RecoveryCost.of(self.state, *self._watermarks()).logs_complete:
                 raise
             raise Retry(f"shard {self.number} starts again from a checkpoint: {error}") from error
 
@@ -261,12 +259,16 @@ class Replica:
         if self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
-        if self._restore_store(self.state):
+        progress, delay = self._watermarks()
+        if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
-        self.shard.state = start_state(self.state, self._log, self.number, self._progress_topic, self._delay_topic)
+        # If the logs are trimmed from here on, the first read finds it, and this turn is repeated with a checkpoint.
+        self.shard.state = start_state(
+            self.state, progress, delay, self.number, self._progress_topic, self._delay_topic
+        )
         self._follower = Follower(
             self._log,
             self.store,
@@ -474,13 +476,15 @@ class Replica:
         self._sleeping = False
         return True
 
-    def _restore_store(self, state: State) -> bool:
+    def _watermarks(self) -> tuple[Watermarks, Watermarks]:
+        """Return the watermarks of the progress and of the delay partition."""
+        watermarks = self._log.watermarks
+        return watermarks(self._progress_topic, self.number), watermarks(self._delay_topic, self.number)
+
+    def _restore_store(self, cost: RecoveryCost, progress: Watermarks) -> bool:
         """Return whether a checkpoint replaced the contents of the store."""
-        progress = self._log.watermarks(self._progress_topic, self.number)
-        delay = self._log.watermarks(self._delay_topic, self.number)
         if progress.high == 0:
             return False
-        cost = RecoveryCost.of(state, progress, delay)
         if cost.store_empty or not cost.logs_complete:
             self._become(ReplicaState.RESTORING)
             self.known = False
