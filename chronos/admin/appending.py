@@ -22,9 +22,13 @@ WAITING_BYTES_MAX = 256_000_000
 """Bytes that may wait; further requests are refused. A waiting request takes about three times its size in memory."""
 
 TIMEOUT_S = 15.0
-"""How long the log may take to acknowledge."""
+"""How long the log may take to acknowledge, from the request on."""
 
-Waiting = tuple[Sequence[Outgoing], int, asyncio.Future[list[Appended]]]
+WRITE_S_MIN = 1.0
+"""How long it may take at the least, for requests that waited behind another write."""
+
+Waiting = tuple[Sequence[Outgoing], int, float, asyncio.Future[list[Appended]]]
+"""Records, their size in bytes, the deadline by the loop's clock, the result."""
 
 
 class Appender:
@@ -45,7 +49,7 @@ class Appender:
             )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Appended]] = loop.create_future()
-        self._waiting.append((records, size_bytes, future))
+        self._waiting.append((records, size_bytes, loop.time() + TIMEOUT_S, future))
         self._waiting_bytes += size_bytes
         if self._writing is None:
             self._writing = loop.create_task(self._write_all())
@@ -56,16 +60,17 @@ class Appender:
         try:
             while self._waiting:
                 group = self._next_group()
-                records = [record for batch, _, _ in group for record in batch]
+                records = [record for batch, *_ in group for record in batch]
+                timeout_s = max(WRITE_S_MIN, group[0][2] - loop.time())
                 try:
-                    appended = await loop.run_in_executor(self._executor, self._log.append, records, TIMEOUT_S)
+                    appended = await loop.run_in_executor(self._executor, self._log.append, records, timeout_s)
                 except Exception as error:
-                    for _, _, future in group:
+                    for *_, future in group:
                         if not future.done():
                             future.set_exception(error)
                     continue
                 start = 0
-                for batch, _, future in group:
+                for batch, _, _, future in group:
                     if not future.done():
                         future.set_result(appended[start : start + len(batch)])
                     start += len(batch)
@@ -77,10 +82,10 @@ class Appender:
         taken = [self._waiting.popleft()]
         count, size = len(taken[0][0]), taken[0][1]
         while self._waiting:
-            batch, batch_bytes, _ = self._waiting[0]
+            batch, batch_bytes, *_ = self._waiting[0]
             count, size = count + len(batch), size + batch_bytes
             if count > GROUP_RECORDS or size > GROUP_BYTES:
                 break
             taken.append(self._waiting.popleft())
-        self._waiting_bytes -= sum(batch_bytes for _, batch_bytes, _ in taken)
+        self._waiting_bytes -= sum(batch_bytes for _, batch_bytes, *_ in taken)
         return taken

@@ -80,7 +80,10 @@ def from_error(error: ChronosError) -> ProblemError:
         return ProblemError(507, "no-space", str(error))
     if isinstance(error, LogUnavailable):
         return ProblemError(
-            503, "unavailable", str(error), hint="try again; a message with an id of its own is never scheduled twice"
+            503,
+            "unavailable",
+            str(error),
+            hint="try again with the same id: the message is scheduled once; without an id it may be scheduled twice",
         )
     if isinstance(error, Retry):
         return ProblemError(503, "unavailable", str(error), hint="try again")

@@ -45,6 +45,9 @@ FIELDS = {
 }
 """The field from which a control header is made."""
 
+TIME_FIELDS = frozenset({"deliver_at", "delay"})
+"""Fields of which a message needs one."""
+
 _REASON_FIELDS = {
     Reason.BAD_ID: "id", Reason.RESERVED_ID: "id", Reason.WRONG_SHARD: "id",
     Reason.RESERVED_TARGET: "target.topic", Reason.FORBIDDEN_TARGET: "target.topic",
@@ -126,6 +129,8 @@ class Planner:
             data = with_integers(message)
             faults = list(check(data, Message, suggests=suggests))
             if faults:
+                if isinstance(data, dict) and not TIME_FIELDS & data.keys():
+                    faults.append(_no_time().fault)
                 return faults
             message = msgspec.convert(data, Message)
         try:
@@ -226,11 +231,15 @@ def _due(message: Message | Reschedule) -> tuple[int, bool]:
             raise _FieldError("delay", "deliver_at and delay are both given", Reason.CONTRADICTORY_HEADERS.label)
         return _time_ms("deliver_at", message.deliver_at), False
     if message.delay is UNSET:
-        raise _FieldError("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.label)
+        raise _no_time()
     try:
         return duration_ms(message.delay), True
     except ValueError as error:
         raise _FieldError("delay", str(error), Reason.BAD_VALUE.label) from None
+
+
+def _no_time() -> _FieldError:
+    return _FieldError("deliver_at", "neither deliver_at nor delay is given", Reason.NO_TIME.label)
 
 
 def _time_ms(field: str, value: int | str) -> int:

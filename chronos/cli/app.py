@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import typer
 
-from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings
+from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, at_least
 from chronos.cli.output import Format
 from chronos.cli.spark_app import archive_app, audit, backfill
 
@@ -39,11 +39,17 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
+    server: Annotated[str | None, typer.Option("--server", hidden=True)] = None,
 ) -> None:
     """Options without a verb."""
+    if server is not None:
+        context.fail(
+            f"--server belongs after the verb: chronos {context.invoked_subcommand or 'VERB'} --server {server}"
+        )
 
 
 @app.command()
@@ -154,7 +160,9 @@ def list_messages(
     due_to: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Only messages due before this time; the same forms.")
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show at most N messages.")] = 50,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
+    ] = 50,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
@@ -219,10 +227,11 @@ def tail(
         str, typer.Option("--from", metavar="beginning|end|OFFSET", help="Where to start.", show_default=True)
     ] = "end",
     count: Annotated[
-        int | None, typer.Option("-n", "--count", min=1, metavar="N", help="Stop after N records.")
+        int | None, typer.Option("-n", "--count", callback=at_least(1), metavar="N", help="Stop after N records.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition; without it, all.")
+        int | None,
+        typer.Option("--partition", callback=at_least(0), metavar="N", help="Only this partition; without it, all."),
     ] = None,
     headers: Annotated[bool, typer.Option("--headers", help="Also show offset, time, key and headers.")] = False,
     output: Output = Format.text,
@@ -263,7 +272,9 @@ def status(
 
 @app.command()
 def transfer(
-    shard: Annotated[int | None, typer.Argument(min=0, metavar="SHARD", help="Number of the shard.")] = None,
+    shard: Annotated[
+        int | None, typer.Argument(callback=at_least(0), metavar="SHARD", help="Number of the shard.")
+    ] = None,
     to: Annotated[str | None, typer.Argument(metavar="NODE", help="Node that becomes its master.")] = None,
     drain: Annotated[
         str | None, typer.Option("--drain", metavar="NODE", help="Instead: this node is no longer master of any shard.")
@@ -326,9 +337,10 @@ def config(
 def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
     """Find problems, and show the remedy for each.
 
-    Checks settings, cluster, data directory, disk, stores, log, topics and clocks. If the service is stopped, every
-    store is read and its checksums are verified; if it runs, the command asks the service. Use the same settings as for
-    `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 1 for other problems.
+    Checks settings, cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first
+    start. If the service is stopped, every store is read and its checksums are verified; if it runs, the command asks the
+    service. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
+    topics or permissions are missing, 1 for other problems.
 
     \b
     Examples:

@@ -1,34 +1,36 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
 settings -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
+
+The log, its topics and the clocks are examined before the first start, while the service runs, and while it is stopped.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from chronos.cli.doctor_cluster import examine_cluster
+from chronos.cli.doctor_kafka import examine_kafka
 from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
 from chronos.cli.output import Format, number, printable, put_json, size
 from chronos.errors import ChronosError, ConfigurationError, StoreInUse
-from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.node import Node
-    from chronos.ports import Store, TopicLog
+    from chronos.ports import Store, TopicInfo
 
 ASK_S = 10.0
-"""How long the log may take to answer."""
+"""How long the service may take to answer."""
+
+OVERDUE_MS = 60_000
+"""A shard whose next message is overdue by more is a problem."""
 
 TARGETS_LOOK = 1_000
 """Messages, those due next, whose targets are checked."""
-
-ONE_REPLICA = "a shard that delivers to such a topic waits while its broker is down"
-"""The consequence (docs/concepts/laws.md, law 8)."""
 
 
 def examine(path: str | None, overrides: list[str], output: Format) -> None:
@@ -79,6 +81,8 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         yield note(
             "data directory", f"{config.node.data_dir} does not exist yet; the service creates it at its first start"
         )
+        if config.log.kind == "kafka":
+            yield from examine_kafka(config, node.clock, set)
         return
     try:
         node.directory.claim()
@@ -101,36 +105,36 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
 def _running(node: "Node", config: "Config") -> Iterator[Finding]:
     """The findings of a service that runs."""
     from chronos.client import Client, ClientError
-    from chronos.node.opening import open_log
 
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.admin.host, config.admin.host)
+    targets: set[str] = set()
     try:
         with Client(f"http://{host}:{config.admin.port}", timeout_s=ASK_S, retries=1) as client:
-            nodes, shards = client.ask("/v1/nodes")["nodes"], client.ask("/v1/shards")["shards"]
+            node_info, shards = client.ask("/v1/nodes")["nodes"][0], client.ask("/v1/shards")["shards"]
             due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
     except ClientError as error:
         yield problem("service", f"the service is running, but {error}", exit_code=3)
-        return
-    here = nodes[0]
+    else:
+        targets = {message["target"]["topic"] for message in due if message["target"]}
+        yield from _answered(node_info, shards)
+    yield note("stores", "stores can be verified only while the service is stopped: run this command again then")
+    if config.log.kind == "kafka":
+        yield from examine_kafka(config, node.clock, lambda: targets)
+
+
+def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Finding]:
+    """The node and its shards, as the service reports them."""
     if here["ready"]:
         yield ok("service", f"node {here['node']} is ready")
     for reason in here["reasons"]:
         yield problem("service", reason)
     for shard in shards:
-        if shard["oldest_overdue_ms"] > 60_000:
+        if shard["oldest_overdue_ms"] > OVERDUE_MS:
             yield problem(
                 f"shard {shard['shard']}",
                 f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
                 f" {number(shard['pending'])} are pending",
             )
-    yield note("stores", "stores can be verified only while the service is stopped: run this command again then")
-    if config.log.kind == "kafka":
-        log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
-        if log is not None:
-            try:
-                yield from _targets(log, config, {page["target"]["topic"] for page in due if page["target"]})
-            finally:
-                log.close()
 
 
 def _disk(node: "Node", config: "Config") -> Finding:
@@ -174,18 +178,46 @@ def _stores(node: "Node", config: "Config", stores: "dict[int, Store]") -> Itera
 
 
 def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
-    from chronos.node.opening import open_log
+    """The log, and that each store belongs to its topics."""
+    from chronos.node.opening import check_identity, identity
+
+    if config.log.kind == "kafka":
+        due = lambda: {target for store in stores.values() for target in due_targets(store)}  # noqa: E731
+        infos = yield from examine_kafka(config, node.clock, due)
+    else:
+        infos = yield from _embedded(node, config)
+    if config.topics.delay not in infos or config.topics.progress not in infos:
+        return
+    for number_, store in stores.items():
+        mine, path = identity(config, number_, infos), node.directory.store(number_)
+        yield from guarded(f"store of shard {number_}", partial(check_identity, store, mine, path))
+
+
+def _embedded(node: "Node", config: "Config") -> Generator[Finding, None, "dict[str, TopicInfo]"]:
+    """Read all of the embedded log; return the descriptions of its own topics, empty if one is missing."""
+    from chronos.adapters.embedded.log import EmbeddedLog
+    from chronos.node.opening import open_log, own_topics
 
     log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
     if log is None:
-        return
+        return {}
     node.log = log
-    verify = getattr(log, "verify", None)
-    if verify is not None:
-        rows = yield from guarded("log", verify)
-        if rows is not None:
-            yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")
-    yield from _topics(node, config, stores)
+    assert isinstance(log, EmbeddedLog)
+    rows = yield from guarded("log", log.verify)
+    if rows is not None:
+        yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")
+    specs = own_topics(config)
+    described = log.describe([spec.name for spec in specs])
+    missing = [name for name, info in described.items() if info is None or info.id == ""]
+    if missing and config.topics.create:
+        yield note("topics", f"missing: {', '.join(missing)}; the service creates them at its first start")
+        return {}
+    prepared = yield from guarded("topics", lambda: log.prepare(specs, create=False))
+    if prepared is None:
+        return {}
+    yield ok("topics", f"{', '.join(prepared)}: {config.shards} partitions each")
+    yield ok("clock", "the embedded log's clock is this machine's own")
+    return prepared
 
 
 def _store_folders(config: "Config") -> list[tuple[int, str]]:
@@ -206,70 +238,3 @@ def due_targets(store: "Store") -> set[str]:
     state = FRESH if data is None else unpack_state(data)
     rows, _ = page(store, state, 0, after=None, due_from_ms=0, due_to_ms=MS_MAX + 1, target=None, limit=TARGETS_LOOK)
     return {row.entry.target for row in rows}
-
-
-def _topics(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator[Finding]:
-    from chronos.node.opening import check_identity, identity, own_topics
-
-    names = [config.topics.delay, config.topics.progress, config.topics.rejected, config.topics.dead_letter]
-    infos = yield from guarded("log", lambda: node.log.describe(names))
-    if infos is None:
-        return
-    missing = [name for name in names if (info := infos[name]) is None or info.id == ""]
-    if missing:
-        will = "the service creates them" if config.topics.create else "topics.create is off: create them"
-        text = f"missing: {', '.join(missing)}; {will}"
-        yield note("topics", text) if config.topics.create else problem("topics", text, exit_code=2)
-        return
-    prepared = yield from guarded("topics", lambda: node.log.prepare(own_topics(config), create=False))
-    if prepared is None:
-        return
-    yield ok("topics", f"{', '.join(names)}: {config.shards} partitions each")
-    if config.log.kind == "kafka":
-        single = [name for name in names if (info := infos[name]) is not None and info.replicas == 1]
-        if single:
-            yield note("topics", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")
-        yield from _targets(node.log, config, {target for store in stores.values() for target in due_targets(store)})
-    for number_, store in stores.items():
-        mine, path = identity(config, number_, prepared), node.directory.store(number_)
-        yield from guarded(f"store of shard {number_}", partial(check_identity, store, mine, path))
-    yield from _clock(node, config)
-
-
-def _targets(log: "TopicLog", config: "Config", targets: set[str]) -> Iterator[Finding]:
-    """The targets of the messages that are due next: they exist, and have more than one replica."""
-    if not targets:
-        return
-    infos = yield from guarded("targets", lambda: log.describe(sorted(targets)))
-    if infos is None:
-        return
-    missing = sorted(name for name, info in infos.items() if info is None)
-    if missing and not config.delivery.create_topics:
-        yield note("targets", f"missing: {', '.join(missing)}; messages for them become dead letters; create them")
-    single = sorted(name for name, info in infos.items() if info is not None and info.replicas == 1)
-    if single:
-        yield note("targets", f"one replica only: {', '.join(single)}; {ONE_REPLICA}")
-    if not missing and not single:
-        yield ok("targets", f"{', '.join(sorted(targets))}: they exist and are replicated")
-
-
-def _clock(node: "Node", config: "Config") -> Iterator[Finding]:
-    """The broker's timestamp of a probe, which is not delivered, against the clock of this machine."""
-    if config.log.kind == "embedded":
-        yield ok("clock", "the embedded log's clock is this machine's own")
-        return
-    before_ms = node.clock.now_ms()
-    probe = (config.topics.delay, None, None, {"chronos-action": b"probe"}, 0)
-    appended = yield from guarded("clock", lambda: node.log.append([probe], ASK_S))
-    if appended is None:
-        return
-    stamp_ms, after_ms = appended[0].timestamp_ms, node.clock.now_ms()
-    apart_ms = max(before_ms - stamp_ms, stamp_ms - after_ms, 0)
-    if apart_ms > CLOCK_TOLERANCE_MS:
-        yield problem(
-            "clock",
-            f"the broker's and this machine's differ by {number(apart_ms)} ms; nothing is delivered while they"
-            f" differ by more than {CLOCK_TOLERANCE_MS} ms: check NTP on both",
-        )
-        return
-    yield ok("clock", f"within {number(apart_ms)} ms of the broker's")

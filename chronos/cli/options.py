@@ -1,10 +1,23 @@
 """Options that several verbs share, and how their values are written."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from chronos.cli.output import Format
+
+
+def at_least(least: int) -> Callable[[int | None], int | None]:
+    """The callback of an option that takes whole numbers from `least` on."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise typer.BadParameter(f"{value} is less than {least}")
+        return value
+
+    return check
+
 
 Output = Annotated[
     Format,

@@ -92,8 +92,8 @@ def _screen(found: dict[str, Any]) -> Any:
                                    (f"away since {relative(node['since'])}", "red")))  # fmt: skip
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
-    delivered = sum(shard["totals"]["delivered"] for shard in shards)
-    parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered\n"))
+    delivered, cancelled = (sum(shard["totals"][name] for shard in shards) for name in ("delivered", "cancelled"))
+    parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered, {number(cancelled)} cancelled\n"))
     if not found["sure"]:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
@@ -108,8 +108,8 @@ def _screen(found: dict[str, Any]) -> Any:
 def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
     columns = [
         ("SHARD", "right"), ("MASTER" if in_cluster else "ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
-        ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("REJECTED", "right"), ("DEAD", "right"),
-        ("STORE", "right"), ("REPLICAS", "left"), ("", "left"),
+        ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("CANCELLED", "right"), ("REJECTED", "right"),
+        ("DEAD", "right"), ("STORE", "right"), ("REPLICAS", "left"), ("", "left"),
     ]  # fmt: skip
     rows = [
         [
@@ -117,7 +117,7 @@ def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
             f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}" if shard["oldest_overdue_ms"] > 1_000
             else relative(shard["next_due_at"]),
             number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
-            number(shard["totals"]["delivered"]), number(shard["totals"]["rejected"]), number(shard["totals"]["dead"]),
+            *(number(shard["totals"][name]) for name in ("delivered", "cancelled", "rejected", "dead")),
             size(shard["store_bytes"]), printable(_replicas(shard)), "paused" if shard["paused"] else "",
         ]
         for shard in shards

@@ -12,13 +12,10 @@ from typing import Final
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
 from chronos.config.values import size_text
+from chronos.core.progress import progress_bytes_max
 from chronos.core.timefmt import format_duration
 
 COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
-
-# One progress record names every message of its step that was not simply delivered: position 16,
-# outcome 1, new due time 8, occurrence 8, attempt 2, and what the step refused, about 12 for each.
-_PROGRESS_BYTES_PER_MESSAGE: Final = 48
 
 _RESERVED_PROPERTIES: Final = {
     "bootstrap.servers": "is given by log.kafka.bootstrap_servers",
@@ -150,13 +147,6 @@ def _batches_fit(config: Config) -> Iterator[Conflict]:
             text=f"{size_text(delivery.batch_bytes)} is less than one message of topics.message_bytes_max "
             f"({size_text(record_bytes)}); raise the one or lower the other",
         )
-    messages = record_bytes // _PROGRESS_BYTES_PER_MESSAGE
-    if delivery.batch_messages > messages:
-        yield Conflict(
-            paths=("delivery.batch_messages", "topics.message_bytes_max"),
-            text=f"the progress record of {delivery.batch_messages} messages could outgrow "
-            f"topics.message_bytes_max ({size_text(record_bytes)}); use at most {messages}",
-        )
 
 
 def _retries_grow(config: Config) -> Iterator[Conflict]:
@@ -195,9 +185,13 @@ def _checkpoints_survive_the_disk(config: Config) -> Iterator[Conflict]:
 def _properties_agree(config: Config) -> Iterator[Conflict]:
     delivery, record_bytes = config.delivery, config.topics.message_bytes_max
     timeout_ms = delivery.transaction_timeout
+    largest, needs_largest = max(
+        (record_bytes, "topics.message_bytes_max"),
+        (progress_bytes_max(delivery.batch_messages), "delivery.batch_messages"),
+    )
     # (property, least, most, the key it must agree with); librdkafka itself insists on the last three.
     bounds = (
-        ("message.max.bytes", record_bytes, None, "topics.message_bytes_max"),
+        ("message.max.bytes", largest, None, needs_largest),
         ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
         ("queue.buffering.max.kbytes", -(-delivery.batch_bytes // 1024), None, "delivery.batch_bytes"),
         ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),

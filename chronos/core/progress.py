@@ -92,6 +92,21 @@ def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, .
     return tuple(counts)
 
 
+DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5
+"""Most bytes of a decision: its array, then the fields of `Decision`."""
+
+REFUSED_BYTES_MAX = 1 + 9 + 2
+"""Most bytes of a refused record: its array, an offset, a reason."""
+
+REST_BYTES_MAX = 16_384
+"""Most bytes of the other fields, names included, and of the record batch around them."""
+
+
+def progress_bytes_max(messages: int) -> int:
+    """Return the most bytes that the record batch takes whose step refuses and selects `messages` messages each."""
+    return messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX) + REST_BYTES_MAX
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Progress).decode
 

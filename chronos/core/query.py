@@ -148,7 +148,7 @@ def next_place_ms(view: StoreView, state: State) -> int | None:
 def check_timeline(from_ms: int, to_ms: int, step_ms: int) -> None:
     """Raise ValueError, with a text for users, if such a timeline cannot be computed."""
     if step_ms < MINUTE_MS or step_ms % MINUTE_MS:
-        raise ValueError("the step must be a whole number of minutes, at least 1m: messages are counted by the minute")
+        raise ValueError("must be a whole number of minutes, at least 1m: messages are counted by the minute")
     if to_ms <= from_ms:
         raise ValueError("the end must lie after the beginning")
     if to_ms - from_ms > TIMELINE_MAX_MS:

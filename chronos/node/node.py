@@ -25,7 +25,7 @@ from chronos.node.checkpointing import CheckpointScheduler
 from chronos.node.cluster import UNREACHABLE_SHARE, ClusterNode, open_coordinator
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
-from chronos.node.opening import check_identity, identity, open_log, open_store, own_topics
+from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
 from chronos.node.shards import make_shard, report
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
@@ -110,6 +110,7 @@ class Node:
             self.log = open_log(config, self.directory, self.clock)
             topics = own_topics(config)
             infos = self.log.prepare(topics, create=config.topics.create)
+            check_progress_fits(config, infos[config.topics.progress])
             self._topic_watch = TopicWatch(self.log, topics[:2], infos)
             self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
             # 3.

@@ -9,7 +9,8 @@ from chronos.adapters.rocksdb.store import BlockCache, RocksStore
 from chronos.config import Config
 from chronos.core.codec import Identity, pack_identity, unpack_identity
 from chronos.core.keys import IDENTITY_KEY
-from chronos.errors import LogMismatch
+from chronos.core.progress import progress_bytes_max
+from chronos.errors import ConfigurationError, LogMismatch
 from chronos.node.directory import DataDirectory
 from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 HEADROOM_BYTES = 256 * 1024
 """Bytes by which a rejected or dead-letter record may exceed its delay record: reason, source, receipt."""
+
+PROGRESS_BYTES = 4 * 1024 * 1024
+"""Largest progress record that the progress topic accepts, unless `delivery.batch_messages` needs a larger one."""
 
 EMBEDDED_REMEDY = (
     "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that pending messages"
@@ -79,14 +83,29 @@ def own_topics(config: Config) -> list[TopicSpec]:
     # Every message that fits the delay topic must fit here, and stays until an operator has looked at it.
     letters = {**common, "retention.ms": "-1", "max.message.bytes": str(topics.message_bytes_max + HEADROOM_BYTES)}
     shards = config.shards
+    progress_bytes = max(PROGRESS_BYTES, progress_bytes_max(config.delivery.batch_messages))
     return [
         TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
                   settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
         TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
-                  settings={**kept, "max.message.bytes": "4194304"}),
+                  settings={**kept, "max.message.bytes": str(progress_bytes)}),
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
         TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
     ]  # fmt: skip
+
+
+def check_progress_fits(config: Config, progress: TopicInfo) -> None:
+    """Raise ConfigurationError if the progress topic refuses the largest progress record of one step: no retry would help."""
+    name, messages = config.topics.progress, config.delivery.batch_messages
+    needed = progress_bytes_max(messages)
+    if progress.bytes_max >= needed:
+        return
+    fitting = (progress.bytes_max - progress_bytes_max(0)) // (progress_bytes_max(1) - progress_bytes_max(0))
+    raise ConfigurationError([
+        f"{name} has max.message.bytes={progress.bytes_max}, Chronos needs {needed} for the progress record of {messages}"
+        f" messages: kafka-configs --alter --topic {name} --add-config max.message.bytes={needed}, or set"
+        f" delivery.batch_messages to at most {max(fitting, 1)}"
+    ])  # fmt: skip
 
 
 def open_store(config: Config, directory: DataDirectory, shard: int, cache: BlockCache | None = None) -> RocksStore:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from chronos.core.codec import State
 from chronos.errors import LogMismatch
-from chronos.ports import TopicLog, Watermarks
+from chronos.ports import Watermarks
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ def check_position(topic: str, shard: int, position: int, watermarks: Watermarks
         )
 
 
-def start_state(state: State, log: TopicLog, shard: int, progress_topic: str, delay_topic: str) -> State:
+def start_state(
+    state: State, progress: Watermarks, delay: Watermarks, shard: int, progress_topic: str, delay_topic: str
+) -> State:
     """Return the state to start from: that of the store, if the logs hold everything after it. Raises LogMismatch."""
-    progress = log.watermarks(progress_topic, shard)
-    delay = log.watermarks(delay_topic, shard)
     if state.applied == 0 and progress.high == 0 and delay.start > 0:
         # No master ever committed: records that were deleted before Chronos first ran were never accepted.
         return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)

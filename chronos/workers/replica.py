@@ -26,13 +26,14 @@ from chronos.core.shard import Shard
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
+    LogMismatch,
     LogUnavailable,
     NoSpace,
     ProducerLost,
     Retry,
     TransactionAborted,
 )
-from chronos.ports import Clock, Log, Reader, Store, Writer
+from chronos.ports import Clock, Log, Reader, Store, Watermarks, Writer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
@@ -174,13 +175,26 @@ class Replica:
         """Do one turn; return when to be called again, in epoch ms. A Retry pauses and starts again; a Stop is raised."""
         self.last, self.refused, self._sleeping = None, [], False
         try:
-            return self._turn(now_ms)
+            return self._turn_or_restore(now_ms)
         except Retry as error:
             self._pause(error)
             self._restart()
             wake_ms = now_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
             return wake_ms
+
+    def _turn_or_restore(self, now_ms: int) -> int:
+        """Do one turn. A Retry, and with it a new start that restores a checkpoint, if a log was trimmed ahead of the store:
+        the master that trims it may not have heard of this replica yet, or may have given it up."""
+        try:
+            return self._turn(now_ms)
+        except LogMismatch as error:
+            # With nothing open, `_start` has looked for a checkpoint already.
+            if self._follower is None and self._master is None:
+                raise
+            if RecoveryCost.of(self.state, *self._watermarks()).logs_complete:
+                raise
+            raise Retry(f"shard {self.number} starts again from a checkpoint: {error}") from error
 
     def _turn(self, now_ms: int) -> int:
         """Do one turn of the present phase, which follows from what is open."""
@@ -245,12 +259,16 @@ class Replica:
         if self.store.background_error() is not None:
             self.store.reopen()
         self.shard = self._load()
-        if self._restore_store(self.state):
+        progress, delay = self._watermarks()
+        if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
-        self.shard.state = start_state(self.state, self._log, self.number, self._progress_topic, self._delay_topic)
+        # If the logs are trimmed from here on, the first read finds it, and this turn is repeated with a checkpoint.
+        self.shard.state = start_state(
+            self.state, progress, delay, self.number, self._progress_topic, self._delay_topic
+        )
         self._follower = Follower(
             self._log,
             self.store,
@@ -458,13 +476,15 @@ class Replica:
         self._sleeping = False
         return True
 
-    def _restore_store(self, state: State) -> bool:
+    def _watermarks(self) -> tuple[Watermarks, Watermarks]:
+        """Return the watermarks of the progress and of the delay partition."""
+        watermarks = self._log.watermarks
+        return watermarks(self._progress_topic, self.number), watermarks(self._delay_topic, self.number)
+
+    def _restore_store(self, cost: RecoveryCost, progress: Watermarks) -> bool:
         """Return whether a checkpoint replaced the contents of the store."""
-        progress = self._log.watermarks(self._progress_topic, self.number)
-        delay = self._log.watermarks(self._delay_topic, self.number)
         if progress.high == 0:
             return False
-        cost = RecoveryCost.of(state, progress, delay)
         if cost.store_empty or not cost.logs_complete:
             self._become(ReplicaState.RESTORING)
             self.known = False

@@ -8,9 +8,12 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.errors import LogUnavailable
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
+from tests.integration.foreign import read_all
 
 TIMEOUT_S = 4
 """`delivery.transaction_timeout` of the quick tests."""
@@ -54,6 +57,30 @@ def wait_delivered(service: Service, count: int) -> None:
         lambda: sum(shard["totals"]["delivered"] for shard in service.shards()) >= count,
         f"deliver {count} messages",
     )
+
+
+@pytest.mark.timeout(120)
+def test_a_record_that_was_given_up_is_not_written_later(own_broker: Broker) -> None:
+    """Neither one that a frozen broker never read, nor one that was not sent before its deadline."""
+    topic = own_broker.create_topic("t")
+    log = KafkaLog(
+        bootstrap_servers=own_broker.bootstrap, properties={}, progress_topic=topic, transaction_timeout_s=1.0
+    )
+
+    def append(key: bytes, timeout_s: float) -> None:
+        log.append([(topic, key, b"v", {}, 0)], timeout_s)
+
+    append(b"before", 30.0)
+    own_broker.freeze()
+    with pytest.raises(LogUnavailable, match="did not acknowledge within 1 s; it may have been written"):
+        append(b"frozen", 1.0)
+    own_broker.kill()
+    with pytest.raises(LogUnavailable, match="did not acknowledge within 1 s; it may have been written"):
+        append(b"down", 1.0)
+    own_broker.start()
+    append(b"after", 30.0)
+    log.close()
+    assert [got.key for got in read_all(own_broker.bootstrap, topic)] == [b"before", b"after"]
 
 
 def check_outcome(flow: KafkaFlow, service: Service) -> None:

@@ -245,8 +245,9 @@ def test_a_topic_trimmed_before_the_first_start_is_read_from_its_first_offset(pl
     [
         ("delay", {}, CONFIGURATION_EXIT),
         ("delay", {**STAMPED, "cleanup.policy": "compact"}, CONFIGURATION_EXIT),
+        ("progress", {**STAMPED, "max.message.bytes": 100_000}, CONFIGURATION_EXIT),
     ],
-    ids=["create-time", "compacted"],
+    ids=["create-time", "compacted", "too small for a progress record"],
 )
 def test_a_topic_created_by_others_with_wrong_settings_is_refused(
     place: Place, topic: str, config: dict[str, object], code: int

@@ -189,6 +189,9 @@ def test_the_status_is_for_people_and_for_programs(chronos):
     assert "SHARD" in shown.out
     found = chronos("status", "-o", "json").json
     assert [shard["role"] for shard in found["shards"]] == ["master", "master"]
+    cancelled = sum(shard["totals"]["cancelled"] for shard in found["shards"])
+    assert f", {cancelled:,} cancelled\n" in shown.out
+    assert "CANCELLED" in shown.out
 
 
 def test_a_standalone_node_cannot_hand_a_shard_over(chronos):
@@ -412,6 +415,8 @@ def test_a_service_that_does_not_run_is_exit_code_3():
         (("send", "--to", "t", "--in", "1s", "--id", "a\tb", "x"), "holds a control character"),
         (("send", "--to", "t", "--at", "soon", "x"), "'soon' is not a time; write RFC 3339 with an offset, as 2030-"),
         (("list", "--from", "yesterday"), "relative to now: -2h, now, +30m"),
+        (("tail", "t", "-n", "0"), "Invalid value for '-n' / '--count': 0 is less than 1"),
+        (("--server", "http://h:1", "status"), "after the verb: chronos status --server http://h:1"),
     ],
 )
 def test_wrong_usage_is_answered_with_what_to_write(arguments, says):

@@ -183,6 +183,9 @@ FAULTS: dict[str, list[Change]] = {
     "a store older than the start of the logs is kept": [
         (StoreBootstrap, "restore", "cost.store_empty or not cost.logs_complete or", "cost.store_empty or"),
     ],
+    "a follower that finds its log trimmed restores a checkpoint": [
+        (Replica, "_turn_or_restore", "except LogMismatch as error:", "except ZeroDivisionError as error:"),
+    ],
     "a node is known by its id, not by its data directory": [
         (Claim, "wait_ms", "if state.instance in (\"\", self.instance):", "if state.node in (\"\", self.node):"),
     ],

@@ -55,15 +55,14 @@ class Caller(Protocol):
     def misused(self, text: str) -> None:
         """The code under test broke a rule of the port."""
 
+    def trimmed(self, text: str) -> None:
+        """The next offset that it reads was trimmed."""
+
     def sleep(self, wait_ms: int) -> None:
         """Wait inside a call while other threads run."""
 
     def nudge(self) -> None:
         """There is something to read."""
-
-
-class Trimmed(LogMismatch):
-    """The next offset to be read was trimmed."""
 
 
 class SimReader:
@@ -79,7 +78,9 @@ class SimReader:
         self._log.caller.touch("read")
         log, partition = self._log, self._partition
         if self.position < partition.start and not log.reads_trimmed:
-            raise Trimmed(f"offset {self.position} of {partition.name} was trimmed; it starts at {partition.start}")
+            text = f"offset {self.position} of {partition.name} was trimmed; it starts at {partition.start}"
+            log.caller.trimmed(text)
+            raise LogMismatch(text)
         if self.position > partition.high:
             raise LogMismatch(f"offset {self.position} of {partition.name} is beyond its end {partition.high}")
         if log.is_cut or log.brokers.is_paused(partition):

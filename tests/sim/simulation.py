@@ -275,6 +275,9 @@ class Observer:
     def misused(self, text: str) -> None:
         """The port raises its own error for it."""
 
+    def trimmed(self, text: str) -> None:
+        """The port raises its own error for it."""
+
     def sleep(self, wait_ms: int) -> None:
         """No time passes."""
 

@@ -25,6 +25,8 @@ SCENARIOS = {
     "a node that returns with an empty disk before it was missed gets a later role": 144,
     "a replica that was just given a shard is counted when the log is trimmed": 84,
     "logs that are trimmed while a checkpoint is fetched do not end the process": 6558,
+    "a follower that finds its log trimmed restores a checkpoint": 566,
+    "a log that is trimmed while a replica starts does not end the process": 1748,
 }
 """Seeds that show a bug that was found once, each as long as its fault is in `faults.FAULTS`.
 

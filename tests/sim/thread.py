@@ -10,7 +10,7 @@ from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
-from tests.sim.log import SimLog, Trimmed
+from tests.sim.log import SimLog
 from tests.sim.world import CRASH, Crashed, Finding, broken
 
 if TYPE_CHECKING:
@@ -125,14 +125,6 @@ class ReplicaThread:
                 raise
             node.crash(5_000)
             return
-        except Trimmed as error:
-            waited_for = node.checkpoint_settings is None or node.checkpoint_settings.away_ms >= AWAY_MS
-            if waited_for and node.is_registered(self.shard):
-                raise broken("9", f"{self.name} stops: {error}") from error
-            # Frozen for longer than trimming waits for it: the next process starts from a checkpoint.
-            self.world.trace(f"{self.name} stops: {error}")
-            node.crash(REFUSED_MS)
-            return
         except Stop as error:
             raise broken("9", f"{self.name} stops: {error}") from error
         except Finding:
@@ -173,6 +165,15 @@ class ReplicaThread:
     def misused(self, text: str) -> None:
         """The code under test broke a rule of a port."""
         raise Finding(CRASH, f"{self.name}: {text}")
+
+    def trimmed(self, text: str) -> None:
+        """A log was trimmed ahead of this replica: it starts again from a checkpoint."""
+        settings = self.node.checkpoint_settings
+        waited_for = settings is None or settings.away_ms >= AWAY_MS
+        if waited_for and self.node.is_registered(self.shard):
+            raise broken("9", f"{self.name} is still counted on: {text}")
+        # Not heard of yet by the node that trims, or frozen for longer than trimming waits for it.
+        self.world.trace(f"{self.name} is behind: {text}")
 
     def sleep(self, wait_ms: int) -> None:
         """Wait inside a call while all other threads run."""

@@ -427,10 +427,11 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "delivery.batch_bytes: 8MB is less than one message of topics.message_bytes_max (16MiB); "
         "raise the one or lower the other",
     ("topics.message_bytes_max=16MiB", "delivery.batch_bytes=16MiB"): None,
-    ("delivery.batch_messages=21846",):
-        "delivery.batch_messages: the progress record of 21846 messages could outgrow "
-        "topics.message_bytes_max (1MiB); use at most 21845",
-    ("delivery.batch_messages=21845",): None,
+    ("delivery.batch_messages=100000",): None,
+    ("log.kafka.properties.message.max.bytes=1048576",): None,
+    ("log.kafka.properties.message.max.bytes=1048576", "delivery.batch_messages=100000"):
+        "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
+        "use at least 5716384",
     ("delivery.retry_base=10m",):
         "delivery.retry_base: 10m is more than delivery.retry_cap (5m); "
         "the first wait cannot exceed the longest",

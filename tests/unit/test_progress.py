@@ -10,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from chronos.config import load
 from chronos.core.message import Reason
-from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, pack_progress, unpack_progress
+from chronos.core.progress import (
+    RESCHEDULING,
+    Decision,
+    Outcome,
+    Progress,
+    pack_progress,
+    progress_bytes_max,
+    unpack_progress,
+)
+from chronos.core.size import batch_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
+from chronos.node.opening import own_topics
 
 SMALL = Progress(
     role_epoch=3,
@@ -113,22 +124,30 @@ def test_refusals_are_looked_up_by_offset() -> None:
     assert SMALL.rejections() == {}
 
 
-def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:
-    offset, many = 2**63 - 1, 10**9
-    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, many, many)
+@pytest.mark.parametrize("messages", [1, 5_000, 100_000])
+def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
+    """Every message refused, and as many dead-lettered, with the longest names and the greatest numbers there can be."""
+    offset, most = 2**63 - 1, 2**63 - 1
+    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1)
     largest = replace(
         SMALL,
-        role_epoch=2**63,
-        log_epoch=2**63,
-        node="n" * 255,
-        instance="i" * 255,
+        role_epoch=most,
+        log_epoch=most,
+        cluster="c" * 200,
+        node="n" * 200,
+        instance="i" * 200,
         cursor_due_ms=MS_MAX,
         cursor_offset=2**64 - 1,
         pull_offset=offset,
-        counts=(many,) * 7,
-        refused=tuple((offset - number, 255) for number in range(5_000)),
-        decisions=(worst,) * 5_000,
+        counts=(messages,) * 7,
+        refused=tuple((offset - number, 255) for number in range(messages, 0, -1)),
+        decisions=(worst,) * messages,
+        probes=messages,
     )
     data = pack_progress(largest)
-    assert len(data) < 512 * 1024
+    config = load(None, {}, [f"delivery.batch_messages={messages}"])
+    (limit,) = (
+        spec.settings["max.message.bytes"] for spec in own_topics(config) if spec.name == config.topics.progress
+    )
+    assert batch_bytes(None, data, []) <= progress_bytes_max(messages) <= int(limit)
     assert unpack_progress(data) == largest

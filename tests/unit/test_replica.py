@@ -441,6 +441,33 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: Case) -> None:
     assert case.node.replica.paused is None
 
 
+def test_a_follower_whose_log_was_trimmed_ahead_of_it_continues_from_a_checkpoint(case: Case) -> None:
+    """The node that trims had not heard of it; neither its process nor its place in the cluster ends."""
+    case.commit()
+    follower(case)
+    before = case.node.replica.state.applied
+    case.commit()
+    case.commit()
+    case.trim()
+
+    def fetch(cost: RecoveryCost) -> bool:
+        if cost.logs_complete:
+            return False
+        case.node.store.write(case.other.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000), [])
+        return True
+
+    case.node.fetch = fetch
+    case.node.step()
+    assert "starts again from a checkpoint" in str(case.node.replica.paused)
+    case.node.until(S.RESTORING)
+    case.node.until(S.FOLLOWER)
+    assert case.node.replica.paused is None
+    assert case.node.replica.state.applied == case.other.replica.state.applied > before
+    case.commit()
+    case.node.steps(2)
+    assert case.node.replica.state == case.other.replica.state
+
+
 def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> None:
     """The driver's thread ends; the state is `failed`, and the node gets the error."""
     case.commit()

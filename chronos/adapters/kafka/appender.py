@@ -1,4 +1,8 @@
-"""Writing records outside transactions: one idempotent producer, made at the first use, and a thread that polls it."""
+"""Writing records outside transactions: one idempotent producer, made at the first use, and a thread that polls it.
+
+A record is written before the caller's deadline or not at all, as far as the client can know: what it has not sent by
+then is discarded. Of a record that is on its way, only the log shows whether it was written.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,12 +10,16 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.errors import ABANDONED_CODES
 from chronos.adapters.kafka.settings import PRODUCER
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing
 
 MESSAGE_TIMEOUT_MS = 30_000
-"""How long the client tries to send a record."""
+"""How long the client tries to send a record; callers wait for a shorter time."""
+
+PURGE_S = 1.0
+"""How long the reports of discarded records may take."""
 
 CLOSE_S = 2.0
 """How long `close` waits for the thread, and for records under way."""
@@ -28,7 +36,10 @@ class KafkaAppender:
         self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Produce the records and wait for every delivery report. Raises LogUnavailable."""
+        """Produce the records and wait for every delivery report. Raises LogUnavailable.
+
+        After the time everything that the client holds is discarded, also records of other callers, which fail alike.
+        """
         producer = self._started()
         done = threading.Event()
         results: list[Appended | KafkaError | None] = [None] * len(records)
@@ -54,16 +65,21 @@ class KafkaAppender:
         except (KafkaException, BufferError) as error:
             raise LogUnavailable(f"a record could not be sent: {error}") from error
         if records and not done.wait(timeout_s):
-            raise LogUnavailable(
-                f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within {timeout_s:g} s; it may"
-                " still be written"
-            )
+            # The caller is told now that it failed: it must not be sent to a broker that comes back later.
+            producer.purge(in_queue=True, in_flight=True, blocking=False)
+            done.wait(PURGE_S)
         appended = []
         for result in results:
-            if not isinstance(result, Appended):
-                raise LogUnavailable(f"the brokers did not take a record: {result.str() if result else 'no report'}")
+            if result is None or (isinstance(result, KafkaError) and result.code() in ABANDONED_CODES):
+                raise self._unacknowledged(timeout_s)
+            if isinstance(result, KafkaError):
+                raise LogUnavailable(f"the brokers did not take a record: {result.str()}")
             appended.append(result)
         return appended
+
+    def _unacknowledged(self, timeout_s: float) -> LogUnavailable:
+        text = f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within {timeout_s:.0f} s"
+        return LogUnavailable(f"{text}; {self._connection.advice('it may have been written')}")
 
     def _started(self) -> Producer:
         with self._lock:

@@ -58,7 +58,7 @@ class BulkWriter:
             init_transactions(
                 self._producer,
                 "no transaction can be begun",
-                f"is a broker at {opener.bootstrap_servers} up, and the address right?",
+                lambda: f"is a broker at {opener.bootstrap_servers} up, and the address right?",
             )
 
     def send(self, records: Sequence[BulkRecord]) -> None:

@@ -2,13 +2,13 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
-from chronos.adapters.kafka.errors import MISSING_CODES
+from chronos.adapters.kafka.errors import MISSING_CODES, REFUSED_CODES
 from chronos.adapters.kafka.settings import COMMON
 from chronos.errors import LogUnavailable
 
@@ -20,7 +20,12 @@ REPEAT_S = 10.0
 LINES_MAX = 1_000
 """Lines remembered."""
 
+REFUSED_S = 30.0
+"""How long a refused connection is named as the cause of other errors: the client connects again within 10 s."""
+
 DIGITS = re.compile(r"\d+")
+ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
+"""Parts of an error of the client that differ from one attempt to the next."""
 
 
 class Connection:
@@ -30,6 +35,10 @@ class Connection:
         self.bootstrap_servers = bootstrap_servers
         self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": ClientLog()}
         self._properties = dict(properties)
+        self._refused: tuple[float, str] | None = None
+        """Time and text of the last connection that was refused."""
+        self.poll: Callable[[], object] = lambda: None
+        """Has the client that reports refused connections call `refused` for those since the last call."""
 
     def settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
@@ -37,19 +46,29 @@ class Connection:
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""
-        cause = error.args[0]
+        cause, brokers = error.args[0], self.bootstrap_servers
         if cause.code() in MISSING_CODES:
             # The client reports the same while no broker answers (measured): only the topic's id proves that it is gone.
-            return LogUnavailable(
-                f"{doing}: it is not there ({cause.name()}); is a broker at {self.bootstrap_servers} up, or was it deleted?"
-            )
-        return LogUnavailable(
-            f"{doing}: {cause.str()} ({cause.name()}); is a broker at {self.bootstrap_servers} up, and the address right?"
-        )
+            advice = self.advice(f"is a broker at {brokers} up, or was it deleted?")
+            return LogUnavailable(f"{doing}: it is not there ({cause.name()}); {advice}")
+        advice = self.advice(f"is a broker at {brokers} up, and the address right?")
+        return LogUnavailable(f"{doing}: {cause.str()} ({cause.name()}); {advice}")
 
     def unanswered(self, doing: str) -> LogUnavailable:
         """The error of a request that got no answer."""
-        return LogUnavailable(f"{doing}: no broker at {self.bootstrap_servers} answered in time")
+        return LogUnavailable(f"{doing}: {self.advice(f'no broker at {self.bootstrap_servers} answered in time')}")
+
+    def refused(self, error: KafkaError) -> None:
+        """Callback of a client for errors of its connections: keep one that explains all other errors."""
+        if error.code() in REFUSED_CODES:
+            self._refused = time.monotonic(), ATTEMPT.sub("", error.str())
+
+    def advice(self, usual: str) -> str:
+        """Return what to do about an error: `usual`, unless connections were refused a moment ago, which explains it."""
+        self.poll()
+        if self._refused is None or time.monotonic() - self._refused[0] > REFUSED_S:
+            return usual
+        return f"a connection to {self.bootstrap_servers} was refused: {self._refused[1]}; check log.kafka.properties"
 
 
 class ClientLog:

@@ -5,6 +5,9 @@ from confluent_kafka import KafkaError
 FORBIDDEN_CODES = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 """An ACL is missing."""
 
+REFUSED_CODES = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE})
+"""Connections that cannot be made, whatever their number: a wrong password, an untrusted certificate, an unknown host."""
+
 MISSING_CODES = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})
 """The topic or partition does not exist; the client reports the same while no broker answers (measured)."""
 
@@ -47,6 +50,9 @@ LOST_PRODUCER_CODES = frozenset({KafkaError._FENCED, KafkaError._TIMED_OUT, Kafk
 
 CONSEQUENCE_CODES = frozenset({KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors of messages and of transactions that failed because another message did."""
+
+ABANDONED_CODES = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._MSG_TIMED_OUT})
+"""Records that the client no longer tries to send: the log may hold them."""
 
 POISON_CODES = frozenset(
     {

@@ -80,6 +80,18 @@ class KafkaLog:
         """All topics but those of Kafka itself."""
         return self._topics.names()
 
+    def brokers(self) -> list[tuple[str, int]]:
+        """Return host and port of every broker, as they advertise themselves."""
+        return self._topics.brokers()
+
+    def creation_problems(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Return why the topics cannot be created; creates nothing."""
+        return self._topics.creation_problems(specs)
+
+    def denied(self, topics: Sequence[str]) -> dict[str, list[str]]:
+        """Return, by topic, which of Read and Write an ACL denies."""
+        return self._topics.denied(topics)
+
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time."""
         return self._topics.ping(timeout_s)

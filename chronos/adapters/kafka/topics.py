@@ -40,7 +40,9 @@ class KafkaTopics:
     def __init__(self, connection: Connection, progress_topic: str) -> None:
         self._connection = connection
         self._progress_topic = progress_topic
-        self._admin = AdminClient(connection.settings(ADMIN))
+        self._admin = AdminClient(connection.settings({**ADMIN, "error_cb": connection.refused}))
+        # No producer has this callback: with it, a fatal error would be raised by whatever call polls next.
+        connection.poll = lambda: self._admin.poll(0)
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
         self._hidden: set[str] = set()
@@ -70,7 +72,7 @@ class KafkaTopics:
         self.ping(REQUEST_TIMEOUT_S)
         return {name: info for name, info in infos.items() if info is not None}
 
-    def _create(self, specs: Sequence[TopicSpec]) -> None:
+    def _create(self, specs: Sequence[TopicSpec], *, validate_only: bool = False) -> None:
         if not specs:
             return
         wanted = [
@@ -82,7 +84,9 @@ class KafkaTopics:
             )
             for spec in specs
         ]
-        for name, future in self._admin.create_topics(wanted, operation_timeout=CREATE_TIMEOUT_S).items():
+        for name, future in self._admin.create_topics(
+            wanted, operation_timeout=CREATE_TIMEOUT_S, validate_only=validate_only
+        ).items():
             try:
                 future.result(CREATE_TIMEOUT_S + REQUEST_TIMEOUT_S)
             except KafkaException as error:
@@ -122,6 +126,7 @@ class KafkaTopics:
         """Describe the topics in two requests, one for partitions and one for settings; neither creates a topic."""
         if not topics:
             return {}
+        self._connection.poll()  # takes the client's events, which would be kept otherwise
         infos: dict[str, TopicInfo | None] = dict.fromkeys(topics)
         found = self._descriptions(topics)
         settings = self._settings(list(found))
@@ -192,6 +197,33 @@ class KafkaTopics:
         except KafkaException as error:
             raise self._connection.unavailable("listing the topics", error) from error
         return sorted(name for name in listed if not name.startswith("__"))
+
+    def brokers(self) -> list[tuple[str, int]]:
+        """Return host and port of every broker, as they advertise themselves."""
+        try:
+            listed = self._admin.list_topics(self._progress_topic, timeout=REQUEST_TIMEOUT_S).brokers
+        except KafkaException as error:
+            raise self._connection.unavailable("listing the brokers", error) from error
+        return [(str(broker.host), broker.port) for _, broker in sorted(listed.items())]
+
+    def creation_problems(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Return why the topics cannot be created; creates nothing."""
+        try:
+            self._create(specs, validate_only=True)
+        except ConfigurationError as error:
+            return error.problems
+        return []
+
+    def denied(self, topics: Sequence[str]) -> dict[str, list[str]]:
+        """Return, by topic, which of Read and Write an ACL denies; topics without such an operation are left out."""
+        wanted = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
+        found = {}
+        for name, description in self._descriptions(topics).items() if topics else ():
+            allowed = description.authorized_operations
+            denied = [word for word, operation in wanted.items() if allowed and operation not in allowed]
+            if denied:
+                found[name] = denied
+        return found
 
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""

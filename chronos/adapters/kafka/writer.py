@@ -57,7 +57,7 @@ class KafkaWriter:
         init_transactions(
             self._producer,
             f"taking over shard {shard}: its last transaction was not resolved",
-            f"a broker at {connection.bootstrap_servers} is slow or gone",
+            lambda: connection.advice(f"a broker at {connection.bootstrap_servers} is slow or gone"),
         )
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
@@ -199,8 +199,11 @@ class KafkaWriter:
         discard(self._producer)
 
 
-def init_transactions(producer: Producer, failure: str, advice: str) -> None:
-    """Fence every earlier producer of the same id and wait for its last transaction. Raises LogUnavailable."""
+def init_transactions(producer: Producer, failure: str, advice: Callable[[], str]) -> None:
+    """Fence every earlier producer of the same id and wait for its last transaction. Raises LogUnavailable.
+
+    `advice`: returns what to check after a failure.
+    """
     deadline = time.monotonic() + INIT_TIMEOUT_S
     while True:
         try:
@@ -208,7 +211,7 @@ def init_transactions(producer: Producer, failure: str, advice: str) -> None:
             return
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() >= deadline:
-                raise LogUnavailable(f"{failure}: {error.args[0].str()}; {advice}") from error
+                raise LogUnavailable(f"{failure}: {error.args[0].str()}; {advice()}") from error
 
 
 def discard(producer: Producer) -> None:

@@ -1,0 +1,69 @@
+"""`chronos doctor` with Kafka: before the first start, while the service runs, and after it was stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.integration.foreign import Topics
+
+
+def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[str]]]:
+    """`chronos doctor` with the settings of a service: its exit code, and its findings by verdict."""
+    given = {**service.settings, **{name.replace("__", "."): value for name, value in settings.items()}}
+    arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
+    command = [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.stdout, done.stderr
+    found: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
+    for finding in json.loads(done.stdout)["findings"]:
+        found[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
+    return done.returncode, found
+
+
+@pytest.mark.timeout(180)
+def test_the_doctor_asks_the_brokers_before_the_first_start_and_at_any_time(broker: Broker, tmp_path: Path) -> None:
+    topics = Topics.of("doctor")
+    with Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=topics.settings()) as service:
+        # Before the first start: nothing is there, and nothing is created.
+        code, found = examine(service)
+        assert (code, found["problem"]) == (0, [])
+        assert any("can be reached" in text and broker.bootstrap in text for text in found["ok"])
+        assert any(f"missing: {topics.delay}, " in text and "at its first start" in text for text in found["note"])
+        assert any("the brokers' clocks are not known" in text for text in found["note"])
+        assert not service.data_dir.exists()
+        assert topics.delay not in broker.admin().list_topics(timeout=10).topics
+        code, found = examine(service, topics__create="off")
+        assert (code, len(found["problem"])) == (2, 1)
+        assert "topics.create is off" in found["problem"][0]
+        code, found = examine(service, topics__replication_factor=3)
+        assert (code, len(found["problem"])) == (3, 1), found  # as many brokers may be starting
+        assert f"creating the topic {topics.delay}: " in found["problem"][0]
+        assert "INVALID_REPLICATION_FACTOR" in found["problem"][0]
+
+        # While it runs: topics, targets and clocks.
+        service.start()
+        service.post("/v1/messages", {"target": {"topic": f"{topics.delay}.nowhere"}, "delay": "1h"})
+        service.wait_until(lambda: service.pending() == 1, "take the message in")
+        code, found = examine(service)
+        assert (code, found["problem"]) == (0, [])
+        assert any("node" in text and "is ready" in text for text in found["ok"])
+        assert any(text.startswith(f"topics: {topics.delay}, {topics.progress}") for text in found["ok"])
+        assert any(text.startswith("clock: within") for text in found["ok"])
+        assert any("one replica only" in text and topics.progress in text for text in found["note"])
+        assert any(f"targets: missing: {topics.delay}.nowhere" in text for text in found["note"])
+        assert service.pending() == 1
+
+        # Stopped: the same from the stores.
+        service.stop()
+        code, found = examine(service)
+        assert (code, found["problem"]) == (0, [])
+        assert any("all checksums match" in text for text in found["ok"])
+        assert any(text.startswith("clock: within") for text in found["ok"])
+        assert any(f"targets: missing: {topics.delay}.nowhere" in text for text in found["note"])

@@ -1,0 +1,152 @@
+"""Brokers that refuse a connection or a permission: every error passes on the client's own reason and names the address."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+from msgspec import Struct
+
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.errors import LogUnavailable
+from chronos.ports import TopicSpec
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
+from tests.harness.service import Service
+from tests.integration.foreign import Topics
+from tests.integration.test_doctor import examine
+
+TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
+ANSWER_S = 60.0
+
+
+class Doors(Struct):
+    """The addresses of a broker that asks for a password at one, and shows a self-signed certificate at the other."""
+
+    broker: Broker
+    login: str
+    tls: str
+
+    def refused(self) -> dict[str, tuple[str, dict[str, str], str]]:
+        """By what is wrong: the address, the client's properties, a part of the reason."""
+        return {
+            "password": (self.login, password("wrong"), "Authentication failed: Invalid username or password"),
+            "certificate": (self.tls, {"security.protocol": "SSL"}, "certificate verify failed"),
+        }
+
+
+def password(text: str) -> dict[str, str]:
+    """The client's properties with this password."""
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "chronos",
+        "sasl.password": text,
+    }
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """One broker for all tests; the certificate is made by the JDK that runs it."""
+    store = tmp_path_factory.mktemp("tls") / "broker.p12"
+    pair = ["-genkeypair", "-alias", "broker", "-keyalg", "EC", "-dname", "CN=127.0.0.1"]
+    into = ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", "secret1"]
+    subprocess.run(["keytool", *pair, *into], check=True, capture_output=True, timeout=60)
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    settings = {
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+        "super.users": "User:ANONYMOUS",
+        "listener.name.login.plain.sasl.jaas.config": f'{module} required user_chronos="right";',
+        "listener.name.tls.ssl.keystore.location": store,
+        "listener.name.tls.ssl.keystore.password": "secret1",
+        "listener.name.tls.ssl.keystore.type": "PKCS12",
+    }
+    login, tls = free_port(), free_port()
+    with Broker(settings, doors={"LOGIN": (login, login), "TLS": (tls, tls)}) as broker:
+        yield Doors(broker, f"127.0.0.1:{login}", f"127.0.0.1:{tls}")
+
+
+def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
+    """A log, not connected yet."""
+    return KafkaLog(
+        bootstrap_servers=address, properties=properties, progress_topic="progress", transaction_timeout_s=1.0
+    )
+
+
+@pytest.mark.timeout(120)
+def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(doors: Doors, tmp_path: Path) -> None:
+    """A wrong password and an untrusted certificate: all requests at once, because each waits for its own time-out."""
+    wrong: dict[str, object] = {f"log.kafka.properties.{name}": value for name, value in password("wrong").items()}
+    service = Service(tmp_path / "data", bootstrap=doors.login, settings=wrong)
+    service.launch()
+    log = log_at(doors.login, password("right"))
+    assert log.prepare(TOPICS, create=True)["progress"].partitions == 1  # the password is what is wrong below
+    log.close()
+    cases = doors.refused()
+    logs = {what: log_at(address, properties) for what, (address, properties, _) in cases.items()}
+
+    def requests(log: KafkaLog) -> dict[str, Any]:
+        return {
+            "prepare": lambda: log.prepare(TOPICS, create=True),
+            "names": log.names,
+            "stable_end": lambda: log.stable_end("progress", 0),
+            "trim": lambda: log.trim("progress", 0, 1),
+            "committed": lambda: log.committed("g", "progress", 0),
+            "append": lambda: log.append([("progress", None, b"v", [], 0)], 2.0),
+            "writer": lambda: log.writer(0),
+        }
+
+    with ThreadPoolExecutor(2 * 7) as pool:
+        asked = {
+            (what, name): pool.submit(request) for what, log in logs.items() for name, request in requests(log).items()
+        }
+        errors = {each: future.exception(ANSWER_S) for each, future in asked.items()}
+    for log in logs.values():
+        log.close()
+    for (what, name), error in errors.items():
+        address, _, reason = cases[what]
+        assert type(error) is LogUnavailable, (what, name, error)
+        assert reason in str(error), (what, name, str(error))
+        assert address in str(error), (what, name, str(error))
+    assert service.wait_exit() == 3
+    assert "Invalid username or password" in service.tail()
+
+
+@pytest.mark.timeout(120)
+def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path: Path) -> None:
+    """The operation that an ACL denies, for each of Chronos's own topics."""
+    topics = Topics.of("acl")
+    for topic in topics:
+        doors.broker.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
+    denial = AclBinding(
+        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
+        AclOperation.WRITE, AclPermissionType.DENY,
+    )  # fmt: skip
+    allowed = AclBinding(
+        ResourceType.TOPIC, topics.dead_letter, ResourcePatternType.LITERAL, "User:chronos", "*",
+        AclOperation.ALL, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = doors.broker.admin()
+    for future in admin.create_acls([denial, allowed]).values():
+        future.result(30)
+    properties = {f"log.kafka.properties.{name}": value for name, value in password("right").items()}
+    service = Service(tmp_path / "data", bootstrap=doors.login, settings={**topics.settings(), **properties})
+    code, found = examine(service)
+    assert code == 2, found
+    assert [text.partition(": add ACLs")[0] for text in found["problem"]] == [
+        f"topics: {topics.dead_letter}: the brokers do not let this client Write"
+    ]
