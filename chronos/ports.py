@@ -32,6 +32,8 @@ class Watermarks(Struct, frozen=True, kw_only=True):
     """Last stable offset: the offset after everything a read_committed reader may see."""
     high: int
     """High watermark; greater than `stable` while a transaction is open."""
+    leader_epoch: int | None = None
+    """Leader epoch at the end of the partition; None if the log has none. An election begins a new one."""
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ DUE_MS = 1_900_000_000_000
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster="shop", node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+    step = Progress(role_epoch=1, log_epoch=1, cluster=made.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
                     counts=(0,) * 7)  # fmt: skip
     made.write(made.progress, pack_progress(step))
     made.flush()
