@@ -328,3 +328,9 @@ class Checkpoints(Protocol):
 
     def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
         """Remove all but the `keep` furthest checkpoints, and the files of incomplete ones; return the names removed."""
+
+    def archived(self, shard: int, identity: Identity) -> Mapping[str, int]:
+        """By topic, the archive's positions in the shard's partitions that were kept last."""
+
+    def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
+        """Keep the archive's positions: Kafka deletes the offsets of a group that was inactive for a week."""
