@@ -176,6 +176,15 @@ class SparkLog:
                 os.unlink(self.file.name)
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """True if the error was raised while a KeyboardInterrupt ended the job: a request to the JVM that it cut off."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
 def spark_job(
     name: str, master: str, conf: Mapping[str, str], *, kafka: bool = True
@@ -202,6 +211,8 @@ def spark_job(
         raise
     except Exception as error:
         display.close()
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from None
         log.keep()
         line = None if isinstance(error, ChronosError) else one_line(error)
         if line is not None:

@@ -112,14 +112,27 @@ def open_session(  # type: ignore[no-untyped-def]
             f" {CONNECTOR} and its dependencies: --conf spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
-    # The error of a failed task, or of a JVM that ended, is raised by the driver too; py4j would log the same error on
-    # fifty lines for each request.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    for logger in ("py4j.clientserver", "py4j.java_gateway"):
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    _silence()
     if kafka:
         _need_connector(session)
     return session
+
+
+def _silence() -> None:
+    """Keep py4j and PySpark from writing the error of a failed task or of a JVM that ended, which the driver raises too.
+
+    They would write some fifty lines for each request.
+    """
+    from pyspark.accumulators import AccumulatorServer
+
+    for logger in ("py4j", "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_py4j)  # py4j logs some errors to the root logger
+    AccumulatorServer.handle_error = lambda *_: None
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return not record.pathname.replace("\\", "/").rpartition("/")[0].endswith("/py4j")
 
 
 def is_submitted() -> bool:
