@@ -32,6 +32,8 @@ class Watermarks(Struct, frozen=True, kw_only=True):
     """Last stable offset: the offset after everything a read_committed reader may see."""
     high: int
     """High watermark; greater than `stable` while a transaction is open."""
+    leader_epoch: int | None = None
+    """Leader epoch at the end of the partition; None if the log has none. An election begins a new one."""
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
@@ -326,3 +328,9 @@ class Checkpoints(Protocol):
 
     def prune(self, shard: int, identity: Identity, keep: int) -> Sequence[str]:
         """Remove all but the `keep` furthest checkpoints, and the files of incomplete ones; return the names removed."""
+
+    def archived(self, shard: int, identity: Identity) -> Mapping[str, int]:
+        """By topic, the archive's positions in the shard's partitions that were kept last."""
+
+    def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
+        """Keep the archive's positions: Kafka deletes the offsets of a group that was inactive for a week."""

@@ -3,7 +3,7 @@
     app (verbs, options, help) -> one module for each verb or group of verbs -> output
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, configuration or a missing
-package, 3 a dependency is unreachable, 4 not found, 5 store corrupt. Each verb imports what it needs when it runs,
+package, 3 a dependency is unreachable, 4 not found, 5 store corrupt, 6 not proved (`chronos audit`). Each verb imports what it needs when it runs,
 so that the verbs that only ask a service start quickly and need the base installation alone.
 """
 

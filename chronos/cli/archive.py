@@ -52,13 +52,14 @@ def run(
     output: Format,
     *,
     location: str | None,
-    targets: str,
+    targets: str | None,
     all_records: bool,
     every: str | None,
     batch_records: int,
     reader: list[str],
     master: str,
     conf: list[str],
+    other_cluster: bool,
 ) -> None:
     """Run the archive once, or again and again with a pause of `every`."""
     config, location = settings_of(path, overrides, location)
@@ -80,9 +81,10 @@ def run(
         progress=config.topics.progress,
         rejected=config.topics.rejected,
         dead_letter=config.topics.dead_letter,
-        targets=[name for name in targets.split(",") if name],
+        targets=None if targets is None else [name for name in targets.split(",") if name],
         all_records=all_records,
         batch_records=batch_records,
+        other_cluster=other_cluster,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
     storage = ArchiveStorage(location)
@@ -110,6 +112,8 @@ def run(
                 time.sleep(pause_s)
     except KeyboardInterrupt:
         note("stopped; the next run continues here")
+        if pause_s is None:
+            raise typer.Exit(1) from None
     finally:
         brokers.close()
 
@@ -148,9 +152,12 @@ def compact_archive(output: Format, *, location: str, file_bytes: str, master: s
     from chronos.spark.storage import ArchiveStorage
 
     storage = ArchiveStorage(location)
-    # Compaction reads no Kafka: the empty `spark.jars` keeps the connector from being fetched.
-    with spark_job("archive compact", master, {"spark.jars": "", **pairs(conf, "--conf")}) as (spark, display, _):
-        done = compact(spark, storage, wanted, display)
+    try:
+        with spark_job("archive compact", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
+            done = compact(spark, storage, wanted, display)
+    except KeyboardInterrupt:
+        note("stopped; the next compaction, or the next run of the archive, completes it")
+        raise typer.Exit(1) from None
     if output is Format.json:
         put_json({"tables": done})
         return

@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 TARGETS_SHOWN = 20
 """Targets shown on the terminal; `-o json` has all of the summary."""
 
+NOT_PROVED = 6
+"""Exit code: no promise was broken as far as the archive proves, and it does not prove every outcome."""
+
 SAMPLES_SHOWN = 10
 """Broken promises shown on the terminal."""
+
+
+LOST = {
+    "recreated": "was deleted and created again",
+    "deleted": "does not exist any more",
+    "truncated": "lost records that were archived",
+}
+"""What became of a target, by the reason of its last gap."""
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> int:
@@ -46,7 +57,7 @@ def run(
     master: str,
     conf: list[str],
 ) -> None:
-    """Audit and show the result; exit code 1 if a promise was broken."""
+    """Audit and show the result; exit code 1 if a promise was broken, NOT_PROVED if not every outcome is proved."""
     now_ms = time.time_ns() // 1_000_000
     from_ms = None if start is None else parse_moment(start, now_ms, "--from")
     to_ms = None if end is None else parse_moment(end, now_ms, "--to")
@@ -61,12 +72,15 @@ def run(
     from chronos.spark.storage import ArchiveStorage
 
     storage = ArchiveStorage(location)
-    # An audit reads no Kafka: the empty `spark.jars` keeps the connector from being fetched.
-    with spark_job("audit", master, {"spark.jars": "", **pairs(conf, "--conf")}) as (spark, display, _):
-        try:
-            found = audit(spark, storage, from_ms=from_ms, to_ms=to_ms, details=details, watch=display)
-        except EmptyWindow as error:
-            raise typer.BadParameter(str(error)) from None
+    try:
+        with spark_job("audit", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
+            try:
+                found = audit(spark, storage, from_ms=from_ms, to_ms=to_ms, details=details, watch=display)
+            except EmptyWindow as error:
+                raise typer.BadParameter(str(error)) from None
+    except KeyboardInterrupt:
+        note("stopped; nothing was judged")
+        raise typer.Exit(1) from None
     _publish(found, output, report)
 
 
@@ -79,7 +93,7 @@ def _publish(found: "Audit", output: Format, report: str | None) -> None:
     if report is not None:
         _write_report(found, report)
     if not found.clean:
-        raise typer.Exit(1)
+        raise typer.Exit(1 if found.broken else NOT_PROVED)
 
 
 def _write_report(found: "Audit", path: str) -> None:
@@ -113,6 +127,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
         "archived": format_time(found.archived_ms),
         "judged_until": format_time(found.judged_ms),
         "clean": found.clean,
+        "not_proved": found.not_proved,
         **row(found.overall),
         "reasons": [{"outcome": outcome, "reason": why, "count": count} for outcome, why, count in found.reasons],
         "targets": [row(each) for each in found.targets],
@@ -129,7 +144,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
         ],
         "archived_targets": [
             {"target": each.target, "archived_until": _time(each.covered_ms), "gap": _time(each.gap_ms),
-             "open_transaction": each.unresolved}
+             "gap_reason": each.gap_reason, "open_transaction": each.unresolved}
             for each in found.archived_targets
         ],
         "details": found.details,
@@ -176,15 +191,31 @@ def _show(found: "Audit") -> None:
     put(Group(*parts))
     for warning in warnings(found):
         note(warning)
-    green = "green" if sys.stdout.isatty() else ""
-    put(Text("nothing is missing, duplicated or early", green)
-        if found.clean else Text("promises were broken: " + _wrong(counts), "red"))  # fmt: skip
+    if found.broken:
+        put(Text("promises were broken: " + _wrong(counts), "red"))
+    if found.not_proved:
+        put(
+            Text(
+                "not everything could be judged: " + "; ".join(found.not_proved),
+                "yellow" if sys.stdout.isatty() else "",
+            )
+        )
+    if found.clean:
+        green = "green" if sys.stdout.isatty() else ""
+        put(Text(f"nothing is missing, duplicated or early: {number(total)} messages, each with its outcome", green)
+            if not counts.get("pending") else
+            Text(f"nothing due before {format_time(found.judged_ms)} is missing, duplicated or early", green))  # fmt: skip
 
 
 def warnings(found: "Audit") -> list[str]:
     """One line for each reason why the audit could not judge more."""
     lines = []
     counts = found.overall.counts
+    if counts.get("unknown"):
+        lines.append(
+            f"{number(counts['unknown'])} messages are unknown: `chronos backfill` does not send them; with --gone --target it"
+            " sends those that are not in their target"
+        )
     if counts.get("pending"):
         lines.append(
             f"{number(counts['pending'])} messages are not judged yet: run `chronos archive`, then audit again"
@@ -193,7 +224,12 @@ def warnings(found: "Audit") -> list[str]:
     if gaps:
         lines.append(f"records of shards {', '.join(gaps)} were deleted before they were archived")
     for each in found.archived_targets:
-        if each.gap_ms is not None:
+        if each.gap_reason in LOST:
+            lines.append(
+                f"{printable(each.target)} {LOST[each.gap_reason]}: the audit counts what was delivered, not what is there now;"
+                f" `chronos backfill --gone --target {printable(each.target)}` finds what was lost with it"
+            )
+        elif each.gap_ms is not None:
             lines.append(f"records of {printable(each.target)} were deleted before they were archived")
         if each.unresolved:
             lines.append(f"a transaction was open in {printable(each.target)} when it was last archived")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TARGETS_SHOWN = 20
 """Targets shown on the terminal; `-o json` has all of the report."""
 
+PARTITIONS_SHOWN = 40
+"""Partitions of gone messages shown on the terminal; `-o json` has all of the report."""
+
 PURPOSE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -109,6 +112,7 @@ def run(
     reader: list[str],
     master: str,
     conf: list[str],
+    other_cluster: bool,
 ) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
     if resume and abandon:
@@ -133,6 +137,7 @@ def run(
             job = Backfill(
                 spark, ArchiveStorage(location), brokers, open_bulk(config), bootstrap_servers=kafka.bootstrap_servers,
                 delay_topic=config.topics.delay, reader={**java_properties(kafka.properties), **reading}, watch=display,
+                other_cluster=other_cluster,
             )  # fmt: skip
             if request.mode != "pending" and (job.cluster, job.topic) != (config.cluster, config.topics.delay):
                 raise ArchiveFailed(
@@ -272,6 +277,12 @@ def as_json(report: "Report") -> dict[str, Any]:
              "due": _time(each.due_ms), "bytes": each.bytes}
             for each in report.samples
         ],
+        "judged": report.judged, "changed_targets": report.changed_targets,
+        "gone": [
+            {"target": each.target, "partition": each.partition, "deleted": each.deleted, "lost": each.lost,
+             "log_start": each.log_start}
+            for each in report.gone
+        ],
         "planned": _time(report.planned_ms), "ended": _time(report.ended_ms), "attempts": report.attempts,
     }  # fmt: skip
 
@@ -302,6 +313,32 @@ def _show_plan(report: "Report") -> None:
         parts.append(
             Text(f"without a target topic, or without a key for a compacted one, left out: {number(report.no_target)}")
         )
+    parts += map(Text, other_modes(report))
+    if report.gone:
+        columns = [
+            ("TARGET", "left"),
+            ("PARTITION", "right"),
+            ("DELETED", "right"),
+            ("LOST", "right"),
+            ("BEGINS AT", "right"),
+        ]
+        rows_of_partitions = [
+            (
+                printable(each.target),
+                _known(each.partition),
+                number(each.deleted),
+                number(each.lost),
+                _known(each.log_start),
+            )
+            for each in report.gone[:PARTITIONS_SHOWN]
+        ]
+        parts += [Text(""), table(columns, rows_of_partitions)]
+        if len(report.gone) > PARTITIONS_SHOWN:
+            parts.append(Text(f"and {number(len(report.gone) - PARTITIONS_SHOWN)} more partitions: see -o json"))
+        if any(each.deleted for each in report.gone):
+            parts.append(
+                Text("deleted: before the partition's first offset, by retention or trimming; --from leaves them out")
+            )
     if report.messages:
         rows = [(printable(name), number(count)) for name, count in list(report.targets.items())[:TARGETS_SHOWN]]
         parts += [Text(""), table([("TARGET", "left"), ("MESSAGES", "right")], rows)]
@@ -320,6 +357,35 @@ def _show_plan(report: "Report") -> None:
         names = ", ".join(printable(name) for name in report.absent_targets[:TARGETS_SHOWN])
         consequence = "is left out" if request.direct else "becomes a dead letter"
         note(f"the brokers have no topic {names}: create it first; otherwise each of its messages {consequence}")
+
+
+def other_modes(report: "Report") -> list[str]:
+    """One line for each kind of message of the window that another mode would find."""
+    lines, judged, mode = [], report.judged, report.request.mode
+    if mode != "gone":
+        for name, what in report.changed_targets.items():
+            became = "does not exist any more" if what == "deleted" else "was deleted and created again"
+            lines.append(
+                f"{printable(name)} {became} since it was archived: --gone --target {printable(name)} finds what was lost with it"
+            )
+    if mode == "missing" and judged.get("delivered"):
+        lines.append(
+            f"delivered when they were archived, not sent: {number(judged['delivered'])} (--gone --target TOPIC compares with what"
+            " the target holds now)"
+        )
+    if mode == "missing" and judged.get("unknown"):
+        lines.append(
+            f"unknown, not sent: {number(judged['unknown'])} (--gone --target TOPIC sends those that are not in their target)"
+        )
+    if mode in ("missing", "all", "gone") and judged.get("pending"):
+        lines.append(
+            f"pending, not sent: {number(judged['pending'])} (run `chronos archive` again; after a loss of all disks: --pending)"
+        )
+    return lines
+
+
+def _known(number_: int | None) -> str:
+    return "?" if number_ is None else number(number_)
 
 
 def _show_end(report: "Report", output: Format, seconds: float) -> None:

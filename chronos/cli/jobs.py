@@ -17,6 +17,7 @@ from typing import IO, Any, TextIO
 import typer
 
 from chronos.cli.output import note, number, span
+from chronos.errors import ChronosError
 from chronos.spark.progress import Step, running_tasks
 
 LINE_EVERY_S = 5.0
@@ -175,26 +176,47 @@ class SparkLog:
                 os.unlink(self.file.name)
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """True if the error was raised while a KeyboardInterrupt ended the job: a request to the JVM that it cut off."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
-def spark_job(name: str, master: str, conf: Mapping[str, str]) -> Iterator[tuple[Any, ProgressDisplay, SparkLog]]:
-    """A session for one job, the display of its progress, and Spark's log, which is named if the job fails."""
-    from chronos.spark.session import open_session
+def spark_job(
+    name: str, master: str, conf: Mapping[str, str], *, kafka: bool = True
+) -> Iterator[tuple[Any, ProgressDisplay, SparkLog]]:
+    """A session for one job, the display of its progress, and Spark's log, which is named if the job fails.
+
+    An error of Spark or its JVM is raised as one line; KeyboardInterrupt is raised once the JVM has ended. `kafka`: the job
+    reads or writes a Kafka cluster.
+    """
+    from chronos.spark.session import one_line, open_session
 
     log, display = SparkLog(name), ProgressDisplay()
     try:
         display(Step(name="starting Spark"))
-        spark = open_session(name, master, conf, log.file)
+        spark = open_session(name, master, conf, log.file, kafka=kafka)
         try:
             display.count_tasks(spark)
             yield spark, display, log
         finally:
             display.close()
-            spark.stop()
+            with suppress(Exception):  # the JVM may be gone; the first error tells why
+                spark.stop()
     except (typer.BadParameter, typer.Exit):
         raise
-    except Exception:
+    except Exception as error:
         display.close()
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from None
         log.keep()
+        line = None if isinstance(error, ChronosError) else one_line(error)
+        if line is not None:
+            raise line from error
         raise
     finally:
         display.close()

@@ -24,6 +24,7 @@ the version, `chronos --install-completion` installs completion for your shell.
 | 3 | unreachable: the service, its log or ZooKeeper; or PySpark or Java is missing |
 | 4 | not found |
 | 5 | a store is damaged |
+| 6 | `audit`: no broken promise was found, but not every outcome is proved |
 """
 
 

@@ -29,6 +29,21 @@ Master = Annotated[
 Conf = Annotated[
     list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark property. May be repeated.")
 ]
+Reader = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kafka",
+        metavar="KEY=VALUE",
+        help="A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be repeated.",
+    ),
+]
+OtherCluster = Annotated[
+    bool,
+    typer.Option(
+        "--other-cluster",
+        help="Accept a Kafka cluster with another cluster id than the one that was archived, such as a new one after a loss.",
+    ),
+]
 AUTO_MASTER = "auto"
 
 archive_app = typer.Typer(
@@ -42,8 +57,8 @@ archive_app = typer.Typer(
 
     \b
     Examples:
-      chronos archive --config chronos.yaml --location /var/lib/chronos-archive --targets 'orders,billing-*'
-      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets '*' --continuous --master spark://spark:7077
+      chronos archive --config chronos.yaml --location /var/lib/chronos-archive
+      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --continuous --master spark://spark:7077
       chronos archive compact -l /var/lib/chronos-archive
     """,
 )
@@ -63,9 +78,13 @@ def archive(
         ),
     ] = None,
     targets: Annotated[
-        str,
-        typer.Option("--targets", metavar="TOPIC,...", help="Target topics to archive: names or shell-style patterns."),
-    ] = "*",
+        str | None,
+        typer.Option(
+            "--targets",
+            metavar="TOPIC,...",
+            help="Target topics to archive: names or shell-style patterns. Default: those that the archived messages name.",
+        ),
+    ] = None,
     all_records: Annotated[
         bool, typer.Option("--all-records", help="Also records of target topics that Chronos did not deliver.")
     ] = False,
@@ -78,14 +97,8 @@ def archive(
     batch_records: Annotated[
         int, typer.Option("--batch-records", metavar="N", min=1, help="At most this many records in a micro-batch.")
     ] = 2_000_000,
-    reader: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kafka",
-            metavar="KEY=VALUE",
-            help="A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be repeated.",
-        ),
-    ] = None,
+    reader: Reader = None,
+    other_cluster: OtherCluster = False,
     master: Master = AUTO_MASTER,
     conf: Conf = None,
     config: ConfigFile = None,
@@ -99,7 +112,7 @@ def archive(
     run(
         config, settings or [], output, location=location, targets=targets, all_records=all_records,
         every=every if continuous else None, batch_records=batch_records, reader=reader or [], master=master,
-        conf=conf or [],
+        conf=conf or [], other_cluster=other_cluster,
     )  # fmt: skip
 
 
@@ -158,7 +171,8 @@ def audit(
     Each message is delivered, missing, duplicated, early, cancelled, replaced, expired, dead-lettered, rejected, pending or
     unknown. The lateness of deliveries is shown per target and hour. Without --from and --to the window is the last 24
     archived hours. A message is called missing only where the logs prove that it was settled; the summary shows up to which
-    time they do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated or early.
+    time they do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated or early, and
+    6 if none is, but the archive does not prove the outcome of every message of the window.
 
     \b
     Examples:
@@ -254,14 +268,8 @@ def backfill(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Only end the unfinished run; its remaining messages are not sent.")
     ] = False,
-    reader: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kafka",
-            metavar="KEY=VALUE",
-            help="A property of Spark's Kafka client (Java), such as security.protocol=SSL. May be repeated.",
-        ),
-    ] = None,
+    reader: Reader = None,
+    other_cluster: OtherCluster = False,
     master: Master = AUTO_MASTER,
     conf: Conf = None,
     config: ConfigFile = None,
@@ -289,5 +297,5 @@ def backfill(
     }  # fmt: skip
     run(
         config, settings or [], output, location=location, asked=asked, dry_run=dry_run, yes=yes, resume=resume,
-        abandon=abandon, reader=reader or [], master=master, conf=conf or [],
+        abandon=abandon, reader=reader or [], master=master, conf=conf or [], other_cluster=other_cluster,
     )  # fmt: skip

@@ -13,5 +13,8 @@ class TopicBrokers(Protocol):
     def describe(self, topics: Sequence[str]) -> Mapping[str, Any]:
         """`TopicInfo` by name; None for a topic that does not exist."""
 
+    def cluster_id(self) -> str:
+        """The id that Kafka gave the cluster."""
+
     def watermarks(self, topic: str, partition: int) -> Any:
         """`Watermarks` of a partition."""

@@ -10,7 +10,7 @@ _HEAD = f"""\
 The tables that `chronos archive` writes ([how](../how-to/archive.md)). Each table is a folder of Parquet files, format {FORMAT}:
 
 ```
-<location>/archive.json                                              cluster, topics, format
+<location>/archive.json                                              cluster, topics, format, id of the Kafka cluster
 <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
 <location>/_runs/                                                    Spark's checkpoints; readers skip this folder
 ```

@@ -80,6 +80,20 @@ class PlanSample(Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class GonePartition(Struct, frozen=True, kw_only=True):
+    """The messages of a plan of mode `gone` that one partition held when it was archived."""
+
+    target: str
+    partition: int | None
+    """None: the archive does not hold their delivery, so their partition is not known."""
+    deleted: int
+    """Records before the partition's first offset: deleted by retention, or trimmed."""
+    lost: int
+    """Records that are not there for another reason: the topic was created again, or its log lost them."""
+    log_start: int | None
+    """The partition's first offset now; None: the topic or partition does not exist, or the partition is not known."""
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """`report.json`: the counts of a plan, or of an ended run."""
 
@@ -108,5 +122,11 @@ class Report(Struct, frozen=True, kw_only=True):
     """Targets that the brokers do not have: Chronos dead-letters their messages, a direct replay leaves them out."""
     samples: list[PlanSample]
     planned_ms: int
+    judged: dict[str, int] = {}
+    """All messages of the window for the requested targets and ids, by the audit's outcome."""
+    changed_targets: dict[str, str] = {}
+    """Archived targets that are not the archived topics any more: `deleted` or `recreated`."""
+    gone: list[GonePartition] = []
+    """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None
     attempts: int = 0

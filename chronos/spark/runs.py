@@ -3,6 +3,7 @@
 Not the reading itself: that is `archive/job.py`. Law: each record is in the archive once.
 
     <location>/_runs/<run>/run.json            the offset the run began each partition at, and the log's ends then
+    <location>/_runs/<run>/epochs/<stream>/... for each batch, the leader epochs its partitions had when it was read
     <location>/_runs/<run>/<stream>/...        Spark's checkpoint: `offsets` has the ends of each batch, `commits` the batches that are complete
 
 A batch that is not committed is removed before anything else is written.
@@ -33,9 +34,18 @@ RUNS_KEPT = 3
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
 
+TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
+"""Reasons of gaps, as in the table `offsets`."""
+
 
 class ArchiveBrokers(TopicBrokers, Protocol):
     """What the archive asks of the brokers, beside Spark's own reading."""
+
+    def reader(self, topic: str, partition: int, offset: int) -> Any:
+        """A `ports.Reader` of a partition."""
+
+    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit offsets of a consumer group that has no members."""
@@ -51,6 +61,8 @@ class PartitionRead(Struct, kw_only=True):
     gap_reason: str | None = None
     position: int = 0
     """Offset up to which the partition is archived: `begin` until a batch is committed."""
+    leader_epoch: int | None = None
+    """A leader epoch in which the log had all records before `position`; None: not known."""
 
 
 class TopicRead(Struct, kw_only=True):
@@ -125,14 +137,16 @@ def begin_run(
     brokers: ArchiveBrokers,
     streams: Iterable[tuple[str, Sequence[str]]],
     before: ArchiveRun | None,
+    deleted: Sequence[str] = (),
 ) -> StartedRun:
     """Begin a run of these `(table, topics)`: each partition at its position, or behind a gap.
 
-    ArchiveUnusable if the delay or progress topic was created again: its offsets name other messages than the tables.
+    `deleted`: topics archived before that no longer exist. ArchiveUnusable if the delay or progress topic was created
+    again or lost archived records: its offsets name other messages than the tables.
     """
     known = before.topics if before is not None else {}
     topics = dict(known)
-    read: set[str] = set()
+    found: dict[str, _Found] = {}
     left_out: dict[str, str] = {}
     read_ms = (
         time.time_ns() // 1_000_000
@@ -149,46 +163,87 @@ def begin_run(
                     " choose another location"
                 )
             try:
-                topics[topic] = _begin_topic(brokers, topic, info, table, old)
+                found[topic] = _look_at(brokers, topic, info, table)
             except LogUnavailable as error:
                 left_out[topic] = str(error)
-                continue
-            read.add(topic)
+    truncated = _truncated(brokers, found, known)
+    for topic, seen in found.items():
+        topics[topic] = _begin_topic(topic, seen, known.get(topic), truncated)
+        lost = [part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED]
+        if seen.table in OFFSETS_NAME and lost:
+            raise ArchiveUnusable(
+                f"{topic}/{lost[0]} lost records that are archived (a lost disk, or an unclean leader election): its offsets"
+                f" name other messages than those in {storage.uri}; choose another location"
+            )
+    read = set(found)
     if not read:
         raise LogUnavailable(f"no topic can be read: {'; '.join(left_out.values()) or 'all were deleted'}")
     run = ArchiveRun(read_ms=read_ms, topics=topics)
     names = storage.folders(RUNS)
     name = f"{int(names[-1]) + 1 if names else 1:08}"
-    _note_begin(storage, name, run, read)
+    _note_begin(storage, name, run, read, deleted)
     storage.write_json(f"{RUNS}/{name}/run.json", to_builtins(run))
     return StartedRun(name=name, run=run, read=read, left_out=left_out)
 
 
-def _begin_topic(brokers: ArchiveBrokers, topic: str, info: Any, table: str, old: TopicRead | None) -> TopicRead:
+class _Found(Struct, frozen=True):
+    """A topic as the brokers describe it now."""
+
+    table: str
+    id: str
+    watermarks: dict[str, Any]
+    """`Watermarks` by partition."""
+
+
+def _look_at(brokers: ArchiveBrokers, topic: str, info: Any, table: str) -> _Found:
     if info.leaderless:
         raise LogUnavailable(f"no broker leads {', '.join(f'{topic}/{number}' for number in sorted(info.leaderless))}")
-    same = old is not None and old.id == info.id
+    watermarks = {str(number): brokers.watermarks(topic, number) for number in range(info.partitions)}
+    return _Found(table, info.id, watermarks)
+
+
+def _truncated(brokers: ArchiveBrokers, found: Mapping[str, _Found], known: Mapping[str, TopicRead]) -> set[Any]:
+    """Partitions whose log no longer has what was archived from it, although it reaches beyond.
+
+    Only an election can bring a log with other records, so only partitions with a new leader epoch are compared.
+    """
+    asked = {}
+    for topic, seen in found.items():
+        old = known.get(topic)
+        for part, read in old.partitions.items() if old is not None and old.id == seen.id else ():
+            now = seen.watermarks.get(part)
+            if now is None or read.leader_epoch in (None, now.leader_epoch) or now.leader_epoch is None:
+                continue
+            if now.start <= read.position <= now.high:
+                asked[topic, int(part)] = (read.position, read.leader_epoch)
+    return brokers.truncated(asked) if asked else set()
+
+
+def _begin_topic(topic: str, seen: _Found, old: TopicRead | None, truncated: Collection[Any]) -> TopicRead:
+    same = old is not None and old.id == seen.id
     reads = {}
-    for number in range(info.partitions):
-        at = old.partitions.get(str(number)) if old is not None else None
-        reads[str(number)] = _partition_read(brokers.watermarks(topic, number), at, same=same)
-    return TopicRead(id=info.id, table=table, partitions=reads)
+    for part, watermarks in seen.watermarks.items():
+        at = old.partitions.get(part) if old is not None else None
+        reads[part] = _partition_read(watermarks, at, same=same, truncated=(topic, int(part)) in truncated)
+    return TopicRead(id=seen.id, table=seen.table, partitions=reads)
 
 
-def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool) -> PartitionRead:
+def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool, truncated: bool) -> PartitionRead:
     begin, gap = watermarks.start, None
     if old is not None and not same:
-        gap = "recreated"
-    elif old is not None and old.position > watermarks.high:
-        gap = "recreated"  # a log never becomes shorter: this one is another
+        gap = RECREATED
+    elif old is not None and (truncated or old.position > watermarks.high):
+        gap = TRUNCATED
     elif old is not None:
         begin = max(old.position, watermarks.start)
-        gap = "trimmed" if begin > old.position else None
+        gap = TRIMMED if begin > old.position else None
     return PartitionRead(begin=begin, log_start=watermarks.start, stable_end=watermarks.stable, high_watermark=watermarks.high,
-                         gap_reason=gap, position=begin)  # fmt: skip
+                         gap_reason=gap, position=begin, leader_epoch=watermarks.leader_epoch)  # fmt: skip
 
 
-def _note_begin(storage: ArchiveStorage, name: str, run: ArchiveRun, read: Collection[str]) -> None:
+def _note_begin(
+    storage: ArchiveStorage, name: str, run: ArchiveRun, read: Collection[str], deleted: Iterable[str]
+) -> None:
     """Write a row of `offsets` for each partition before anything is read, so that gaps known by then are recorded.
 
     The rows also prove that a partition had nothing new, without which the audit could call nothing there missing.
@@ -196,6 +251,11 @@ def _note_begin(storage: ArchiveStorage, name: str, run: ArchiveRun, read: Colle
     rows = [
         offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason)
         for topic in sorted(run.topics.keys() & set(read))
+        for part, seen in run.topics[topic].partitions.items()
+    ]
+    rows += [
+        offset_row(run, topic, part, seen.position, seen.position, gap=DELETED)
+        for topic in deleted
         for part, seen in run.topics[topic].partitions.items()
     ]
     storage.write(f"{schema.OFFSETS.name}/batch={name}-begin/offsets.parquet", offsets_file(rows))
@@ -244,7 +304,15 @@ def positions(storage: ArchiveStorage, name: str, run: ArchiveRun) -> ArchiveRun
         number = committed_batch(storage, name, table)
         if number < 0:
             continue
+        epochs = storage.read_json(epochs_file(name, table, number)) or {}
         for topic, watermarks in batch_ends(storage, name, table, number).items():
             for partition, offset in watermarks.items():
-                run.topics[topic].partitions[partition].position = offset
+                read = run.topics[topic].partitions[partition]
+                read.position = offset
+                read.leader_epoch = epochs.get(topic, {}).get(partition)
     return run
+
+
+def epochs_file(run: str, stream: str, number: int) -> str:
+    """The file with the leader epochs of a micro-batch, by topic and partition, below the archive."""
+    return f"{RUNS}/{run}/epochs/{stream}/{number}"

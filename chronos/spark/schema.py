@@ -175,7 +175,7 @@ OFFSETS = Table(
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
         ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine"),
         ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived"),
-        ("gap_reason", StringType(), True, "`trimmed`, or `recreated`: the topic was deleted and created again"),
+        ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election)"),
     ),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from chronos.errors import SparkMissing
+from chronos.errors import ArchiveFailed, ChronosError, SparkMissing
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """Maven coordinates of Spark's Kafka connector. Several newer versions lack a dependency in Maven."""
+
+CONNECTOR_NAME = "spark-sql-kafka-0-10"
+"""Part of the name of the connector's jar, and of its coordinates."""
 
 AUTO_MASTER = "auto"
 """The master named by `spark.master`, here or to spark-submit; without one, this machine."""
@@ -52,6 +55,13 @@ COMMON = {
 }
 
 
+VANISHED = ("FileNotFoundException", "FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND", "NoSuchFileException")
+"""Parts of Spark's errors about a file that was there when its folder was listed."""
+
+LINE_CHARACTERS = 500
+"""Most characters of Spark's message in the one line of an error."""
+
+
 def need_spark() -> None:
     """Raise SparkMissing, which names what to install, if PySpark or Java is missing."""
     try:
@@ -68,11 +78,13 @@ def need_spark() -> None:
         )
 
 
-def open_session(name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None):  # type: ignore[no-untyped-def]
+def open_session(  # type: ignore[no-untyped-def]
+    name: str, master: str, conf: Mapping[str, str], log: IO[bytes] | None = None, *, kafka: bool = True
+):
     """The session of a job, with `conf` over the settings of this module; `AUTO_MASTER` chooses the master.
 
-    The Kafka connector is fetched, unless `spark.jars` names it or is empty, which means that the job needs none. A
-    Spark that spark-submit has started cannot fetch it any more. `log` takes the output of a JVM that is started here:
+    With `kafka` the Kafka connector is fetched, unless `spark.jars` names it; other jars and packages are kept. A Spark
+    that spark-submit has started cannot fetch it any more. `log` takes the output of a JVM that is started here:
     Spark's log, what fetching the connector prints, and Java's own warnings. SparkMissing if PySpark, Java or the
     connector is missing.
     """
@@ -85,7 +97,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str], log: IO[bytes]
     if is_submitted() and not master:
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", "") or ""
-    settings = _settings(master or LOCAL_MASTER, conf, has_log=log is not None)
+    settings = session_settings(master or LOCAL_MASTER, conf, has_log=log is not None, kafka=kafka)
     spark_conf = SparkConf(loadDefaults=False)
     spark_conf.setAppName(f"chronos {name}")
     for key, value in settings.items():
@@ -100,11 +112,27 @@ def open_session(name: str, master: str, conf: Mapping[str, str], log: IO[bytes]
             f" {CONNECTOR} and its dependencies: --conf spark.jars=<files, separated by commas>"
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
-    # The error of a failed task is raised by the driver too; py4j would log the same error on fifty lines.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    if conf.get("spark.jars") != "":
+    _silence()
+    if kafka:
         _need_connector(session)
     return session
+
+
+def _silence() -> None:
+    """Keep py4j and PySpark from writing the error of a failed task or of a JVM that ended, which the driver raises too.
+
+    They would write some fifty lines for each request.
+    """
+    from pyspark.accumulators import AccumulatorServer
+
+    for logger in ("py4j", "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_py4j)  # py4j logs some errors to the root logger
+    AccumulatorServer.handle_error = lambda *_: None
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return not record.pathname.replace("\\", "/").rpartition("/")[0].endswith("/py4j")
 
 
 def is_submitted() -> bool:
@@ -112,7 +140,7 @@ def is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _settings(master: str, conf: Mapping[str, str], *, has_log: bool) -> dict[str, str]:
+def session_settings(master: str, conf: Mapping[str, str], *, has_log: bool, kafka: bool) -> dict[str, str]:
     """All settings of a session; sets the environment that a local Spark needs."""
     is_local = master.startswith("local")
     if is_local:
@@ -120,12 +148,36 @@ def _settings(master: str, conf: Mapping[str, str], *, has_log: bool) -> dict[st
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     level = {"spark.log.level": "WARN" if has_log else "ERROR"}
     settings = {**COMMON, **level, **(LOCAL if is_local else {}), **conf, "spark.master": master}
-    if is_submitted() and settings.get("spark.jars") == "":
-        del settings["spark.jars"]  # the jars of spark-submit serve other purposes
-    if not is_submitted() and "spark.jars" not in settings:
-        packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
+    packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
+    named = [*settings.get("spark.jars", "").split(","), *packages]
+    if kafka and not is_submitted() and not any(CONNECTOR_NAME in each for each in named):
         settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
     return settings
+
+
+def one_line(error: Exception) -> ChronosError | None:
+    """The error of Spark or its JVM as one line with what to do; None for an error of something else."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, Py4JJavaError):
+        text = str(error.java_exception)
+    elif isinstance(error, PySparkException):
+        text = str(error)
+    elif isinstance(error, (Py4JError, ConnectionError)):
+        return ArchiveFailed(
+            "Spark's JVM ended before the job did: it was killed, or had too little memory (--conf spark.driver.memory=4g);"
+            " run the same command again"
+        )
+    else:
+        return None
+    if any(name in text for name in VANISHED):
+        return ArchiveFailed(
+            "a file of the archive disappeared while it was read: `chronos archive compact`, or a run that removed the"
+            " incomplete output of a killed one, ran at the same time; run the same command again"
+        )
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return ArchiveFailed(f"Spark failed: {line[:LINE_CHARACTERS]}")
 
 
 def _start_jvm(conf: "SparkConf", log: IO[bytes]) -> None:

@@ -5,7 +5,7 @@ So a log is trimmed only up to the first position that may still be read, and no
 A checkpoint of a large store takes minutes: the worker runs in a thread of its own, never in that of its shard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -109,7 +109,8 @@ class Checkpointer:
     ) -> None:
         """`replicas`: positions of all registered replicas of the shard, this one included; None: not known.
 
-        `archived`: up to which offset a topic's partition is archived; None without an archive. `trims`: True if this
+        `archived`: up to which offset a topic's partition is archived, as far as the log knows; None without an archive, and
+        when the log has forgotten it, so that the position is kept with the checkpoints. `trims`: True if this
         node trims the shard's logs: its master does, except on the embedded log, which is trimmed at the flush.
         """
         assert keep >= CHECKPOINTS_MIN, "the logs would never be trimmed"
@@ -129,8 +130,6 @@ class Checkpointer:
         self._wanted = False
         """A checkpoint was asked for and has not been made yet."""
         self._wake_ms = 0
-        self._archived_last: dict[str, int] = {}
-        """By topic, the archive's last position: Kafka deletes the offsets of a group that was inactive for a week."""
         self.kept: Sequence[Checkpoint] = ()
         """The checkpoints found at the last step, the furthest first."""
         self.problem: str | None = None
@@ -183,6 +182,7 @@ class Checkpointer:
         return max(made_ms) + self._every_ms if made_ms else now_ms
 
     def _trim(self, now_ms: int) -> None:
+        archived = self._archived_to()  # also before there is anything to trim, while Kafka still has the offsets
         intact = [checkpoint for checkpoint in self.kept if self._checkpoints.is_intact(checkpoint)]
         if len(intact) < CHECKPOINTS_MIN:
             return
@@ -205,15 +205,21 @@ class Checkpointer:
             to = trim_to(
                 checkpoints=checkpoints,
                 replicas=positions,
-                archived=self._archived_to(topic),
+                archived=archived.get(topic),
                 by_age=self._log.offset_at(topic, self._shard, kept_from_ms),
                 start=start,
             )
             if to > start:
                 self._log.trim(topic, self._shard, to)
 
-    def _archived_to(self, topic: str) -> int | None:
-        offset = self._archived(topic, self._shard)
-        if offset is not None:
-            self._archived_last[topic] = offset
-        return self._archived_last.get(topic)
+    def _archived_to(self) -> Mapping[str, int]:
+        """By topic, up to which offset the shard is archived, as the archive committed last; without an archive empty."""
+        kept = self._checkpoints.archived(self._shard, self._identity)
+        found = dict(kept)
+        for topic in (self._identity.delay_topic, self._identity.progress_topic):
+            offset = self._archived(topic, self._shard)
+            if offset is not None:
+                found[topic] = offset
+        if found != kept:
+            self._checkpoints.keep_archived(self._shard, self._identity, found)
+        return found

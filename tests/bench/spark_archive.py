@@ -129,6 +129,7 @@ def _archive(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> tuple[floa
 def _copy(bench: Bench, spark: SparkSession, plan: ArchivePlan) -> float:
     """Records a second of Spark's own source and sink, with the options that the archive reads with."""
     folder = bench.directory / bench.name("copy")
+    assert plan.targets is not None
     options = {
         "kafka.bootstrap.servers": plan.bootstrap_servers, "kafka.isolation.level": "read_committed",
         "subscribe": f"{plan.delay},{plan.targets[0]}", "startingOffsets": "earliest", "includeHeaders": "true",

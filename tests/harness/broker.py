@@ -531,6 +531,11 @@ class Broker(Clients):
 
     # Within
 
+    @property
+    def data(self) -> Path:
+        """The directory with a folder for each partition, `<topic>-<partition>`."""
+        return self._directory() / "data"
+
     def _directory(self) -> Path:
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix="chronos-kafka-"))

@@ -7,7 +7,7 @@ The code under test decides when a checkpoint is made, what is trimmed, and what
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,6 +175,14 @@ class SimCheckpoints:
         for name in names:
             del self._storage.kept[shard][name]
         return names
+
+    def archived(self, shard: int, identity: Identity) -> dict[str, int]:
+        """No simulated cluster has an archive."""
+        self._storage.of(shard)
+        return {}
+
+    def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
+        raise AssertionError("no simulated cluster has an archive")
 
     def restore(self, shard: int, identity: Identity, into: Path) -> Checkpoint | None:
         tried = []

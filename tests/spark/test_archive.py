@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import TopicPartition
 from msgspec.structs import replace
@@ -23,11 +24,12 @@ from chronos.core.progress import Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
 from chronos.ports import TopicInfo
 from chronos.spark import schema
+from chronos.spark.archive.claim import check_claim
 from chronos.spark.archive.compact import compact, finish
 from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive
 from chronos.spark.progress import Step, ignore
 from chronos.spark.rows import in_hours
-from chronos.spark.runs import begin_run, check_format
+from chronos.spark.runs import begin_run, check_format, remove_uncommitted
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.spark.conftest import connector
@@ -40,7 +42,7 @@ DUE_MS = 1_900_000_000_000
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(role_epoch=1, log_epoch=1, cluster="shop", node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+    step = Progress(role_epoch=1, log_epoch=1, cluster=made.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
                     counts=(0,) * 7)  # fmt: skip
     made.write(made.progress, pack_progress(step))
     made.flush()
@@ -85,12 +87,22 @@ def test_each_record_is_there_once_byte_for_byte(
     ]
     assert found == odd
     assert [row["verb"] for row in rows] == ["refused", "refused", "cancel"]
+    for name, each in schema.TABLES.items():  # tables without rows too
+        found_columns = set(ds.dataset(tmp_path / name, format="parquet", partitioning="hive").schema.names)
+        assert {column for column, *_ in each.columns} <= found_columns
+        assert set(spark.read.parquet(str(tmp_path / name)).columns) == found_columns
+    reached = remove_uncommitted(ArchiveStorage(str(tmp_path)))
+    assert reached is not None
+    read = reached.topics[logs.delay].partitions["0"]
+    assert (read.position, read.leader_epoch) == (3, brokers.watermarks(logs.delay, 0).leader_epoch)
 
     logs.write(logs.delay, b"late", [("chronos-deliver-at", b"1"), ("chronos-target-topic", logs.target.encode())])
     logs.write(logs.target, b"not of Chronos", partition=1)
     logs.write(logs.target, b"late", logs.receipt(0, 3, 1), partition=1)
     logs.flush()
-    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore))
+    # Without targets those that messages name are archived, also one that the run has just found.
+    named = logs.plan(targets=None)
+    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore))
     assert done == {"progress": 0, "deliveries": 1, "rejected": 0, "dead_letters": 0, "messages": 1}
     assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
     (delivered,) = table(tmp_path, "deliveries").to_pylist()
@@ -98,9 +110,7 @@ def test_each_record_is_there_once_byte_for_byte(
     assert own == {"shard": 0, "source_offset": 3, "due_at_ms": 1, "id": b"0-1-3", "occurrence": 1, "attempt": 1}
     assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
 
-    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)) == dict.fromkeys(
-        done, 0
-    )
+    assert by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore)) == dict.fromkeys(done, 0)
     group = ARCHIVE_GROUP.format(cluster=logs.cluster)
     assert [brokers.committed(group, logs.delay, shard) for shard in range(SHARDS)] == [4, 0]
     assert brokers.committed(group, logs.progress, 0) == 1
@@ -301,6 +311,8 @@ def test_records_deleted_before_they_were_archived_are_recorded_as_a_gap(
     # Without the target, and with another that is not there: the rest goes on.
     logs.delete(logs.target)
     assert "deliveries" not in by_table(archive(spark, brokers, storage, logs.plan(targets=[logs.target]), ignore))
+    gaps = [row for row in table(tmp_path, "offsets").to_pylist() if row["gap_reason"] == "deleted"]
+    assert {(row["topic"], row["partition"]) for row in gaps} == {(logs.target, part) for part in range(SHARDS)}
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "recreated"])
@@ -348,8 +360,60 @@ def test_an_archive_has_one_writer_and_one_cluster(
         archive(spark, brokers, storage, logs.plan(), ignore)
     gone = Logs(logs.broker)
     gone.delete(gone.progress)
+    elsewhere = ArchiveStorage(str(tmp_path / "other"))
     with pytest.raises(ArchiveFailed, match=gone.progress):
-        archive(spark, brokers, ArchiveStorage(str(tmp_path / "other")), gone.plan(), ignore)
+        archive(spark, brokers, elsewhere, gone.plan(), ignore)
+    typo = replace(logs.plan(), cluster="typo")
+    with pytest.raises(
+        ArchiveUnusable, match=f"was written by the cluster {logs.cluster}, and the setting cluster is typo"
+    ):
+        archive(spark, brokers, elsewhere, typo, ignore)
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_archive_belongs_to_one_kafka_cluster(logs: Logs, brokers: KafkaLog, tmp_path: Path) -> None:
+    """Another one is refused unless the plan accepts it; an archive without the id takes that of the brokers."""
+    storage = ArchiveStorage(str(tmp_path))
+    claim = check_claim(storage, brokers, logs.plan())
+    assert claim["kafka_cluster_id"] == brokers.cluster_id() != ""
+    storage.write_json("archive.json", {**claim, "kafka_cluster_id": "another"})
+    with pytest.raises(
+        ArchiveUnusable, match="was archived from the Kafka cluster another, and these brokers belong to"
+    ):
+        check_claim(storage, brokers, logs.plan())
+    assert check_claim(storage, brokers, logs.plan(other_cluster=True)) == claim
+    storage.write_json("archive.json", {name: value for name, value in claim.items() if name != "kafka_cluster_id"})
+    assert check_claim(storage, brokers, logs.plan()) == claim
+
+
+def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
+    broker: Broker, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """It reaches beyond the archived position, and has other records there; a restart alone is no gap."""
+    storage = ArchiveStorage(str(tmp_path))
+    logs.schedule(40, DUE_MS)
+    streams = [("deliveries", [logs.target]), ("messages", [logs.delay])]
+    run = begin_run(storage, brokers, streams, None).run
+    for topic, part in ((logs.target, "0"), (logs.target, "1"), (logs.delay, "0")):
+        run.topics[topic].partitions[part].position = 20
+
+    def restart(*lost: str) -> None:
+        broker.kill()
+        for folder in lost:
+            shutil.rmtree(broker.data / folder)
+        broker.start()
+
+    restart(f"{logs.target}-0")
+    logs.schedule(100, DUE_MS)
+    found = begin_run(storage, brokers, streams, run).run
+    reads = {(topic, part): read for topic, each in found.topics.items() for part, read in each.partitions.items()}
+    assert (reads[logs.target, "0"].gap_reason, reads[logs.target, "0"].begin) == ("truncated", 0)
+    assert (reads[logs.target, "1"].gap_reason, reads[logs.target, "1"].begin) == (None, 20)
+    assert (reads[logs.delay, "0"].gap_reason, reads[logs.delay, "0"].begin) == (None, 20)
+    restart(f"{logs.delay}-0")
+    logs.schedule(100, DUE_MS)
+    with pytest.raises(ArchiveUnusable, match=f"{logs.delay}/0 lost records that are archived"):
+        begin_run(storage, brokers, streams, found)
 
 
 def test_a_stream_that_fails_names_the_offsets_and_does_not_stop_the_others(

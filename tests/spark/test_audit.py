@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -18,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 import typer
+from msgspec import structs
 
 from chronos.cli.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import MOMENTS_MAX, Coverage, Frontier, _thin, collect_evidence, coverage, frontiers
-from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, audit, default_span, judge
+from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, TargetCoverage, audit, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
 from chronos.spark.storage import ArchiveStorage
@@ -137,7 +141,7 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
         offsets_row("deliveries", "plain", 1, 9, read_ms=50),
         offsets_row("deliveries", "plain", 0, 9, read_ms=60),
         offsets_row("deliveries", "grown", 0, 9, read_ms=50),
-        offsets_row("deliveries", "grown", 0, 9, read_ms=60, gap=True),
+        offsets_row("deliveries", "grown", 0, 9, read_ms=60, gap=True, gap_reason="truncated"),
         offsets_row("deliveries", "grown", 0, 9, read_ms=70),
         offsets_row("deliveries", "grown", 1, 9, read_ms=70),
         offsets_row("deliveries", "open", 0, 9, read_ms=50, high_watermark=10),
@@ -148,7 +152,7 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
     found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
     assert {topic: seen for (_, topic), seen in found.items()} == {
         "plain": Coverage(covered_ms=50),
-        "grown": Coverage(covered_ms=70, gap_ms=60, before_gap_ms=50),
+        "grown": Coverage(covered_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"),
         "open": Coverage(covered_ms=0, unresolved=True),
     }
 
@@ -219,6 +223,7 @@ def test_an_audit_counts_outcomes_and_names_the_time_it_judged_up_to(audited: Au
     assert audited.overall.counts == {
         "delivered": 3, "missing": 1, "early": 1, "expired": 1, "unknown": 1, "pending": 1,
     }  # fmt: skip
+    assert audited.broken
     assert not audited.clean
     assert audited.judged_ms == SETTLED_MS + 9
     assert audited.archived_ms == READ_MS
@@ -369,8 +374,58 @@ def test_the_terminal_shows_what_was_broken(audited: Audit, capsys: pytest.Captu
     assert "promises were broken: 1 missing, 1 early" in shown.out
     assert "missing: shard 0, offset 2, for target-0" in shown.out
     assert "judged up to 2030-01-01T02:00:00.009Z" in shown.out
-    assert warnings(audited) == ["1 messages are not judged yet: run `chronos archive`, then audit again"]
-    assert warnings(audited)[0] in shown.err
+    assert [line.partition(":")[0] for line in warnings(audited)] == [
+        "1 messages are unknown", "1 messages are not judged yet",
+    ]  # fmt: skip
+    assert all(line in shown.err for line in warnings(audited))
+    assert (
+        "not everything could be judged: 1 messages are unknown (target-not-archived); messages due from" in shown.out
+    )
+
+
+def test_only_what_is_proved_is_shown_as_clean(audited: Audit, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown messages, old pending ones and a window beyond the archive's end have an exit code of their own."""
+
+    def result(counts: dict[str, int], judged_ms: int, to_ms: int) -> tuple[int, str, Audit]:
+        found = structs.replace(
+            audited, overall=structs.replace(audited.overall, counts=counts), judged_ms=judged_ms, samples=[],
+            span=Span(from_ms=T, to_ms=to_ms), archived_ms=READ_MS,
+            reasons=[("unknown", "gap", counts.get("unknown", 0))] if "unknown" in counts else [],
+        )  # fmt: skip
+        code = 0
+        try:
+            _publish(found, Format.text, None)
+        except typer.Exit as ended:
+            code = ended.exit_code
+        return code, capsys.readouterr().out.splitlines()[-1], found
+
+    code, line, found = result({"delivered": 3}, READ_MS, READ_MS)
+    assert (code, found.clean) == (0, True)
+    assert line == "nothing is missing, duplicated or early: 3 messages, each with its outcome"
+    # The last two minutes before the archive's end may be pending.
+    code, line, found = result({"delivered": 3, "pending": 1}, READ_MS - 120_000, READ_MS)
+    assert (code, found.clean, line[:19]) == (0, True, "nothing due before ")
+    for counts, judged_ms, to_ms, why in (
+        ({"delivered": 3, "unknown": 1_000}, READ_MS, READ_MS, "1,000 messages are unknown (gap)"),
+        ({"pending": 1}, READ_MS - 120_001, READ_MS, "on are pending"),
+        ({"pending": 1}, T + 5, T + HOUR_MS, "on are pending"),
+        ({}, READ_MS, READ_MS + HOUR_MS, "before the window does"),
+    ):
+        code, line, found = result(counts, judged_ms, to_ms)
+        assert (code, found.clean, found.broken) == (6, False, False)
+        assert line.startswith("not everything could be judged: ")
+        assert why in line
+        assert "not everything could be judged" in html(found)
+    assert result({"missing": 1, "unknown": 1}, READ_MS, READ_MS)[0] == 1
+
+
+@pytest.mark.parametrize("reason", ["recreated", "deleted", "truncated"])
+def test_a_lost_target_is_named_with_the_command_that_restores_it(audited: Audit, reason: str) -> None:
+    """Its messages were delivered, so that the audit is clean; they are not there any more."""
+    lost = TargetCoverage(target="orders", covered_ms=READ_MS, gap_ms=READ_MS, unresolved=False, gap_reason=reason)
+    lines = warnings(structs.replace(audited, archived_targets=[lost]))
+    (line,) = (line for line in lines if line.startswith("orders "))
+    assert "`chronos backfill --gone --target orders`" in line
 
 
 def test_the_result_is_shown_before_the_page_is_written(
@@ -422,6 +477,46 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     (log,) = re.findall(r"^Spark's own log is in (.+)$", again.stderr, re.MULTILINE)
     assert "WARN" in Path(log).read_text()
     Path(log).unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ended", "last"),
+    [("interrupted", "stopped; nothing was judged"), ("JVM killed", "error: Spark's JVM ended before")],
+)
+def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, last: str) -> None:
+    """No traceback of Python or Java, and exit code 1."""
+    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", "-l", str(archived),
+               "--from", "2030-01-01T00:00:00Z", "--conf", "spark.driver.memory=1g"]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("reading the coverage"):
+            break
+    if ended == "interrupted":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        (java,) = java_of(process.pid)
+        os.kill(java, signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    lines = [
+        line for line in errors.splitlines() if not line.startswith(("reading", "joining", "Spark's own log is in"))
+    ]
+    assert [line[: len(last)] for line in lines] == [last]
+    assert process.returncode == 1
+
+
+def java_of(session: int) -> list[int]:
+    """The Java processes of a session of processes."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            if int(stat[3]) == session and b"java" in Path("/proc", entry, "cmdline").read_bytes().split(b"\0")[0]:
+                found.append(int(entry))
+    return found
 
 
 def test_the_command_explains_missing_and_wrong_options(tmp_path: Path) -> None:

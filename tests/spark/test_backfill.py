@@ -32,7 +32,7 @@ from msgspec import structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.settings import BATCH_BYTES
-from chronos.cli.backfill import _end, _replay
+from chronos.cli.backfill import _end, _replay, other_modes
 from chronos.cli.output import Format
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
@@ -361,6 +361,11 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
         planned = lost.job().plan(structs.replace(lost.request, direct=direct))
         assert (planned.messages, planned.no_target) == (messages, 400 - messages)
         assert planned.absent_targets == [lost.logs.target]
+        assert planned.judged == {"missing": 400}
+        assert planned.changed_targets == {lost.logs.target: "deleted"}
+        assert other_modes(planned)[0].startswith(
+            f"{lost.logs.target} does not exist any more since it was archived: --gone"
+        )
 
 
 @unhurried

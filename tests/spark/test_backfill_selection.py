@@ -89,6 +89,49 @@ def test_receipts_and_replay_headers_name_the_messages_in_a_target(spark: SparkS
     assert sorted(tuple(row) for row in found) == [("t", 1, 7, 1), ("t", 1, 8, 3), ("u", 0, 99, 1), ("u", 2, 5, 2)]
 
 
+def test_after_a_rebuild_under_the_same_names_only_the_same_messages_count_as_present(spark: SparkSession) -> None:
+    """Receipts name other messages then: id and due time must agree, and a replay must be one of this archive."""
+    units = spark.createDataFrame(
+        [(0, at, 1, b"id-%d" % at, "t", T + at, "delivered") for at in range(6)],
+        "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string",
+    )
+
+    def receipt(at: int, id_: bytes, due_ms: int) -> list[tuple[str, bytes]]:
+        return [("chronos-source", b"d/0/%d" % at), ("chronos-id", id_), ("chronos-due-at", b"%d" % due_ms)]
+
+    rows = [
+        ("t", receipt(0, b"id-0", T)),
+        ("t", receipt(1, b"another", T + 1)),
+        ("t", receipt(2, b"id-2", T + 9)),
+        ("t", [*receipt(9, b"r", T), (ledger.REPLAY_OF, b"d/0/3/1"), (ledger.REPLAY_POSITION, b"ours/0/1")]),
+        ("t", [*receipt(9, b"r", T), (ledger.REPLAY_OF, b"d/0/4/1"), (ledger.REPLAY_POSITION, b"theirs/0/1")]),
+    ]
+    records = spark.createDataFrame(rows, "topic string, headers array<struct<name string, value binary>>")
+    strict = selection.without_present(units, records, "d", runs=["ours"]).collect()
+    assert sorted(row["source_offset"] for row in strict) == [1, 2, 4, 5]
+    same = selection.without_present(units, records, "d", runs=None).collect()
+    assert [row["source_offset"] for row in same] == [5]
+
+
+def test_gone_messages_are_counted_by_partition_as_deleted_or_lost(spark: SparkSession) -> None:
+    """Deleted: before the first offset of the archived topic. A topic created again, and an unarchived delivery, are lost."""
+    units = spark.createDataFrame(
+        [(0, at, 1, b"i", target, T, "delivered") for at, target in enumerate("ttttug")],
+        "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string",
+    )
+    held = [("t", 0, 4, 0), ("t", 0, 5, 1), ("t", 1, 5, 2), ("u", 0, 1, 4)]
+    archived = spark.createDataFrame(
+        [(topic, part, offset, 0, source, 1) for topic, part, offset, source in held],
+        "topic string, partition int, offset long, shard int, source_offset long, occurrence int",
+    )
+    starts = spark.createDataFrame([("t", 0, 5), ("t", 1, 9)], "target string, partition int, log_start long")
+    found = selection.gone_from(units, archived, starts).collect()
+    assert sorted(map(tuple, found), key=repr) == sorted(
+        [("t", 0, 1, 1, 5), ("t", 1, 1, 0, 9), ("t", None, 0, 1, None), ("u", 0, 0, 1, None), ("g", None, 0, 1, None)],
+        key=repr,
+    )
+
+
 def test_a_message_must_have_all_requested_headers(spark: SparkSession) -> None:
     """With name and value; of several headers with the same name one is enough."""
     rows = [

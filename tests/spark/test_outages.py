@@ -44,6 +44,7 @@ def test_a_deleted_target_gets_back_exactly_its_lost_messages(outage: Outage) ->
 
     report = outage.replay("gone", targets=[outage.flow.target])
     assert report.messages == len(gone) >= len(first) + len(second)
+    assert (sum(each.lost for each in report.gone), any(each.deleted for each in report.gone)) == (len(gone), False)
     outage.settle_replays()
     assert outage.times() == Counter(message.number for message in outage.flow.sent)
     assert {found.number for found in outage.replays()} == gone.keys()

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import AnalysisException, SparkRuntimeException
+
+from chronos.errors import ArchiveFailed
+from chronos.spark.session import CONNECTOR, one_line, session_settings
 
 OPEN = """
 import sys
@@ -15,36 +21,78 @@ from chronos.errors import SparkMissing
 from chronos.spark.session import open_session
 log = open("spark.log", "ab")
 try:
-    print("master", open_session("test", "auto", {sys.argv[1]: sys.argv[2]}, log).sparkContext.master)
+    kafka = sys.argv[1] != "none"
+    conf = {"spark.jars": sys.argv[2]} if kafka else {}
+    print("master", open_session("test", "auto", conf, log, kafka=kafka).sparkContext.master)
 except SparkMissing as error:
     print(error)
 """
 
 
-def opened(tmp_path: Path, launcher: list[str], key: str, value: str) -> tuple[str, str]:
-    """Output and errors of the script."""
+def opened(tmp_path: Path, launcher: list[str], jars: str) -> tuple[str, str]:
+    """Output and errors of the script; `jars`: none for a job without Kafka."""
     script = tmp_path / "job.py"
     script.write_text(OPEN)
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run([*launcher, str(script), key, value], capture_output=True, text=True, timeout=170,
+    done = subprocess.run([*launcher, str(script), "none" if jars == "none" else "jars", jars], capture_output=True, text=True, timeout=170,
                           env=environment, cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 
 def test_the_master_of_spark_submit_is_the_default(tmp_path: Path) -> None:
-    """Its jars are kept too: an empty `spark.jars` only means that the job needs no connector."""
+    """A job that reads no Kafka needs no connector."""
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    output, _ = opened(tmp_path, [submit, "--master", "local[3]"], "spark.jars", "")
+    output, _ = opened(tmp_path, [submit, "--master", "local[3]"], "none")
     assert "master local[3]\n" in output
 
 
 def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path) -> None:
     """Before anything is read, with the ways to bring it. The default master without spark-submit is this machine."""
-    (tmp_path / "no.jar").write_bytes(b"PK\x05\x06" + bytes(18))
-    output, errors = opened(tmp_path, [sys.executable], "spark.jars", str(tmp_path / "no.jar"))
+    jar = tmp_path / "spark-sql-kafka-0-10_2.13-empty.jar"
+    jar.write_bytes(b"PK\x05\x06" + bytes(18))
+    output, errors = opened(tmp_path, [sys.executable], str(jar))
     assert "Spark has no Kafka connector: provide org.apache.spark:spark-sql-kafka" in output
     assert "spark-submit --packages org.apache.spark:spark-sql-kafka" in output
     assert errors == ""
     assert "WARN" in (tmp_path / "spark.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("conf", "kafka", "expected"),
+    [
+        ({}, True, (None, CONNECTOR)),
+        ({}, False, (None, None)),
+        ({"spark.jars": "/own.jar"}, True, ("/own.jar", CONNECTOR)),
+        ({"spark.jars": "/own.jar"}, False, ("/own.jar", None)),
+        ({"spark.jars.packages": "a:b:1"}, True, (None, f"a:b:1,{CONNECTOR}")),
+        ({"spark.jars": "/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar"}, True,
+         ("/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar", None)),
+    ],
+)  # fmt: skip
+def test_the_connector_is_added_to_the_user_s_own_jars(
+    conf: dict[str, str], kafka: bool, expected: tuple[str | None, str | None]
+) -> None:
+    """Unless they have it, or the job reads no Kafka."""
+    found = session_settings("local[2]", conf, has_log=True, kafka=kafka)
+    assert (found.get("spark.jars"), found.get("spark.jars.packages")) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Py4JNetworkError("An error occurred"), "Spark's JVM ended before the job did"),
+        (ConnectionRefusedError(111, "Connection refused"), "Spark's JVM ended before the job did"),
+        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"), "a file of the archive disappeared"),
+        (SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"), "a file of the archive disappeared"),
+        (SparkRuntimeException("first line\n\tat org.apache"), "Spark failed: first line"),
+    ],
+)  # fmt: skip
+def test_an_error_of_spark_is_one_line(error: Exception, text: str) -> None:
+    """With what to do; other errors stay as they are."""
+    found = one_line(error)
+    assert isinstance(found, ArchiveFailed)
+    assert str(found).startswith(text)
+    assert "\n" not in str(found)
+    assert one_line(ValueError("x")) is None

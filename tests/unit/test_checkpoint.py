@@ -311,8 +311,9 @@ def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
     case.archived = {"delay": 17}
     case.step()
     assert case.starts() == (17, 182)
-    # Kafka has forgotten the offsets of the group; the archive still exists.
+    # Kafka has forgotten the offsets of the group, and the node starts again; the archive still exists.
     case.archived = {}
+    case.worker = case.new_worker()
     case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (17, 182)
@@ -320,6 +321,27 @@ def test_records_that_are_not_archived_are_not_trimmed(case: Case) -> None:
     case.clock.now += CHECK_EVERY_MS
     case.step()
     assert case.starts() == (18, 182)
+    # The archive is given up: its group is deleted, and then the file that keeps its position.
+    case.archived = {}
+    (case.location / "c" / "1" / "archived.json").unlink()
+    case.clock.now += CHECK_EVERY_MS
+    case.step()
+    assert case.starts() == (2 * 182, 182)
+
+
+def test_the_archive_s_position_is_kept_before_anything_can_be_trimmed(case: Case) -> None:
+    """With the first checkpoint, while Kafka still has the offsets; a topic created again has no position."""
+    case.archived = {"delay": 17}
+    case.move(250)
+    case.step()
+    case.archived = {}
+    case.worker = case.new_worker()
+    for _ in range(2):
+        case.move(50)
+        case.step()
+    assert case.starts() == (17, 181)
+    again = replace(case.identity, delay_topic_id="another")
+    assert (case.folder.archived(1, case.identity), case.folder.archived(1, again)) == ({"delay": 17}, {})
 
 
 def test_a_checkpoint_that_lost_a_file_does_not_count(case: Case) -> None:

@@ -4,9 +4,10 @@ A checkpoint counts once its manifest is there, which is written last, after eve
 changed in place. Checkpoints of other topics of the same names (a topic deleted and created again) are left alone.
 """
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from chronos.ports import Checkpoint, CheckpointFile, Store
 log = structlog.get_logger("chronos.checkpoints")
 
 NAME = re.compile(r"(\d{20})-(.+)")
+
+ARCHIVED = "archived.json"
+"""File beside the checkpoints of a shard with the archive's positions in its two partitions."""
 
 
 class CheckpointFolder:
@@ -150,6 +154,35 @@ class CheckpointFolder:
             return None
         return decode_manifest(data, f"{place}/{MANIFEST}")
 
+    # --- the archive's positions
+
+    def archived(self, shard: int, identity: Identity) -> dict[str, int]:
+        """By topic, the positions that were kept last; those of a topic of the same name with another id do not count."""
+        with self._reaching("reading"):
+            self._files.invalidate_cache()
+            try:
+                with self._files.open(self._place(shard, ARCHIVED), "rb") as file:
+                    found = json.loads(file.read())
+            except FileNotFoundError:
+                return {}
+        return {
+            topic: found[topic]["offset"]
+            for topic, topic_id in _topics(identity).items()
+            if topic in found and found[topic]["id"] == topic_id
+        }
+
+    def keep_archived(self, shard: int, identity: Identity, offsets: Mapping[str, int]) -> None:
+        """Keep the archive's positions in `<location>/<cluster>/<shard>/archived.json`."""
+        ids = _topics(identity)
+        data = json.dumps({topic: {"id": ids[topic], "offset": offset} for topic, offset in offsets.items()}, indent=1)
+        path = self._place(shard, ARCHIVED)
+        with self._reaching("writing"):
+            self._files.makedirs(f"{self._root}/{shard}", exist_ok=True)
+            new = f"{path}.new" if self._is_local else path  # an object appears whole, a file under its name does not
+            self._write(new, iter([data.encode()]))
+            if self._is_local:
+                self._files.mv(new, path)
+
     # --- restoring
 
     def fetch(self, checkpoint: Checkpoint, into: Path) -> None:
@@ -230,6 +263,11 @@ class CheckpointFolder:
                 f"{doing} at checkpoints.location {self._shown} failed ({cause}): is it there, with room, and may this"
                 " process write there?"
             ) from error
+
+
+def _topics(identity: Identity) -> dict[str, str]:
+    """The ids of the shard's two topics, by name."""
+    return {identity.delay_topic: identity.delay_topic_id, identity.progress_topic: identity.progress_topic_id}
 
 
 def _same(one: Checkpoint, other: Checkpoint) -> bool:

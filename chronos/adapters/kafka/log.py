@@ -92,6 +92,10 @@ class KafkaLog:
         """Return, by topic, which of Read and Write an ACL denies."""
         return self._topics.denied(topics)
 
+    def cluster_id(self) -> str:
+        """The id that Kafka gave the cluster when its storage was formatted."""
+        return self._topics.cluster_id()
+
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time."""
         return self._topics.ping(timeout_s)
@@ -109,6 +113,10 @@ class KafkaLog:
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after a time; the last stable offset if every record is older."""
         return self._offsets.offset_at(topic, partition, timestamp_ms)
+
+    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
+        return self._offsets.truncated(positions)
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before the offset, but none beyond the last stable offset."""

@@ -10,11 +10,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES
-from chronos.adapters.kafka.settings import ANSWER_S, LEADER_POLL_S, OFFSETS_CONSUMER, REQUEST_TIMEOUT_S
+from chronos.adapters.kafka.settings import (
+    ANSWER_S,
+    CONSUMER,
+    LEADER_POLL_S,
+    OFFSETS_CONSUMER,
+    REQUEST_TIMEOUT_S,
+    VALIDATING_CONSUMER,
+)
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
 
@@ -25,6 +32,12 @@ IDLE_MAX = 64
 
 ASSIGNED_MAX = 500
 """Partitions assigned to one consumer; beyond that its assignment starts again with the partition asked for."""
+
+VALIDATION_S = 0.05
+"""Further time for each partition that is compared with its leader epoch."""
+
+TRUNCATED_CODES = frozenset({KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET})
+"""With `auto.offset.reset: error` the client reports a truncation as the second one (measured)."""
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 """`isolation.level` decides which end a consumer reports: the last stable offset, or the high watermark."""
@@ -47,7 +60,8 @@ class KafkaOffsets:
         """Start, last stable offset and high watermark, in this order."""
         start = self._ask(topic, partition, OFFSET_BEGINNING, COMMITTED)
         stable = self.stable_end(topic, partition)
-        return Watermarks(start=start, stable=stable, high=self._ask(topic, partition, OFFSET_END, UNCOMMITTED))
+        end = self._find(topic, partition, OFFSET_END, UNCOMMITTED)
+        return Watermarks(start=start, stable=stable, high=int(end.offset), leader_epoch=end.leader_epoch)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after a time; the last stable offset if every record is older."""
@@ -65,6 +79,41 @@ class KafkaOffsets:
         refused = [f"{part.topic}/{part.partition}: {part.error}" for part in committed if part.error is not None]
         if refused:
             raise LogUnavailable(f"committing offsets of the group {group} in {', '.join(refused)}")
+
+    def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
+        """The partitions whose log no longer has the records before an offset that it had in a leader epoch.
+
+        `positions`: offset and leader epoch, by topic and partition. The consumer compares them with the leader
+        (OffsetForLeaderEpoch) before it fetches. Raises LogUnavailable.
+        """
+        doing = "comparing offsets with the leader epochs of the log"
+        left = dict(positions)
+        found: set[tuple[str, int]] = set()
+        consumer = Consumer(self._connection.settings({**CONSUMER, **VALIDATING_CONSUMER}))
+        try:
+            consumer.assign(
+                [TopicPartition(*at, offset, leader_epoch=epoch) for at, (offset, epoch) in positions.items()]
+            )
+            deadline = time.monotonic() + REQUEST_TIMEOUT_S + len(left) * VALIDATION_S
+            while left:
+                message = consumer.poll(LEADER_POLL_S)
+                if message is None:
+                    if time.monotonic() > deadline:
+                        raise self._connection.unanswered(doing)
+                    continue
+                at = (str(message.topic()), int(message.partition() or 0))
+                error = message.error()
+                if error is not None and error.code() in TRUNCATED_CODES:
+                    found.add(at)
+                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    continue  # the client tries again
+                if left.pop(at, None) is not None:
+                    consumer.pause([TopicPartition(*at)])
+        except KafkaException as error:
+            raise self._connection.unavailable(doing, error) from error
+        finally:
+            consumer.close()
+        return found
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
@@ -85,11 +134,14 @@ class KafkaOffsets:
                     idle.pop().close()
 
     def _ask(self, topic: str, partition: int, timestamp_ms: int, level: str) -> int:
+        return int(self._find(topic, partition, timestamp_ms, level).offset)
+
+    def _find(self, topic: str, partition: int, timestamp_ms: int, level: str) -> TopicPartition:
         """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no record is that young."""
         doing = f"asking for offsets of {topic}/{partition}"
         consumer = self._consumer(level, doing)
         try:
-            offset = self._retrying(
+            found = self._retrying(
                 doing,
                 LEADER_MOVED_CODES,
                 REQUEST_TIMEOUT_S,
@@ -103,9 +155,9 @@ class KafkaOffsets:
             consumer.close()
         else:
             idle.append(consumer)
-        if offset < 0 and timestamp_ms < 0:
+        if found.offset < 0 and timestamp_ms < 0:
             raise self._connection.unanswered(doing)
-        return offset
+        return found
 
     def _consumer(self, level: str, doing: str) -> "_OffsetsConsumer":
         try:
@@ -149,7 +201,7 @@ class _OffsetsConsumer:
         self._consumer = Consumer(settings)
         self._assigned: set[tuple[str, int]] = set()
 
-    def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> int:
+    def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> TopicPartition:
         """The leader's answer to ListOffsets. Raises KafkaException."""
         (found,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout_s)
         self._consumer.poll(0)  # takes the client's events, which would be kept otherwise
@@ -157,7 +209,7 @@ class _OffsetsConsumer:
             raise KafkaException(found.error)
         if (topic, partition) not in self._assigned and found.offset >= 0:
             self._assign(TopicPartition(topic, partition, found.offset))
-        return int(found.offset)
+        return found
 
     def _assign(self, part: TopicPartition) -> None:
         """Assign at an offset that exists: a client closed while it looks for one never ends (a deadlock, measured)."""

@@ -55,6 +55,14 @@ CONSUMER: Mapping[str, Any] = {
 }
 """Settings of a reader."""
 
+VALIDATING_CONSUMER: Mapping[str, Any] = {
+    "isolation.level": "read_uncommitted",  # a partition answers with a record or with its end
+    "fetch.wait.max.ms": 1,
+    "fetch.message.max.bytes": 1_024,
+    "queued.min.messages": 1,
+}
+"""Settings, over those of a reader, of a consumer that compares offsets with the leader epochs of the log."""
+
 OFFSETS_CONSUMER: Mapping[str, Any] = {
     "group.id": "chronos-unused",  # required by the client, never joined
     "enable.auto.commit": False,

@@ -225,6 +225,13 @@ class KafkaTopics:
                 found[name] = denied
         return found
 
+    def cluster_id(self) -> str:
+        """The id that Kafka gave the cluster when its storage was formatted."""
+        try:
+            return str(self._admin.list_topics(self._progress_topic, timeout=REQUEST_TIMEOUT_S).cluster_id)
+        except KafkaException as error:
+            raise self._connection.unavailable("asking for the id of the cluster", error) from error
+
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""
         try:

@@ -6,30 +6,38 @@ after a kill at any point too. What the records mean is `audit/`; their columns 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
+import structlog
 from msgspec import Struct
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveFailed, ArchiveUnusable
+from chronos.errors import ArchiveFailed
 from chronos.spark import schema
+from chronos.spark.archive.claim import check_claim, write_claim
 from chronos.spark.archive.compact import finish
+from chronos.spark.archive.plan import ArchivePlan as ArchivePlan
+from chronos.spark.archive.targets import named_targets, save_named_targets
 from chronos.spark.progress import Step, Watch
 from chronos.spark.rows import decisions_of, deliveries_of, in_hours, messages_of, steps_of, with_reason
 from chronos.spark.runs import (
+    RECREATED,
     RUNS,
     RUNS_KEPT,
+    TRIMMED,
+    TRUNCATED,
     ArchiveBrokers,
+    ArchiveRun,
     OffsetRow,
     StartedRun,
     batch_ends,
     batch_folder,
     begin_run,
-    check_format,
     committed_batch,
+    epochs_file,
     offset_row,
     offsets_file,
     positions,
@@ -37,6 +45,8 @@ from chronos.spark.runs import (
 )
 from chronos.spark.schema import Table
 from chronos.spark.storage import ArchiveStorage
+
+log = structlog.get_logger("chronos.archive")
 
 ARCHIVE_GROUP = "{cluster}-archive"
 """Consumer group whose offsets are those archived: below them the logs may be trimmed."""
@@ -62,25 +72,6 @@ class TableResult(Struct, kw_only=True):
     gaps: int = 0
 
 
-class ArchivePlan(Struct, frozen=True, kw_only=True):
-    """The topics to archive, and how to read them."""
-
-    cluster: str
-    bootstrap_servers: str
-    delay: str
-    progress: str
-    rejected: str
-    dead_letter: str
-    targets: list[str]
-    """Names or shell-style patterns of target topics."""
-    all_records: bool = False
-    """True to archive records of target topics that Chronos did not deliver too."""
-    batch_records: int = 2_000_000
-    """Most records of one micro-batch."""
-    reader: dict[str, str] = {}
-    """Further options of Spark's Kafka source."""
-
-
 Watermarks = dict[str, dict[str, int]]
 """Offsets by topic and partition."""
 
@@ -93,60 +84,116 @@ def archive(
     ArchiveFailed names the topic, partition and offsets that could not be read; ArchiveUnusable means that the location
     cannot hold this archive.
 
-    1. What a killed run or compaction left unfinished is completed or removed.
-    2. The run records the offsets it begins at, and the gaps known by then.
-    3. Each stream is read to its end. A stream that fails does not stop the others.
-    4. The positions in the delay and progress topics are committed: the service trims the topics below them.
+    1. The brokers show that they have the topics and belong to the cluster; only then the location is claimed.
+    2. What a killed run or compaction left unfinished is completed or removed.
+    3. The run records the offsets it begins at, and the gaps known by then.
+    4. Each stream is read to its end. A stream that fails does not stop the others.
+    5. The positions in the delay and progress topics are committed: the service trims the topics below them.
+
+    Where no targets are given and the messages name new ones, another run reads these.
     """
+    existing = _existing(brokers, plan)  # 1
+    claim = check_claim(storage, brokers, plan)
     with storage.locked():
-        _claim(storage, plan)
-        finish(storage)
-        before = remove_uncommitted(storage)  # 1
-        streams = _streams(brokers, plan)
-        started = begin_run(storage, brokers, [(stream.table, stream.topics) for stream in streams], before)  # 2
-        results, failures = [], [f"{topic} was left out: {why}" for topic, why in started.left_out.items()]
-        for stream in streams:  # 3
-            try:
-                results.append(_StreamRun(spark, brokers, storage, plan, started, stream, watch).read())
-            except ArchiveFailed as error:
-                failures.append(str(error))
-        reached = positions(storage, started.name, started.run).topics
-        own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
-        archived = {(topic, int(number)): read.position for topic in own
-                    for number, read in reached[topic].partitions.items()}  # fmt: skip
-        if archived:
-            brokers.commit_offsets(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 4
-        for old in storage.folders(RUNS)[:-RUNS_KEPT]:
-            storage.remove(f"{RUNS}/{old}")
-        if failures:
-            raise ArchiveFailed("\n".join(failures))
-        return results
+        write_claim(storage, claim)
+        finish(storage)  # 2
+        before = remove_uncommitted(storage)
+        if plan.targets is not None:
+            return _run(spark, brokers, storage, plan, before, _matching(existing, plan, plan.targets), watch)[1]
+        named = named_targets(spark, storage)
+        name, results = _run(spark, brokers, storage, plan, before, _matching(existing, plan, named), watch)
+        new = save_named_targets(storage, name, named) - named
+        if not _matching(existing, plan, new):
+            return results
+        before = remove_uncommitted(storage)
+        name, more = _run(spark, brokers, storage, plan, before, _matching(existing, plan, named | new), watch)
+        save_named_targets(storage, name, named | new)
+        return _added(results, more)
 
 
-def _claim(storage: ArchiveStorage, plan: ArchivePlan) -> None:
-    """Write `archive.json`, or check that it names the same cluster and topics."""
-    own = {"delay": plan.delay, "progress": plan.progress, "rejected": plan.rejected, "dead_letter": plan.dead_letter}
-    claim = {"format": schema.FORMAT, "cluster": plan.cluster, "topics": own}
-    found = check_format(storage)
-    if found is None:
-        storage.write_json("archive.json", claim)
-    elif found != claim:
-        raise ArchiveUnusable(f"{storage.uri} is the archive of {found}, not of {claim}: choose another location")
+def _run(
+    spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, plan: ArchivePlan, before: ArchiveRun | None,
+    targets: list[str], watch: Watch,
+) -> tuple[str, list[TableResult]]:  # fmt: skip
+    """One run over these targets: its name and its counts."""
+    streams = _streams(brokers, plan, targets)
+    deleted = _deleted(brokers, plan, before)
+    started = begin_run(storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted)  # 3
+    results, failures = [], [f"{topic} was left out: {why}" for topic, why in started.left_out.items()]
+    for stream in streams:  # 4
+        try:
+            results.append(_StreamRun(spark, brokers, storage, plan, started, stream, watch).read())
+        except ArchiveFailed as error:
+            failures.append(str(error))
+    reached = positions(storage, started.name, started.run).topics
+    own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
+    archived = {(topic, int(number)): read.position for topic in own
+                for number, read in reached[topic].partitions.items()}  # fmt: skip
+    if archived:
+        brokers.commit_offsets(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 5
+    for old in storage.folders(RUNS)[:-RUNS_KEPT]:
+        storage.remove(f"{RUNS}/{old}")
+    if failures:
+        raise ArchiveFailed("\n".join(failures))
+    return started.name, results
 
 
-def _streams(brokers: ArchiveBrokers, plan: ArchivePlan) -> list[Stream]:
-    """The streams in the order of reading: progress first, so that what it proves settled is in the targets when they are read."""
-    own = [plan.delay, plan.progress, plan.rejected, plan.dead_letter]
+def _added(results: list[TableResult], more: list[TableResult]) -> list[TableResult]:
+    """The counts of two runs by table, in the order of reading."""
+    first, second = ({each.table: each for each in run} for run in (results, more))
+    return [
+        TableResult(
+            table=table,
+            records=sum(run[table].records for run in (first, second) if table in run),
+            batches=sum(run[table].batches for run in (first, second) if table in run),
+            gaps=sum(run[table].gaps for run in (first, second) if table in run),
+        )
+        for table in second | first
+    ]
+
+
+def _existing(brokers: ArchiveBrokers, plan: ArchivePlan) -> set[str]:
+    """The topics of the brokers; ArchiveFailed if the delay or the progress topic is not among them."""
     existing = set(brokers.names())
-    targets = sorted(
-        name for name in existing if name not in own and any(fnmatchcase(name, wanted) for wanted in plan.targets)
-    )
-    missing = [name for name in own if name not in existing]
-    if plan.delay in missing or plan.progress in missing:
+    missing = [name for name in (plan.delay, plan.progress) if name not in existing]
+    if missing:
         raise ArchiveFailed(
             f"the brokers have no {' and no '.join(missing)}: is this the right cluster? See log.kafka and topics.*"
         )
-    shards = brokers.describe([plan.delay])[plan.delay].partitions
+    return existing
+
+
+def _matching(topics: Iterable[str], plan: ArchivePlan, wanted: Iterable[str]) -> list[str]:
+    """The topics that are wanted as targets; wanted are patterns where the plan has them, otherwise names."""
+    own = (plan.delay, plan.progress, plan.rejected, plan.dead_letter)
+    names = set(wanted)
+    return sorted(
+        name
+        for name in topics
+        if name not in own
+        and (name in names or (plan.targets is not None and any(fnmatchcase(name, each) for each in names)))
+    )
+
+
+def _deleted(brokers: ArchiveBrokers, plan: ArchivePlan, before: ArchiveRun | None) -> list[str]:
+    """Targets that were archived, are still wanted, and no longer exist."""
+    known = [] if before is None else [name for name, read in before.topics.items() if read.table == "deliveries"]
+    existing = set(brokers.names())
+    gone = [
+        name for name in _matching(known, plan, known if plan.targets is None else plan.targets) if name not in existing
+    ]
+    for name in gone:
+        log.warning("a target that was archived no longer exists", topic=name)
+    return gone
+
+
+def _streams(brokers: ArchiveBrokers, plan: ArchivePlan, targets: list[str]) -> list[Stream]:
+    """The streams in the order of reading: progress first, so that what it proves settled is in the targets when they are read."""
+    existing = {name for name, info in brokers.describe([plan.rejected, plan.dead_letter]).items() if info is not None}
+    existing |= {plan.delay, plan.progress, *targets}
+    info = brokers.describe([plan.delay])[plan.delay]
+    if info is None:
+        raise ArchiveFailed(f"{plan.delay} was deleted just now")
     streams = [
         Stream(table="progress", topics=[plan.progress],
                outputs=[(schema.PROGRESS, steps_of), (schema.DECISIONS, decisions_of)]),
@@ -154,7 +201,7 @@ def _streams(brokers: ArchiveBrokers, plan: ArchivePlan) -> list[Stream]:
                outputs=[(schema.DELIVERIES, deliveries_of(all_records=plan.all_records))]),
         Stream(table="rejected", topics=[plan.rejected], outputs=[(schema.REJECTED, with_reason)]),
         Stream(table="dead_letters", topics=[plan.dead_letter], outputs=[(schema.DEAD_LETTERS, with_reason)]),
-        Stream(table="messages", topics=[plan.delay], outputs=[(schema.MESSAGES, messages_of(shards))]),
+        Stream(table="messages", topics=[plan.delay], outputs=[(schema.MESSAGES, messages_of(info.partitions))]),
     ]  # fmt: skip
     found = [Stream(table=each.table, topics=[topic for topic in each.topics if topic in existing], outputs=each.outputs)
              for each in streams]  # fmt: skip
@@ -186,6 +233,10 @@ class _StreamRun:
             topic: {number: read.begin for number, read in run.topics[topic].partitions.items()}
             for topic in stream.topics
             if topic in started.read
+        }
+        self._epochs = {
+            topic: {number: read.leader_epoch for number, read in run.topics[topic].partitions.items()}
+            for topic in self._begin
         }
         self._total = sum(
             max(0, read.stable_end - read.begin)
@@ -244,6 +295,7 @@ class _StreamRun:
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = self._offset_rows(begin, end)
+        storage.write_json(epochs_file(self._name, stream, number), self._epochs)
         storage.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", offsets_file(rows_of))
         self._result.gaps += sum(gap is not None for *_, gap in rows_of)
         self._result.batches += 1
@@ -258,18 +310,29 @@ class _StreamRun:
         self._watch(Step(name=name, done=self._archived, total=self._total, unit="offsets"))
 
     def _offset_rows(self, begin: Watermarks, end: Watermarks) -> list[OffsetRow]:
-        """Rows of `offsets` for a batch just read. Offsets trimmed from the log meanwhile may not have been read: a gap."""
+        """Rows of `offsets` for a batch just read. Offsets that the log lost meanwhile may not have been read: a gap."""
         infos = self._brokers.describe(list(end))
         rows = []
+        elected = {}
         for topic, ends in end.items():
             now = infos[topic]
             same = now is not None and now.id == self._run.topics[topic].id
             for part, until in ends.items():
-                since, gap = begin[topic].get(part, until), None if same else "recreated"
-                if same and since < until and (start := self._brokers.watermarks(topic, int(part)).start) > since:
-                    since, gap = min(start, until), "trimmed"
-                rows.append(offset_row(self._run, topic, part, since, until, gap=gap))
-        return rows
+                since, gap = begin[topic].get(part, until), None if same else RECREATED
+                if same and since < until:
+                    watermarks = self._brokers.watermarks(topic, int(part))
+                    known = self._epochs[topic].get(part)
+                    if known is not None and watermarks.leader_epoch not in (None, known):
+                        elected[topic, int(part)] = (since, known)
+                    self._epochs[topic][part] = watermarks.leader_epoch
+                    if watermarks.start > since:
+                        since, gap = min(watermarks.start, until), TRIMMED
+                rows.append((topic, part, since, until, gap))
+        truncated = self._brokers.truncated(elected) if elected else set()
+        return [
+            offset_row(self._run, topic, part, since, until, gap=TRUNCATED if (topic, int(part)) in truncated else gap)
+            for topic, part, since, until, gap in rows
+        ]
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
         begin = batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}

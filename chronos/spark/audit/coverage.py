@@ -38,6 +38,8 @@ class Coverage(Struct, frozen=True, kw_only=True):
     """`covered_ms` before the first such gap; 0: the gap is at the beginning."""
     unresolved: bool = False
     """True if a transaction was open in it when it was last read."""
+    gap_reason: str | None = None
+    """Reason of the last such gap, as in the table `offsets`."""
 
 
 class Frontier(Struct, frozen=True):
@@ -50,7 +52,9 @@ class Frontier(Struct, frozen=True):
 def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Coverage]:
     """Table `offsets` -> coverage by these columns (`table` and `topic`, or `table` and `partition`)."""
     reads = _reads(offsets)
-    gaps = reads.where("gap").groupBy(*by).agg(f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"))
+    gaps = reads.where("gap").groupBy(*by).agg(
+        f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"), f.max_by("gap_reason", "read_ms").alias("why")
+    )  # fmt: skip
     complete = (f.col("until_offset") >= f.col("stable_end")) & (f.col("stable_end") == f.col("high_watermark"))
     whole_ms = f.when(complete, f.col("read_ms"))
     earlier = f.col("read_ms") < f.col("first_gap_ms")
@@ -60,6 +64,7 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
         .agg(
             f.max(whole_ms).alias("covered_ms"),
             f.max("gap_ms").alias("gap_ms"),
+            f.max("why").alias("why"),
             f.max(f.when(earlier, whole_ms)).alias("before_gap_ms"),
             f.max(f.coalesce(earlier, f.lit(False))).alias("is_older"),
             f.max_by(f.col("stable_end") < f.col("high_watermark"), "read_ms").alias("unresolved"),
@@ -70,13 +75,14 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     found = partitions.groupBy(*by).agg(
         f.min(f.coalesce("covered_ms", f.lit(0))).alias("covered_ms"),
         f.max("gap_ms").alias("gap_ms"),
+        f.max("why").alias("why"),
         f.coalesce(before_gap_ms, f.lit(0)).alias("before_gap_ms"),
         f.max("unresolved").alias("unresolved"),
     )
     return {
         tuple(row[name] for name in by): Coverage(
             covered_ms=row["covered_ms"], gap_ms=row["gap_ms"], before_gap_ms=row["before_gap_ms"],
-            unresolved=row["unresolved"],
+            unresolved=row["unresolved"], gap_reason=row["why"],
         )
         for row in found.collect()
     }  # fmt: skip
@@ -90,6 +96,7 @@ def _reads(offsets: DataFrame) -> DataFrame:
         f.max("stable_end").alias("stable_end"),
         f.max("high_watermark").alias("high_watermark"),
         f.max("gap").alias("gap"),
+        f.max("gap_reason").alias("gap_reason"),
     )
     first = offsets.groupBy("table", "topic", "partition").agg(f.min("read_ms").alias("first_ms"))
     # An action is always later than the record of its message, so the delay topic may begin anywhere.

@@ -24,6 +24,9 @@ from chronos.spark.tables import Tables, last_read_ms, open_tables
 
 DAY_MS = 86_400_000
 
+TAIL_MS = 120_000
+"""Time in ms before the archive's end whose messages may be pending: an idle master writes progress once a minute."""
+
 
 class EmptyWindow(ValueError):
     """The window of due times ends before it begins."""
@@ -49,6 +52,8 @@ class TargetCoverage(Struct, frozen=True, kw_only=True):
     """When records were found deleted before they were archived; None: never."""
     unresolved: bool
     """True if a transaction was open in it when it was last read."""
+    gap_reason: str | None = None
+    """Why they were not archived, as in the table `offsets`."""
 
 
 class Audit(Struct, frozen=True, kw_only=True):
@@ -74,9 +79,31 @@ class Audit(Struct, frozen=True, kw_only=True):
     details: str | None
 
     @property
+    def broken(self) -> bool:
+        """True if a message is missing, duplicated or early."""
+        return any(self.overall.counts.get(outcome) for outcome in WRONG)
+
+    @property
+    def not_proved(self) -> list[str]:
+        """Why the archive does not prove the outcome of every message of the window; empty if it does.
+
+        Messages due in the last `TAIL_MS` before the archive's end may still be pending.
+        """
+        why = []
+        unknown = self.overall.counts.get("unknown")
+        if unknown:
+            reasons = sorted({reason for outcome, reason, _ in self.reasons if outcome == "unknown"})
+            why.append(f"{unknown:,} messages are unknown ({', '.join(reasons)})")
+        if self.judged_ms < min(self.span.to_ms, self.archived_ms - TAIL_MS):
+            why.append(f"messages due from {format_time(self.judged_ms)} on are pending")
+        if self.span.to_ms > self.archived_ms:
+            why.append(f"the archive ends at {format_time(self.archived_ms)}, before the window does")
+        return why
+
+    @property
     def clean(self) -> bool:
-        """True if nothing is missing, duplicated or early."""
-        return not any(self.overall.counts.get(outcome) for outcome in WRONG)
+        """True if nothing is missing, duplicated or early, and the archive proves it."""
+        return not self.broken and not self.not_proved
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -128,7 +155,8 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
             for shard, frontier in sorted(last.items())
         ],
         targets=[
-            TargetCoverage(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved)
+            TargetCoverage(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
+                           gap_reason=seen.gap_reason)
             for name, seen in sorted(targets.items())
         ],
     )  # fmt: skip

@@ -51,12 +51,17 @@ assert set(COLOURS) == set(MEANINGS) == set(OUTCOMES)
 
 def html(audit: Audit) -> str:
     """The whole page."""
-    verdict, kind = ("nothing missing, duplicated or early", "good") if audit.clean else ("promises broken", "bad")
+    verdict, kind = "promises broken", "bad"
+    if not audit.broken:
+        verdict, kind = "nothing missing, duplicated or early", "good"
+        if audit.not_proved:
+            verdict, kind = "not everything could be judged", "open"
     wrong = ", ".join(f"{audit.overall.counts[name]:,} {name}" for name in WRONG if audit.overall.counts.get(name))
     body = [
         f'<header><h1>Audit of {escape(audit.cluster)}</h1><span class="pill {kind}">{wrong or verdict}</span></header>',
         f'<p class="soft">Messages due from {moment(audit.span.from_ms)} to {moment(audit.span.to_ms)}, judged up to'
         f" <strong>{moment(audit.judged_ms)}</strong>; archived {moment(audit.archived_ms)}. All times are UTC.</p>",
+        "".join(f'<p class="soft">Not judged: {escape(why)}.</p>' for why in audit.not_proved),
         _section("Outcomes", _outcomes(audit)),
         _section("Lateness over time", _line_key() + lateness_plot(audit.points, audit.span, audit.point_ms)),
         _section(
@@ -67,7 +72,7 @@ def html(audit: Audit) -> str:
         _section("Targets by the hour", _hours(audit.hours)),
     ]  # fmt: skip
     if audit.samples:
-        body.insert(3, _section("Samples of broken promises", _samples(audit)))
+        body.insert(4, _section("Samples of broken promises", _samples(audit)))
     body += [_section("Coverage of the archive", _coverage(audit))]
     return _PAGE.format(title=escape(f"Audit of {audit.cluster}"), style=_style(), body="\n".join(body))
 
@@ -194,6 +199,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .soft { color: var(--soft); } .bad { color: var(--bad); }
 .pill { border-radius: 999px; padding: 3px 11px; font-size: 13px; font-weight: 600; }
 .pill.good { background: var(--good-wash); color: var(--good); } .pill.bad { background: var(--bad-wash); color: var(--bad); }
+.pill.open { background: var(--line); color: var(--ink); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
 th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; } .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }

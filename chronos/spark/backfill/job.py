@@ -22,20 +22,22 @@ import pyarrow.parquet as pq
 import structlog
 from msgspec import convert as from_builtins
 from msgspec import structs, to_builtins
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger
+from chronos.spark.archive.claim import check_cluster_id
 from chronos.spark.audit.job import default_span, judge
-from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.reconciliation import Reconciliation
 from chronos.spark.backfill.sending import SENT_COLUMNS, Opener, SendingJob, rows_before, rows_of, send_parts
 from chronos.spark.brokers import TopicBrokers
 from chronos.spark.ledger import PLANNED_COLUMNS
 from chronos.spark.progress import Step, Watch, ignore, running_tasks
-from chronos.spark.requests import BackfillRun, PlanSample, Report, Request
+from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
+from chronos.spark.runs import check_format
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import last_read_ms, open_tables
 
@@ -49,6 +51,9 @@ PARTS_MAX = 10_000
 
 TARGETS_MAX = 1_000
 """Most targets that a report counts by name; the ones with most messages."""
+
+GONE_MAX = 10_000
+"""Most partitions that a report of mode `gone` counts by name."""
 
 SAMPLES = 10
 """Messages that a plan shows."""
@@ -86,7 +91,9 @@ class Backfill:
         delay_topic: str | None = None,
         reader: Mapping[str, str] | None = None,
         watch: Watch = ignore,
+        other_cluster: bool = False,
     ) -> None:
+        """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless `other_cluster` accepts it."""
         self._spark = spark
         self._storage = storage
         self._brokers = brokers
@@ -94,6 +101,8 @@ class Backfill:
         self._watch = watch
         self._tables, self.cluster, self.topic = open_tables(spark, storage)
         self.to = delay_topic or self.topic
+        claim = check_format(storage) or {}
+        check_cluster_id(storage.uri, claim, brokers.cluster_id(), any_cluster=other_cluster)
         source = {"kafka.bootstrap.servers": bootstrap_servers, **(reader or {})}
         self._reconciliation = Reconciliation(
             spark, storage, brokers, opener, self._tables, cluster=self.cluster, source=source, watch=watch
@@ -117,12 +126,14 @@ class Backfill:
         planned_ms = _now_ms()
         span = self._span(request)
         self._watch(Step(name="auditing the window"))
-        deliveries, sent_before = self._deliveries(request, span, name)
+        deliveries, sent_before, judged = self._deliveries(request, span, name)
         self._watch(Step(name="writing the plan"))
         report = Report(
             run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
             messages=0, bytes=0, sent_before=sent_before, expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
-            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms,
+            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged,
+            changed_targets=self._changed_targets(request),
+            gone=self._gone(deliveries, span) if request.mode == "gone" else [],
         )  # fmt: skip
         report = self._with_counts(self._write_plan(report, deliveries, span))
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
@@ -138,17 +149,28 @@ class Backfill:
             )
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
-    def _deliveries(self, request: Request, span: Span, name: str) -> tuple[DataFrame, int]:
-        """The deliveries to replay, written and read again so that the audit is computed once; and the number sent before."""
-        outcomes = judge(self._tables, self.topic, span).outcomes
+    def _deliveries(self, request: Request, span: Span, name: str) -> tuple[DataFrame, int, dict[str, int]]:
+        """The deliveries to replay, the number sent before, and all messages by outcome.
+
+        They are written and read again, so that the audit is computed once.
+        """
+        counted = Observation()
+        counts = [f.count(f.when(f.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES]
+        outcomes = selection.requested(judge(self._tables, self.topic, span).outcomes, request).observe(
+            counted, *counts
+        )
         deliveries = selection.selected(outcomes, request, self._log_starts() if request.mode == "pending" else {})
+        selected = self._storage.path(ledger.run_folder(name), "_selected")
+        deliveries.write.mode("overwrite").parquet(selected)
+        judged = {outcome: count for outcome, count in counted.get.items() if count}
+        deliveries = self._spark.read.parquet(selected)
         if request.mode == "gone":
-            deliveries = deliveries.join(self._in_targets(request), ["target", *ledger.TOKEN], "left_anti")
+            deliveries = self._without_present(deliveries, request)
         marked = self._mark_sent(request, deliveries, span)
         path = self._storage.path(ledger.run_folder(name), "_units")
         marked.write.mode("overwrite").parquet(path)
         written = self._spark.read.parquet(path)
-        return written.where(~f.col("is_sent")), written.where("is_sent").count()
+        return written.where(~f.col("is_sent")), written.where("is_sent").count(), judged
 
     def _mark_sent(self, request: Request, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected too."""
@@ -163,20 +185,67 @@ class Backfill:
         unsent = selection.without_copies(marked.where(~f.col("is_sent")), copies, self.topic)
         return unsent.unionByName(marked.where("is_sent"))
 
-    def _in_targets(self, request: Request) -> DataFrame:
-        """The messages that the targets hold now."""
+    def _without_present(self, deliveries: DataFrame, request: Request) -> DataFrame:
+        """The deliveries that the targets do not hold now."""
         names = [name for name in self._brokers.names() if any(fnmatchcase(name, each) for each in request.targets)]
         infos = self._brokers.describe(names)
         partitions = {name: info.partitions for name, info in infos.items() if info is not None}
         self._watch(Step(name=f"reading {len(partitions)} targets"))
-        return selection.in_targets(self._reconciliation.records(partitions), self.topic)
+        runs = (
+            None
+            if self._is_archived_topic(self._brokers.describe([self.topic])[self.topic])
+            else ledger.runs(self._storage)
+        )
+        if runs is not None:
+            log.warning("the delay topic is not the archived one: ids and due times are compared too", topic=self.topic)
+        return selection.without_present(deliveries, self._reconciliation.records(partitions), self.topic, runs=runs)
+
+    def _topic_ids(self, table: str) -> dict[str, str]:
+        """The id of each topic of a table when it was last archived."""
+        rows = self._tables.offsets.where(f.col("table") == table).groupBy("topic")
+        return {row["topic"]: row["id"] for row in rows.agg(f.max_by("topic_id", "read_ms").alias("id")).collect()}
+
+    def _is_archived_topic(self, info: Any) -> bool:
+        """True if the delay topic that the brokers describe is the one in the archive."""
+        return info is not None and self._topic_ids("messages").get(self.topic) == info.id
+
+    def _changed_targets(self, request: Request) -> dict[str, str]:
+        """The requested targets that were deleted, or deleted and created again, since they were archived."""
+        wanted = request.targets or ["*"]
+        known = {
+            name: id_
+            for name, id_ in self._topic_ids("deliveries").items()
+            if any(fnmatchcase(name, each) for each in wanted)
+        }
+        found = self._brokers.describe(sorted(known)) if known else {}
+        changed = {}
+        for name, info in found.items():
+            if info is None:
+                changed[name] = "deleted"
+            elif info.id != known[name]:
+                changed[name] = "recreated"
+        return dict(list(changed.items())[:TARGETS_MAX])
+
+    def _gone(self, deliveries: DataFrame, span: Span) -> list[GonePartition]:
+        """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
+        ids = self._topic_ids("deliveries")
+        names = [row["target"] for row in deliveries.select("target").distinct().collect()]
+        starts = [
+            (name, partition, self._brokers.watermarks(name, partition).start)
+            for name, info in self._brokers.describe(names).items()
+            if info is not None and info.id == ids.get(name)
+            for partition in range(info.partitions)
+        ]
+        partitions = self._spark.createDataFrame(starts, "target string, partition int, log_start long")
+        archived = self._tables.deliveries.where(span.hours() & (f.col("source_topic") == self.topic))
+        rows = selection.gone_from(deliveries, archived, partitions).orderBy("target", "partition").limit(GONE_MAX)
+        return [GonePartition(**row.asDict()) for row in rows.collect()]
 
     def _log_starts(self) -> dict[int, int]:
         """The offset each shard's log begins at; greater than any if the cluster no longer reads the archived topic."""
         info = self._brokers.describe([self.topic])[self.topic]
-        last = self._tables.offsets.where("table = 'messages'").agg(f.max_by("topic_id", "read_ms").alias("id")).first()
         shards = [row["shard"] for row in self._tables.messages.select("shard").distinct().collect()]
-        if info is None or last is None or last["id"] != info.id or self.to != self.topic:
+        if not self._is_archived_topic(info) or self.to != self.topic:
             return dict.fromkeys(shards, 2**62)
         return {shard: self._brokers.watermarks(self.topic, shard).start for shard in shards}
 
@@ -203,7 +272,8 @@ class Backfill:
             .write.mode("overwrite")
             .parquet(self._storage.path(ledger.run_folder(report.run), "_plan"))
         )
-        self._storage.remove(f"{ledger.run_folder(report.run)}/_units")
+        for working in ("_units", "_selected"):
+            self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
         return structs.replace(
             report, expired=counts.get("expired", 0), too_large=counts.get("too-large", 0),
             no_target=counts.get("no-target", 0), absent_targets=absent,

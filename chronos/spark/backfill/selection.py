@@ -3,16 +3,16 @@
 It sends nothing and asks no broker. Law: a message and its replays count as one message.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from chronos.core.message import OCCURRENCE, PREFIX, SOURCE
+from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.codec import header_text
-from chronos.spark.ledger import OWN, REPLAY_OF, TOKEN
+from chronos.spark.codec import header, header_number, header_text
+from chronos.spark.ledger import OWN, REPLAY_OF, REPLAY_POSITION, TOKEN
 from chronos.spark.requests import Request
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
@@ -31,13 +31,18 @@ HEADER_BYTES = 8
 """Most bytes for the lengths of a header's name and value."""
 
 
+def requested(outcomes: DataFrame, request: Request) -> DataFrame:
+    """`outcomes` -> those of the requested targets and ids, whatever the outcome."""
+    return outcomes.where(_target(request) & _id(request))
+
+
 def selected(outcomes: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
     """`outcomes` -> `DELIVERY` of the requested messages, by outcome, target and id.
 
     Mode `pending` selects messages that the archive does not prove settled and whose records are no longer in the delay
     topic: `lost_below` is the offset each shard's log begins at now. Records still in it Chronos reads itself.
     """
-    return outcomes.where(_outcome(request.mode, lost_below) & _target(request) & _id(request)).select(*DELIVERY)
+    return requested(outcomes, request).where(_outcome(request.mode, lost_below)).select(*DELIVERY)
 
 
 def _outcome(mode: str, lost_below: Mapping[int, int]) -> Column:
@@ -64,17 +69,60 @@ def _id(request: Request) -> Column:
     return f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
 
 
-def in_targets(records: DataFrame, delay_topic: str) -> DataFrame:
-    """Records of targets, with `headers` -> `target` and token of each message they hold, originals and replays."""
+def in_targets(records: DataFrame, delay_topic: str, replay_of: Column | None = None, **kept: Column) -> DataFrame:
+    """Records of targets, with `headers` -> `target` and token of each message they hold, originals and replays.
+
+    `kept`: further columns. `replay_of`: the message that a record replays, by default as its header names it.
+    """
     numbers = r"^(.*)/([0-9]+)/([0-9]+)/([0-9]+)$"
     own = f.concat_ws("/", header_text(SOURCE), f.coalesce(header_text(OCCURRENCE), f.lit("1")))
     found = records.select(
         f.col("topic").alias("target"),
-        f.explode(f.array(own, f.coalesce(header_text(REPLAY_OF), f.lit("")))).alias("of"),
+        f.explode(
+            f.array(own, f.coalesce(header_text(REPLAY_OF) if replay_of is None else replay_of, f.lit("")))
+        ).alias("of"),
+        *(column.alias(name) for name, column in kept.items()),
     ).where(f.regexp_extract("of", numbers, 1) == delay_topic)
     part = [f.regexp_extract("of", numbers, at).try_cast(kind) for at, kind in ((2, "int"), (3, "long"), (4, "int"))]
-    tokens = found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)))
+    tokens = found.select("target", *(each.alias(name) for each, name in zip(part, TOKEN, strict=True)), *kept)
     return tokens.dropna().distinct()  # a number out of range is the token of no message
+
+
+def without_present(
+    deliveries: DataFrame, records: DataFrame, delay_topic: str, *, runs: Sequence[str] | None
+) -> DataFrame:
+    """`DELIVERY` -> those that the records of the targets, with `headers`, do not hold, neither themselves nor as a replay.
+
+    `runs`: None if receipts name the messages of the archive. Otherwise the delay topic was created again: the same token
+    may name another message, so that the id and the due time must agree too, and a replay must be one of these runs.
+    """
+    if runs is None:
+        return deliveries.join(in_targets(records, delay_topic), ["target", *TOKEN], "left_anti")
+    receipts = in_targets(
+        records, delay_topic, id=header(ID), due_ms=header_number(DUE_AT), replay_of=f.lit(None).cast("string")
+    )
+    run = f.substring_index(header_text(REPLAY_POSITION), "/", 1)
+    replayed = in_targets(records.where(run.isin(list(runs))), delay_topic)
+    left = deliveries.join(receipts, ["target", *TOKEN, "id", "due_ms"], "left_anti")
+    return left.join(replayed, ["target", *TOKEN], "left_anti")
+
+
+def gone_from(deliveries: DataFrame, archived: DataFrame, partitions: DataFrame) -> DataFrame:
+    """`DELIVERY` of gone messages, table `deliveries` and `target`, `partition`, `log_start` (null: another topic, or none) ->
+    for each target and partition the messages `deleted` before the log's start, and those `lost`."""
+    held = archived.groupBy(f.col("topic").alias("target"), *TOKEN).agg(
+        f.max(f.struct("offset", "partition")).alias("at")
+    )
+    placed = deliveries.join(held, ["target", *TOKEN], "left").select(
+        "target", f.col("at.partition").alias("partition"), f.col("at.offset").alias("offset")
+    )
+    found = placed.join(f.broadcast(partitions), ["target", "partition"], "left")
+    is_deleted = f.coalesce(f.col("offset") < f.col("log_start"), f.lit(False))
+    return found.groupBy("target", "partition").agg(
+        f.count(f.when(is_deleted, 1)).alias("deleted"),
+        f.count(f.when(~is_deleted, 1)).alias("lost"),
+        f.max("log_start").alias("log_start"),
+    )
 
 
 def replays(messages: DataFrame, span: Span) -> DataFrame:
