@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaExcepti
 
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES
-from chronos.adapters.kafka.settings import ANSWER_S, LEADER_POLL_S, OFFSETS_CONSUMER, REQUEST_TIMEOUT_S
+from chronos.adapters.kafka.settings import LEADER_POLL_S, OFFSETS_CONSUMER
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
 
@@ -70,7 +70,7 @@ class KafkaOffsets:
         """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
         parts = [TopicPartition(topic, partition)]
         (found,) = self._ask_group(
-            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=ANSWER_S)
+            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=self._connection.answer_s)
         )
         if found.error is not None:
             raise LogUnavailable(f"reading offsets of the group {group} in {topic}/{partition}: {found.error}")
@@ -92,7 +92,7 @@ class KafkaOffsets:
             offset = self._retrying(
                 doing,
                 LEADER_MOVED_CODES,
-                REQUEST_TIMEOUT_S,
+                self._connection.request_timeout_s,
                 lambda left_s: consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
             )
         except LogUnavailable:
@@ -125,7 +125,10 @@ class KafkaOffsets:
         consumer = Consumer(self._connection.settings({"group.id": group, "enable.auto.commit": False}))
         try:
             return self._retrying(
-                f"{doing} of the group {group}", COORDINATOR_MOVED_CODES, ANSWER_S, lambda _: ask(consumer)
+                f"{doing} of the group {group}",
+                COORDINATOR_MOVED_CODES,
+                self._connection.answer_s,
+                lambda _: ask(consumer),
             )
         finally:
             consumer.close()
