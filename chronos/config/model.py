@@ -64,6 +64,12 @@ class KafkaLogConfig(_Section):
     bootstrap_servers: Addresses | None = key(
         None, "Brokers to start from, as `host:port` separated by commas. Required with `log.kind: kafka`."
     )
+    request_timeout: Duration = key(
+        "5s",
+        "How long a request to the brokers for offsets, topics or settings may take before it counts as failed. "
+        "A longer time helps where brokers are far away; a shorter one reports sooner that none answers.",
+        least="100ms", most="1m",
+    )  # fmt: skip
     properties: Mapping[str, str] = Field(
         default_factory=dict,
         repr=False,  # It may hold passwords, and a representation ends up in logs.

@@ -56,6 +56,7 @@ def open_kafka(config: Config) -> "KafkaLog":
         properties=config.log.kafka.properties,
         progress_topic=config.topics.progress,
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
+        request_timeout_s=config.log.kafka.request_timeout / 1_000,
     )
 
 

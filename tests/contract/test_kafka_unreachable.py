@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from chronos.adapters.kafka import writer
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
@@ -24,9 +25,18 @@ def address() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_every_error_without_a_broker_names_the_bootstrap_servers(address: str) -> None:
+def test_every_error_without_a_broker_names_the_bootstrap_servers(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All requests at once, because each waits for its own time-out; `commit_offsets` is left out, it takes 45 s."""
-    log = KafkaLog(bootstrap_servers=address, properties={}, progress_topic="progress", transaction_timeout_s=1.0)
+    monkeypatch.setattr(writer, "INIT_TIMEOUT_S", 1.0)
+    log = KafkaLog(
+        bootstrap_servers=address,
+        properties={},
+        progress_topic="progress",
+        transaction_timeout_s=1.0,
+        request_timeout_s=0.5,
+    )
     requests = {
         "prepare": lambda: log.prepare([TopicSpec(name="t", partitions=1, settings={})], create=True),
         "describe": lambda: log.describe(["t"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from msgspec import Struct
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
 from chronos.ports import TopicSpec
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, wait_until
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.integration.foreign import Topics
@@ -83,15 +84,30 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
     """A log, not connected yet."""
     return KafkaLog(
-        bootstrap_servers=address, properties=properties, progress_topic="progress", transaction_timeout_s=1.0
+        bootstrap_servers=address,
+        properties=properties,
+        progress_topic="progress",
+        transaction_timeout_s=1.0,
+        request_timeout_s=2.0,
     )
 
 
-@pytest.mark.timeout(120)
+def wait_refused(log: KafkaLog, reason: str) -> None:
+    """Wait until errors name the reason: on a loaded machine the first time-out may be over before the handshake is."""
+
+    def is_named() -> bool:
+        with pytest.raises(LogUnavailable) as raised:
+            log.names()
+        return reason in str(raised.value)
+
+    assert wait_until(is_named, deadline=time.monotonic() + ANSWER_S), reason
+
+
+@pytest.mark.timeout(180)
 def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(doors: Doors, tmp_path: Path) -> None:
     """A wrong password and an untrusted certificate: all requests at once, because each waits for its own time-out."""
     wrong: dict[str, object] = {f"log.kafka.properties.{name}": value for name, value in password("wrong").items()}
-    service = Service(tmp_path / "data", bootstrap=doors.login, settings=wrong)
+    service = Service(tmp_path / "data", bootstrap=doors.login, settings={**wrong, "log.kafka.request_timeout": "10s"})
     service.launch()
     log = log_at(doors.login, password("right"))
     assert log.prepare(TOPICS, create=True)["progress"].partitions == 1  # the password is what is wrong below
@@ -110,6 +126,8 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(do
             "writer": lambda: log.writer(0),
         }
 
+    for what, refused in logs.items():
+        wait_refused(refused, cases[what][2])
     with ThreadPoolExecutor(2 * 7) as pool:
         asked = {
             (what, name): pool.submit(request) for what, log in logs.items() for name, request in requests(log).items()

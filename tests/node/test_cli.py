@@ -558,7 +558,7 @@ def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
     """The error names the address that was asked."""
     address = f"127.0.0.1:{free_port()}"
     done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
-               "--set", "admin.port=0",
+               "--set", "admin.port=0", "--set", "log.kafka.request_timeout=300ms",
                "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
@@ -663,6 +663,7 @@ def test_the_doctor_reports_a_log_that_does_not_answer(tmp_path):
     """Exit code 3."""
     (tmp_path / "data").mkdir()
     done = run("doctor", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
+               "--set", "log.kafka.request_timeout=300ms",
                "--set", f"log.kafka.bootstrap_servers=127.0.0.1:{free_port()}")  # fmt: skip
     assert done.code == 3, done.out
     assert "PROBLEM  log" in done.out

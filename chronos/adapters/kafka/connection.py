@@ -9,7 +9,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from chronos.adapters.kafka.errors import MISSING_CODES, REFUSED_CODES
-from chronos.adapters.kafka.settings import COMMON
+from chronos.adapters.kafka.settings import ANSWER_MARGIN_S, COMMON, REQUEST_TIMEOUT_S
 from chronos.errors import LogUnavailable
 
 log = structlog.get_logger("chronos.kafka")
@@ -31,8 +31,14 @@ ATTEMPT = re.compile(r"/bootstrap(?=:)| \(after \d+ms in state \w+\)")
 class Connection:
     """A cluster's address and the operator's client properties."""
 
-    def __init__(self, bootstrap_servers: str, properties: Mapping[str, Any]) -> None:
+    def __init__(
+        self, bootstrap_servers: str, properties: Mapping[str, Any], *, request_timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.bootstrap_servers = bootstrap_servers
+        self.request_timeout_s = request_timeout_s
+        """How long a request to the brokers may take."""
+        self.answer_s = request_timeout_s + ANSWER_MARGIN_S
+        """Longest wait for the result of a request."""
         self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": ClientLog()}
         self._properties = dict(properties)
         self._refused: tuple[float, str] | None = None

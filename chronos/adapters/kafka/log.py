@@ -13,7 +13,7 @@ from chronos.adapters.kafka.appender import KafkaAppender
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader
-from chronos.adapters.kafka.settings import CONSUMER
+from chronos.adapters.kafka.settings import CONSUMER, REQUEST_TIMEOUT_S
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.errors import LogUnavailable
@@ -30,11 +30,12 @@ class KafkaLog:
         properties: Mapping[str, Any],
         progress_topic: str,
         transaction_timeout_s: float,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """`properties`: librdkafka settings of the operator, for every client."""
         self._progress_topic = progress_topic
         self._transaction_timeout_s = transaction_timeout_s
-        self._connection = Connection(bootstrap_servers, properties)
+        self._connection = Connection(bootstrap_servers, properties, request_timeout_s=request_timeout_s)
         self._topics = KafkaTopics(self._connection, progress_topic)
         self._offsets = KafkaOffsets(self._connection)
         self._appender = KafkaAppender(self._connection)

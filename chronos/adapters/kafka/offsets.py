@@ -14,14 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES
-from chronos.adapters.kafka.settings import (
-    ANSWER_S,
-    CONSUMER,
-    LEADER_POLL_S,
-    OFFSETS_CONSUMER,
-    REQUEST_TIMEOUT_S,
-    VALIDATING_CONSUMER,
-)
+from chronos.adapters.kafka.settings import CONSUMER, LEADER_POLL_S, OFFSETS_CONSUMER, VALIDATING_CONSUMER
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
 
@@ -94,7 +87,7 @@ class KafkaOffsets:
             consumer.assign(
                 [TopicPartition(*at, offset, leader_epoch=epoch) for at, (offset, epoch) in positions.items()]
             )
-            deadline = time.monotonic() + REQUEST_TIMEOUT_S + len(left) * VALIDATION_S
+            deadline = time.monotonic() + self._connection.request_timeout_s + len(left) * VALIDATION_S
             while left:
                 message = consumer.poll(LEADER_POLL_S)
                 if message is None:
@@ -119,7 +112,7 @@ class KafkaOffsets:
         """Return the committed offset of a group; None if it has none. To the broker, a group that does not exist has none."""
         parts = [TopicPartition(topic, partition)]
         (found,) = self._ask_group(
-            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=ANSWER_S)
+            group, "reading offsets", lambda consumer: consumer.committed(parts, timeout=self._connection.answer_s)
         )
         if found.error is not None:
             raise LogUnavailable(f"reading offsets of the group {group} in {topic}/{partition}: {found.error}")
@@ -144,7 +137,7 @@ class KafkaOffsets:
             found = self._retrying(
                 doing,
                 LEADER_MOVED_CODES,
-                REQUEST_TIMEOUT_S,
+                self._connection.request_timeout_s,
                 lambda left_s: consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
             )
         except LogUnavailable:
@@ -177,7 +170,10 @@ class KafkaOffsets:
         consumer = Consumer(self._connection.settings({"group.id": group, "enable.auto.commit": False}))
         try:
             return self._retrying(
-                f"{doing} of the group {group}", COORDINATOR_MOVED_CODES, ANSWER_S, lambda _: ask(consumer)
+                f"{doing} of the group {group}",
+                COORDINATOR_MOVED_CODES,
+                self._connection.answer_s,
+                lambda _: ask(consumer),
             )
         finally:
             consumer.close()

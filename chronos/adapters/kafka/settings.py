@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 REQUEST_TIMEOUT_S = 5.0
-"""How long a request to the brokers may take: offsets, topics, settings."""
+"""How long a request to the brokers may take unless `log.kafka.request_timeout` says otherwise: offsets, topics, settings."""
 
-ANSWER_S = REQUEST_TIMEOUT_S + 2.0
-"""Longest wait for the result of a request: the client gives up earlier, or never."""
+ANSWER_MARGIN_S = 2.0
+"""How much longer to wait for the result of a request: the client gives up earlier, or never."""
 
 LEADER_POLL_S = 0.02
 """Pause before a request is repeated to a partition that has no leader, or whose leader does not know it yet."""

@@ -17,12 +17,10 @@ from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, NOT_CREATED_CODES, NOT_DESCRIBED_CODES
 from chronos.adapters.kafka.settings import (
     ADMIN,
-    ANSWER_S,
     BATCH_BYTES,
     CREATE_TIMEOUT_S,
     LEADER_POLL_S,
     RECORD_BYTES_MAX,
-    REQUEST_TIMEOUT_S,
     TOPIC_APPEARS_S,
 )
 from chronos.errors import ConfigurationError, LogUnavailable
@@ -69,7 +67,7 @@ class KafkaTopics:
             raise ConfigurationError(problems)
         # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
         # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
-        self.ping(REQUEST_TIMEOUT_S)
+        self.ping(self._connection.request_timeout_s)
         return {name: info for name, info in infos.items() if info is not None}
 
     def _create(self, specs: Sequence[TopicSpec], *, validate_only: bool = False) -> None:
@@ -88,7 +86,7 @@ class KafkaTopics:
             wanted, operation_timeout=CREATE_TIMEOUT_S, validate_only=validate_only
         ).items():
             try:
-                future.result(CREATE_TIMEOUT_S + REQUEST_TIMEOUT_S)
+                future.result(CREATE_TIMEOUT_S + self._connection.request_timeout_s)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NOT_CREATED_CODES:
@@ -143,14 +141,16 @@ class KafkaTopics:
         """The client's `TopicDescription` of every topic that exists and may be seen."""
         try:
             futures = self._admin.describe_topics(
-                TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S
+                TopicCollection(list(topics)),
+                include_authorized_operations=True,
+                request_timeout=self._connection.request_timeout_s,
             )
         except (KafkaException, ValueError) as error:
             raise LogUnavailable(f"describing {', '.join(topics)}: {error}") from error
         found = {}
         for name, future in futures.items():
             try:
-                found[name] = future.result(ANSWER_S)
+                found[name] = future.result(self._connection.answer_s)
             except TimeoutError:
                 raise self._connection.unanswered(f"describing {name}") from None
             except KafkaException as error:
@@ -176,9 +176,13 @@ class KafkaTopics:
         """One request; returns the topics that this broker does not know yet, if they are to be asked for again."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
         unknown = []
-        for resource, future in self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():
+        for resource, future in self._admin.describe_configs(
+            resources, request_timeout=self._connection.request_timeout_s
+        ).items():
             try:
-                settings[resource.name] = {name: entry.value for name, entry in future.result(ANSWER_S).items()}
+                settings[resource.name] = {
+                    name: entry.value for name, entry in future.result(self._connection.answer_s).items()
+                }
             except TimeoutError:
                 raise self._connection.unanswered(f"describing {resource.name}") from None
             except KafkaException as error:
@@ -193,7 +197,7 @@ class KafkaTopics:
     def names(self) -> list[str]:
         """All topics but those of Kafka itself (`__consumer_offsets`, ...)."""
         try:
-            listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+            listed = self._admin.list_topics(timeout=self._connection.request_timeout_s).topics
         except KafkaException as error:
             raise self._connection.unavailable("listing the topics", error) from error
         return sorted(name for name in listed if not name.startswith("__"))
@@ -201,7 +205,7 @@ class KafkaTopics:
     def brokers(self) -> list[tuple[str, int]]:
         """Return host and port of every broker, as they advertise themselves."""
         try:
-            listed = self._admin.list_topics(self._progress_topic, timeout=REQUEST_TIMEOUT_S).brokers
+            listed = self._admin.list_topics(self._progress_topic, timeout=self._connection.request_timeout_s).brokers
         except KafkaException as error:
             raise self._connection.unavailable("listing the brokers", error) from error
         return [(str(broker.host), broker.port) for _, broker in sorted(listed.items())]
@@ -244,8 +248,10 @@ class KafkaTopics:
         """Delete the records before the offset; the broker answers once its replicas know."""
         part = TopicPartition(topic, partition, offset)
         try:
-            for future in self._admin.delete_records([part], request_timeout=REQUEST_TIMEOUT_S).values():
-                future.result(ANSWER_S)
+            for future in self._admin.delete_records(
+                [part], request_timeout=self._connection.request_timeout_s
+            ).values():
+                future.result(self._connection.answer_s)
         except TimeoutError:
             raise self._connection.unanswered(f"trimming {topic}/{partition}") from None
         except KafkaException as error:
