@@ -134,7 +134,10 @@ def _show(done: list[Any], output: Format) -> None:
     ]
     put(table([("table", "left"), ("records", "right"), ("batches", "right"), ("gaps", "right")], rows))
     if any(each.gaps for each in done):
-        note("gaps: records that were deleted before they were archived; the table `offsets` names them")
+        note(
+            "gaps: records that were deleted before they were archived, or topics that lost archived ones; the table `offsets` names"
+            " them with the reason"
+        )
 
 
 def compact_archive(output: Format, *, location: str, file_bytes: str, master: str, conf: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chronos.cli.archive import java_properties, pairs, settings_of
-from chronos.cli.audit import parse_moment
+from chronos.cli.audit import LOST, parse_moment
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
@@ -364,9 +364,8 @@ def other_modes(report: "Report") -> list[str]:
     lines, judged, mode = [], report.judged, report.request.mode
     if mode != "gone":
         for name, what in report.changed_targets.items():
-            became = "does not exist any more" if what == "deleted" else "was deleted and created again"
             lines.append(
-                f"{printable(name)} {became} since it was archived: --gone --target {printable(name)} finds what was lost with it"
+                f"{printable(name)} {LOST[what]}: --gone --target {printable(name)} finds what was lost with it"
             )
     if mode == "missing" and judged.get("delivered"):
         lines.append(

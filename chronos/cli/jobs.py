@@ -6,6 +6,7 @@ if the job fails and removed if it does not.
 """
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -200,6 +201,10 @@ def spark_job(
     try:
         display(Step(name="starting Spark"))
         spark = open_session(name, master, conf, log.file, kafka=kafka)
+        if threading.current_thread() is threading.main_thread():
+            # PySpark's handler asks the JVM to cancel the jobs, over the connection that the signal has interrupted; its
+            # error would take the place of KeyboardInterrupt. The end of the session cancels them too.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             display.count_tasks(spark)
             yield spark, display, log

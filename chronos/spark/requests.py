@@ -125,7 +125,7 @@ class Report(Struct, frozen=True, kw_only=True):
     judged: dict[str, int] = {}
     """All messages of the window for the requested targets and ids, by the audit's outcome."""
     changed_targets: dict[str, str] = {}
-    """Archived targets that are not the archived topics any more: `deleted` or `recreated`."""
+    """Targets that no longer hold what was archived from them: `deleted`, `recreated` or `truncated`."""
     gone: list[GonePartition] = []
     """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None

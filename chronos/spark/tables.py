@@ -12,6 +12,12 @@ from chronos.spark import schema
 from chronos.spark.runs import check_format
 from chronos.spark.storage import ArchiveStorage
 
+JOURNAL = "_compaction.json"
+"""File below a table that names the new folder of a compaction and the folders it replaces."""
+
+READ = (schema.MESSAGES, schema.DELIVERIES, schema.DECISIONS, schema.PROGRESS, schema.OFFSETS)
+"""The tables that are read together."""
+
 
 class Tables(Struct, frozen=True, kw_only=True):
     """The tables that an audit or a backfill reads."""
@@ -35,11 +41,13 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
     """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive.
 
     Spark lists the files of a table here. `offsets` comes first: everything it covers is in the other tables by then,
-    and rows that a concurrent run of the archive adds to them are not covered.
+    and rows that a concurrent run of the archive adds to them are not covered. A compaction between the listings could
+    hide rows, so that one under way is an error too.
     """
     found = check_format(storage)
     if found is None:
         raise ArchiveFailed(f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates one")
+    compacted = _compacted(storage)
     offsets = read_table(spark, storage, schema.OFFSETS)
     tables = Tables(
         messages=read_table(spark, storage, schema.MESSAGES),
@@ -48,7 +56,21 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
         progress=read_table(spark, storage, schema.PROGRESS),
         offsets=offsets,
     )
+    if _compacted(storage) != compacted:
+        raise ArchiveFailed(f"{storage.uri} was compacted while it was read; run the same command again")
     return tables, found["cluster"], found["topics"]["delay"]
+
+
+def _compacted(storage: ArchiveStorage) -> set[str]:
+    """The folders that compactions have made; ArchiveFailed if one is replacing folders now, or was killed while it did."""
+    found = set()
+    for table in READ:
+        if storage.exists(f"{table.name}/{JOURNAL}"):
+            raise ArchiveFailed(
+                f"{storage.uri} is being compacted, or a compaction was killed: wait for it, or run `chronos archive compact`"
+            )
+        found |= {f"{table.name}/{name}" for name in storage.folders(table.name) if name.startswith("batch=c")}
+    return found
 
 
 def last_read_ms(offsets: DataFrame) -> int | None:

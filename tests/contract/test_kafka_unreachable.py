@@ -46,6 +46,8 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
         "offset_at": lambda: log.offset_at("t", 0, 1),
         "trim": lambda: log.trim("t", 0, 1),
         "committed": lambda: log.committed("g", "t", 0),
+        "truncated": lambda: log.truncated({("t", 0): (5, 1)}),
+        "cluster_id": log.cluster_id,
         "append": lambda: log.append([("t", None, b"v", [], 0)], 1.0),
         "writer": lambda: log.writer(0),
         "bulk": lambda: BulkOpener(bootstrap_servers=address, properties={}, timeout_s=1.0).open("id"),

@@ -96,7 +96,8 @@ def test_each_record_is_there_once_byte_for_byte(
     read = reached.topics[logs.delay].partitions["0"]
     assert (read.position, read.leader_epoch) == (3, brokers.watermarks(logs.delay, 0).leader_epoch)
 
-    logs.write(logs.delay, b"late", [("chronos-deliver-at", b"1"), ("chronos-target-topic", logs.target.encode())])
+    due = b"%d" % DUE_MS
+    logs.write(logs.delay, b"late", [("chronos-deliver-at", due), ("chronos-target-topic", logs.target.encode())])
     logs.write(logs.target, b"not of Chronos", partition=1)
     logs.write(logs.target, b"late", logs.receipt(0, 3, 1), partition=1)
     logs.flush()

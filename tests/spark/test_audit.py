@@ -32,7 +32,7 @@ from chronos.spark.audit.job import DAY_MS, Audit, EmptyWindow, TargetCoverage, 
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.audit.report import html
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables
+from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
@@ -275,7 +275,7 @@ class Growing(ArchiveStorage):
         super().__init__(str(location))
         self._location = location
         self._more = more
-        self._left = before
+        self._left = before + len(READ)  # the tables are listed once before, for compactions
 
     def folders(self, below: str) -> list[str]:
         """The folders, after the concurrent run has written."""
@@ -306,6 +306,28 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(spark: SparkSessi
     assert found[0] == {"delivered": 1, "dead-lettered": 1}
     assert found[4] == {"pending": 2}
     assert not any(counts["missing"] for counts in found)
+
+
+class Compacted(ArchiveStorage):
+    """An archive that a compaction ends in right before the last table is listed."""
+
+    def folders(self, below: str) -> list[str]:
+        """The folders, after the compaction."""
+        if below == "progress" and self.exists("messages/batch=00000001-000000") and self.exists("progress/_listed"):
+            self.move("messages/batch=00000001-000000", "messages/batch=c00000001")
+        elif below == "progress":
+            self.write("progress/_listed", b"")
+        return super().folders(below)
+
+
+def test_an_audit_beside_a_compaction_is_refused(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
+    """While it renames folders some rows are in none of them, and messages would be judged without their deliveries."""
+    storage = Compacted(str(shutil.copytree(archived, tmp_path / "archive")))
+    with pytest.raises(ArchiveFailed, match="was compacted while it was read"):
+        open_tables(spark, storage)
+    storage.write_json(f"deliveries/{JOURNAL}", {"new": "batch=c00000001", "old": []})
+    with pytest.raises(ArchiveFailed, match="is being compacted, or a compaction was killed"):
+        open_tables(spark, storage)
 
 
 def test_a_folder_without_an_archive_is_an_error(spark: SparkSession, tmp_path: Path) -> None:

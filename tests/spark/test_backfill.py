@@ -363,9 +363,7 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
         assert planned.absent_targets == [lost.logs.target]
         assert planned.judged == {"missing": 400}
         assert planned.changed_targets == {lost.logs.target: "deleted"}
-        assert other_modes(planned)[0].startswith(
-            f"{lost.logs.target} does not exist any more since it was archived: --gone"
-        )
+        assert other_modes(planned)[0].startswith(f"{lost.logs.target} does not exist any more: --gone --target")
 
 
 @unhurried

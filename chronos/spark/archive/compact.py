@@ -18,9 +18,7 @@ from chronos.spark import schema
 from chronos.spark.progress import Step, Watch
 from chronos.spark.runs import check_format, remove_uncommitted
 from chronos.spark.storage import ArchiveStorage
-
-JOURNAL = "_compaction.json"
-"""File below a table that names the new folder and the folders it replaces."""
+from chronos.spark.tables import JOURNAL
 
 MAKING = "_compacting"
 """Folder below a table that the new files are written to."""

@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.claim import check_cluster_id
-from chronos.spark.audit.job import default_span, judge
+from chronos.spark.audit.job import Judgement, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.reconciliation import Reconciliation
@@ -37,7 +37,7 @@ from chronos.spark.brokers import TopicBrokers
 from chronos.spark.ledger import PLANNED_COLUMNS
 from chronos.spark.progress import Step, Watch, ignore, running_tasks
 from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
-from chronos.spark.runs import check_format
+from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import last_read_ms, open_tables
 
@@ -126,13 +126,14 @@ class Backfill:
         planned_ms = _now_ms()
         span = self._span(request)
         self._watch(Step(name="auditing the window"))
-        deliveries, sent_before, judged = self._deliveries(request, span, name)
+        judgement = judge(self._tables, self.topic, span)
+        deliveries, sent_before, judged = self._deliveries(request, span, name, judgement.outcomes)
         self._watch(Step(name="writing the plan"))
         report = Report(
             run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
             messages=0, bytes=0, sent_before=sent_before, expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
             targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged,
-            changed_targets=self._changed_targets(request),
+            changed_targets=self._changed_targets(request, judgement),
             gone=self._gone(deliveries, span) if request.mode == "gone" else [],
         )  # fmt: skip
         report = self._with_counts(self._write_plan(report, deliveries, span))
@@ -149,16 +150,16 @@ class Backfill:
             )
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
-    def _deliveries(self, request: Request, span: Span, name: str) -> tuple[DataFrame, int, dict[str, int]]:
+    def _deliveries(
+        self, request: Request, span: Span, name: str, outcomes: DataFrame
+    ) -> tuple[DataFrame, int, dict[str, int]]:
         """The deliveries to replay, the number sent before, and all messages by outcome.
 
         They are written and read again, so that the audit is computed once.
         """
         counted = Observation()
         counts = [f.count(f.when(f.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES]
-        outcomes = selection.requested(judge(self._tables, self.topic, span).outcomes, request).observe(
-            counted, *counts
-        )
+        outcomes = selection.requested(outcomes, request).observe(counted, *counts)
         deliveries = selection.selected(outcomes, request, self._log_starts() if request.mode == "pending" else {})
         selected = self._storage.path(ledger.run_folder(name), "_selected")
         deliveries.write.mode("overwrite").parquet(selected)
@@ -209,22 +210,33 @@ class Backfill:
         """True if the delay topic that the brokers describe is the one in the archive."""
         return info is not None and self._topic_ids("messages").get(self.topic) == info.id
 
-    def _changed_targets(self, request: Request) -> dict[str, str]:
-        """The requested targets that were deleted, or deleted and created again, since they were archived."""
+    def _changed_targets(self, request: Request, judgement: Judgement) -> dict[str, str]:
+        """The requested targets that no longer hold what was archived from them, and why, as in the table `offsets`."""
         wanted = request.targets or ["*"]
-        known = {
-            name: id_
-            for name, id_ in self._topic_ids("deliveries").items()
-            if any(fnmatchcase(name, each) for each in wanted)
+        seen = {
+            each.target: each.gap_reason
+            for each in judgement.targets
+            if any(fnmatchcase(each.target, pattern) for pattern in wanted)
         }
-        found = self._brokers.describe(sorted(known)) if known else {}
-        changed = {}
-        for name, info in found.items():
+        changed = {name: why for name, why in seen.items() if why in (RECREATED, TRUNCATED)}
+        ids, ends = self._topic_ids("deliveries"), self._archived_ends()
+        for name, info in (self._brokers.describe(sorted(seen)) if seen else {}).items():
             if info is None:
-                changed[name] = "deleted"
-            elif info.id != known[name]:
-                changed[name] = "recreated"
-        return dict(list(changed.items())[:TARGETS_MAX])
+                changed[name] = DELETED
+            elif info.id != ids.get(name):
+                changed[name] = RECREATED
+            elif any(
+                self._brokers.watermarks(name, partition).high < ends.get((name, partition), 0)
+                for partition in set(range(info.partitions)) - info.leaderless
+            ):
+                changed[name] = TRUNCATED
+        return dict(sorted(changed.items())[:TARGETS_MAX])
+
+    def _archived_ends(self) -> dict[tuple[str, int], int]:
+        """For each partition of a target the offset up to which it was archived when it was read last."""
+        rows = self._tables.offsets.where("table = 'deliveries'").groupBy("topic", "partition")
+        found = rows.agg(f.max_by("until_offset", f.struct("read_ms", "until_offset")).alias("end")).collect()
+        return {(row["topic"], row["partition"]): row["end"] for row in found}
 
     def _gone(self, deliveries: DataFrame, span: Span) -> list[GonePartition]:
         """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
