@@ -74,9 +74,7 @@ def selected(*expiries: int | None) -> Selection:
 def planned(
     pusher: Pusher, selection: Selection, look_ahead: LookAhead[PlannedTransaction], poison_offset: int | None = None
 ) -> PlannedTransaction:
-    return pusher.plan(
-        selection, [], NOW_MS, poison_offset=poison_offset, refusals=Refusals(), look_ahead=look_ahead
-    )
+    return pusher.plan(selection, [], NOW_MS, poison_offset=poison_offset, refusals=Refusals(), look_ahead=look_ahead)
 
 
 def look_ahead() -> LookAhead[PlannedTransaction]:

@@ -9,8 +9,8 @@ import random
 from collections import Counter
 from functools import partial
 
-from chronos.core.roles import REBALANCE_AFTER_MS, Request, Roles, ShardRoles
-from chronos.workers.checkpoint import AWAY_MS, CHECKPOINTS_MIN
+from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, Request, Roles, ShardRoles
+from chronos.workers.checkpoint import CHECKPOINTS_MIN
 from chronos.workers.master import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker

@@ -16,11 +16,10 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import Identity, State, pack_identity, pack_state
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
-from chronos.core.roles import Member, ReplicaReport, Roles, ShardRoles
+from chronos.core.roles import AWAY_MS, Member, ReplicaReport, Roles, ShardRoles
 from chronos.errors import Retry
 from chronos.ports import ClusterSnapshot, TopicSpec
 from chronos.workers.checkpoint import (
-    AWAY_MS,
     CHECK_EVERY_MS,
     RETRY_MS,
     Checkpointer,
