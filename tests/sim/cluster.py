@@ -33,6 +33,7 @@ class Cluster:
         self.leave_dice = random.Random(f"leaving {seed}")
         self.duplicate_dice = random.Random(f"doubles {seed}")
         self.trim_dice = random.Random(f"trimming {seed}")
+        self.bulk_dice = random.Random(f"bulk {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -82,6 +83,10 @@ class Cluster:
         if self.leave_dice.random() < 0.2:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
         self.producers = Producers(world, brokers, checker, shards=self.shards)
+        if self.bulk_dice.random() < 0.2:
+            self.producers.share_poison = self.bulk_dice.choice([0.3, 0.6, 0.9])
+        if self.bulk_dice.random() < 0.2:
+            brokers.compacted.add("b")
 
     def _draw_settings(self) -> Settings:
         draw = self.world.random
