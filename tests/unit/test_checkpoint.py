@@ -103,6 +103,7 @@ OTHER = LogPosition(applied=7, pull_offset=3)
         pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not given up the shard yet"),
         pytest.param({}, "ab", {"b": AWAY_MS - 1}, [MINE, None], id="it is away"),
         pytest.param({}, "ab", {"b": AWAY_MS}, [MINE], id="it was away for too long"),
+        pytest.param({}, "a", {}, [MINE], id="it was forgotten"),
         pytest.param({}, "a", {}, [MINE], id="there is no other node"),
     ],
 )
