@@ -123,6 +123,32 @@ class Cluster:
         await self._request(membership, "undrain", node)
         return 202, OperationResult(result="accepted", what=f"undrain of {node}")
 
+    async def forget(self, call: Call) -> tuple[int, object]:
+        """Forget a node that will not come back: its replicas are no longer listed, and the logs are not kept for it."""
+        membership = self._membership()
+        node = call.request.match_info["node"]
+        snapshot = membership.snapshot()
+        if node in snapshot.members:
+            raise ProblemError(
+                409, "node-present", f"node {node[:100]!r} is a member of the cluster",
+                hint="stop it first; `chronos transfer --drain` takes its shards from a node that keeps running",
+            )  # fmt: skip
+        known = frozenset[str]() if snapshot.roles is None else snapshot.roles.nodes
+        if node not in known:
+            nodes = ", ".join(sorted(known - set(snapshot.members))) or "none"
+            raise ProblemError(
+                404, "no-node", f"there is no node {node[:100]!r} to forget; the nodes away are: {nodes}"
+            )
+        await self._request(membership, "forget", node)
+
+        def is_forgotten() -> bool | None:
+            roles = membership.snapshot().roles
+            return (roles is not None and node not in roles.nodes) or None
+
+        if await poll(is_forgotten, TRANSFER_S, self._context.stopping):
+            return 200, OperationResult(result="done", what=f"forgetting {node}")
+        return 202, OperationResult(result="accepted", what=f"forgetting {node}")
+
     def _membership(self) -> Membership:
         membership = self._context.node.membership
         if membership is None:

@@ -26,6 +26,7 @@ TITLES = {
     "not-a-member": "Only nodes of the cluster may request this",
     "busy-copying": "This node is already sending checkpoints",
     "no-node": "There is no such node",
+    "node-present": "The node is a member of the cluster",
     "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",
     "standalone": "A standalone node has no other node to transfer to",

@@ -167,6 +167,15 @@ def routes(
                      501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
+            method="POST", path="/v1/nodes/{node}/forget", name="forget", handler=cluster.forget,
+            parameters=by_node, answer=schemas.OperationResult,
+            summary="Forget a node that is away and will not come back: no replica is kept in its place, and the logs are no longer"
+            " kept for it. A node that was away for 7 days is forgotten without a request. Waits up to 10 s.",
+            answers={200: "The node is forgotten.", 202: "The controller has the request; it is not done yet.",
+                     **CROSS_SITE, 404: "There is no such node.", 409: "The node is a member of the cluster.",
+                     501: "A standalone node has no other node to forget.", **COORDINATOR},
+        ),
+        Route(
             method="GET", path="/v1/checkpoints", name="checkpoints", handler=checkpoints.kept,
             summary="The checkpoints of every shard, as this node last read them.", answer=schemas.CheckpointsInfo,
             answers={200: "All checkpoints.", 501: "No location for checkpoints is configured."},

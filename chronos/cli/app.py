@@ -305,6 +305,25 @@ def transfer(
     verbs.transfer(server, output, path)
 
 
+@app.command()
+def forget(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node that is away and will not come back.")],
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Forget a node that will not come back, for example a pod that has got another name.
+
+    Its replicas are no longer listed, and the logs are no longer kept for it. After 7 days this happens without the command.
+
+    \b
+    Examples:
+      chronos forget node-b
+    """
+    from chronos.cli import verbs
+
+    verbs.transfer(server, output, f"/v1/nodes/{quote(node, safe='')}/forget")
+
+
 app.add_typer(archive_app, name="archive")
 app.command()(audit)
 app.command()(backfill)

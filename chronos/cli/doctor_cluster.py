@@ -146,7 +146,8 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
     for node, since_ms in sorted(roles.away.items()):
         yield note(
             "roles",
-            f"node {node} holds replicas and has been away since {local(format_time(since_ms))}; until it is back no log is trimmed",
+            f"node {node} holds replicas and has been away since {local(format_time(since_ms))}; until it is back no log is trimmed:"
+            f" `chronos forget {node}` if it will not come back",
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from chronos.core.roles import (
+    AWAY_MS,
     HISTORY_MAX,
     OK,
     UNREACHABLE,
@@ -37,7 +38,7 @@ PASSES_MAX = 100
 def plan(view: ClusterView) -> Roles:
     """Return the roles to publish now. With these as the view's `roles`, and no requests, the plan is the same again.
 
-    1. The progress of all replicas, and the nodes that are away, are recorded.
+    1. The progress of all replicas, and the nodes that are away, are recorded; nodes that were away for long are forgotten.
     2. Each shard keeps its replicas and gets new ones only where some are missing.
     3. Requests are answered, oldest first.
     4. A shard whose master is gone, leaving, drained or cut off from the log gets another one; all other masters stay.
@@ -100,13 +101,27 @@ class _Table:
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
     def record_progress(self) -> None:
-        """Record the greatest progress of each shard, and since when nodes are away."""
+        """Record the greatest progress of each shard, and since when nodes are away; forget those away for AWAY_MS."""
         for shard, given in self.shards.items():
             applied = max((replica.applied or 0 for replica in self.reported(shard)), default=0)
             self.shards[shard] = replace(given, applied=max(given.applied, applied))
-        listed = {node for given in self.shards.values() for node in given.replicas}
+        now_ms = self.view.now_ms
+        self._record_away()
+        for node in [node for node, since_ms in self.away.items() if now_ms - since_ms >= AWAY_MS]:
+            self.forget(node)
+
+    def _record_away(self) -> None:
+        now_ms = self.view.now_ms
+        listed = self.drained.union(*(given.replicas for given in self.shards.values()))
         away = sorted(listed - set(self.members))
-        self.away = {node: min(self.away.get(node, self.view.now_ms), self.view.now_ms) for node in away}
+        self.away = {node: min(self.away.get(node, now_ms), now_ms) for node in away}
+
+    def forget(self, node: str) -> None:
+        """Keep nothing for the node any longer: no replica, no drain, no time of absence."""
+        for shard, given in self.shards.items():
+            self._set_replicas(shard, [each for each in given.replicas if each != node])
+        self.drained.discard(node)
+        self.away.pop(node, None)
 
     # --- replicas
 
@@ -117,8 +132,7 @@ class _Table:
             self._set_replicas(shard, nodes)
         if self.view.replication is not None:
             self._even_out()
-        listed = {node for given in self.shards.values() for node in given.replicas}
-        self.away = {node: since_ms for node, since_ms in self.away.items() if node in listed}
+        self._record_away()
 
     def _on_all_nodes(self, given: ShardRoles) -> set[str]:
         return {*given.replicas, *self.members}
@@ -173,6 +187,8 @@ class _Table:
             self.drained.add(request.node)
         elif request.kind == "undrain":
             self.drained.discard(request.node)
+        elif request.kind == "forget" and request.node not in self.members:
+            self.forget(request.node)
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
             why = f"{request.kind} to {request.node} refused: {reason}"
@@ -183,6 +199,7 @@ class _Table:
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)
         reasons = {
+            "it is a member: stop it first": request.kind == "forget",
             "there is no such request": request.kind != "transfer",
             "there is no such shard": request.shard not in self.shards,
             "it is not a member at the moment": member is None,

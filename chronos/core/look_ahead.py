@@ -85,6 +85,8 @@ class LookAhead(Generic[T]):
         self._selection: _NextSelection | None = None
         self._transaction: _NextTransaction[T] | None = None
         self._writes: _StepWrites | None = None
+        self._targets: tuple[Selection | None, set[str]] = (None, set())
+        """The last selection whose targets were asked for, and its targets."""
 
     # --- while a step commits
 
@@ -146,16 +148,21 @@ class LookAhead(Generic[T]):
 
     def targets(self, selection: Selection) -> set[str]:
         """Return the target topics of a selection."""
-        early = self._transaction
-        if early is not None and early.selection is selection:
-            return set(early.target_limits)
-        return {entry.target for entry in selection.entries}
+        if self._targets[0] is not selection:
+            early = self._transaction
+            if early is not None and early.selection is selection:
+                found = set(early.target_limits)
+            else:
+                found = {entry.target for entry in selection.entries}
+            self._targets = (selection, found)
+        return self._targets[1]
 
     def transaction(
         self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None
     ) -> T | None:
         """Return the transaction that was made of the selection early; None if there is none that holds."""
         early, self._transaction = self._transaction, None
+        self._targets = (None, set())
         if early is not None and early.holds(selection, target_limits, poison_offset):
             return early.transaction
         return None

@@ -72,6 +72,7 @@ class Reason(IntEnum):
     TOO_LARGE = 34
     REFUSED_BY_BROKER = 35
     NO_LEADER = 36
+    NO_KEY = 37
 
     @property
     def label(self) -> str:

@@ -13,6 +13,10 @@ REBALANCE_AFTER_MS = 60_000
 REPLACE_AFTER_MS = 600_000
 """Time a node may be away before its replicas are recreated elsewhere: longer than a manual repair."""
 
+AWAY_MS = 7 * 86_400_000
+"""Time a node may be away before it is forgotten: nothing is kept for it any longer, neither its place nor the logs. When it
+comes back, it is a new node that starts from a checkpoint."""
+
 OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
 """Reachability of the log from a node. An UNREACHABLE master is replaced by a node that is OK, never by a DEGRADED one: an
 outage of the brokers for all nodes therefore moves no role, regardless of which node notices it first."""
@@ -102,9 +106,14 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     drained: tuple[str, ...] = ()
     """Nodes that must not be master of any shard until an operator ends their drain."""
     away: Mapping[str, int] = {}
-    """Nodes that hold a shard but are not members at the moment -> the time since when (epoch ms)."""
+    """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since when (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes for which a place is kept, whether they are present or not."""
+        return frozenset(self.drained).union(self.away, *(given.replicas for given in self.shards.values()))
 
 
 HISTORY_MAX = 50
@@ -114,7 +123,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request of an operator to the controller."""
 
     kind: str
-    """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that."""
+    """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that. `forget`: keep
+    nothing for it any longer, as if it had been away for AWAY_MS."""
     node: str
     shard: int = -1
     """The shard of a `transfer`; -1 for the others."""

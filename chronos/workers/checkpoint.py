@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from chronos.core.codec import Identity, State
-from chronos.core.roles import ReplicaReport, ShardRoles
+from chronos.core.roles import AWAY_MS, ReplicaReport, ShardRoles
 from chronos.errors import ChronosError
 from chronos.ports import Checkpoint, Checkpoints, ClusterSnapshot, Store, TopicLog
 from chronos.workers.replica_state import ReplicaState
@@ -23,9 +23,6 @@ RETRY_MS = 60_000
 
 CHECK_EVERY_MS = 600_000
 """How often to check whether the logs can be trimmed, and whether another node made a checkpoint."""
-
-AWAY_MS = 7 * 86_400_000
-"""A node that was away for longer no longer holds up trimming: when it comes back it starts from a checkpoint."""
 
 
 class LogPosition(Struct, frozen=True, kw_only=True):

@@ -8,19 +8,21 @@ never stops the others).
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Record
+from chronos.core.message import Entry, Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
+from chronos.workers.refusals import Refusals
 
 log = structlog.get_logger("chronos.master")
 
@@ -91,6 +93,8 @@ class PoisonSearch(Struct, kw_only=True):
     """Source offset of the poison record: the next plan retries or dead-letters it."""
     separate: bool = False
     """A message and rejected records failed together: from now on they take turns."""
+    refusals: Refusals = msgspec.field(default_factory=Refusals)
+    """The targets of the poison records found."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -159,7 +163,7 @@ class Master:
         staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
-        selection = self._select(staged, until_ms)
+        selection = self._select(staged, until_ms, now_ms)
         if not selection.items and not records and not is_heartbeat:
             return self._idle(now_ms)
         if not selection.items and self._may_linger(staged, len(records), now_ms):
@@ -236,15 +240,22 @@ class Master:
                 " them; check NTP on both"
             )
 
-    def _select(self, staged: Staged, until_ms: int) -> Selection:
+    def _select(self, staged: Staged, until_ms: int, now_ms: int) -> Selection:
         limits, search = self._limits, self._poison_search
+        set_aside = search.refusals.set_aside
         if not limits.push or (search.separate and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
-        tried = next((at for at in selection.with_id if selection.entries[at].attempt > 1), None)
-        if tried is not None and len(selection.entries) > 1:
-            selection = self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
+        entries = selection.entries
+        tried = (at for at in selection.with_id if entries[at].attempt > 1 and entries[at].target not in set_aside)
+        count = max(1, next(tried, len(entries)))
+        if set_aside:
+            count = min(count, search.refusals.within_step(selection, now_ms))
+        if len(self._look_ahead.targets(selection)) > TARGETS_MAX:
+            count = min(count, _within_targets(entries, TARGETS_MAX))
+        if count < len(entries):
+            selection = self._shard.select(staged, until_ms, count, limits.bytes)
         if limits.pull or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled (`workers.delete`).
@@ -259,6 +270,7 @@ class Master:
             staged.rejections,
             now_ms,
             poison_offset=search.poison_offset,
+            refusals=search.refusals,
             look_ahead=self._look_ahead,
         )
         progress = self._progress(staged, selection, plan.decisions)
@@ -267,9 +279,10 @@ class Master:
             self._writer.send(plan.messages, pack_progress(progress))
             appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
-            self._search_poison(error, staged, selection)
+            self._search_poison(error, staged, selection, now_ms)
             raise
         if selection.items:
+            search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
         self._apply(staged, selection, progress, appended)
@@ -291,8 +304,10 @@ class Master:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
                     following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
                     if following is not None:
-                        poison_offset = self._poison_search.poison_offset
-                        self._pusher.plan_next(following, poison_offset=poison_offset, look_ahead=ahead)
+                        search = self._poison_search
+                        self._pusher.plan_next(
+                            following, poison_offset=search.poison_offset, refusals=search.refusals, look_ahead=ahead
+                        )
                 if pulled >= limits.messages:
                     ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
@@ -376,18 +391,26 @@ class Master:
             probes=staged.probes,
         )
 
-    def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
+    def _search_poison(
+        self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection, now_ms: int
+    ) -> None:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
         A failure that no message caused halves the selection too: a smaller one may finish within the time-out.
+        An attempt of messages whose target is set aside is halved for itself, unless the target refuses every message.
         """
         search = self._poison_search
-        if selection.items:
-            search.messages_max = max(1, len(selection.items) // 2)
+        attempted = search.refusals.attempted(selection, now_ms)
+        size = len(selection.items)
+        if attempted is None:
+            search.messages_max = max(1, size // 2) if size else search.messages_max
         if not error.poison_likely:
             return
         self._pusher.targets.forget_all()
-        if len(selection.items) > 1:
+        if size > 1 and (attempted is None or not attempted.refuses_all):
+            if attempted is not None:
+                attempted.messages_max = size // 2
+                attempted.end_turn(now_ms)
             return
         if staged.rejections or not selection.items:
             # A message that fails together with rejected records proves nothing: the rejected topic may be at fault.
@@ -401,8 +424,10 @@ class Master:
         search.failures = search.failures + 1 if search.offset == offset else 1
         search.offset = offset
         if search.failures >= POISON_FAILURES:
-            log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
+            shard = self._shard.rules.shard
+            log.warning("message refused by the broker", shard=shard, offset=offset, messages=size, why=str(error))
             search.poison_offset = offset
+            search.refusals.refuse(selection, now_ms, self._pusher.retries)
 
     def _bound_wheel(self) -> bool:
         """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""
@@ -440,3 +465,13 @@ class Master:
         """End the leadership; the next master resolves a transaction that is open."""
         self._puller.close()
         self._writer.close()
+
+
+def _within_targets(entries: Sequence[Entry], targets_max: int) -> int:
+    """Return how many leading entries, at least one, have at most `targets_max` targets."""
+    seen: set[str] = set()
+    for at, entry in enumerate(entries):
+        seen.add(entry.target)
+        if len(seen) > targets_max:
+            return at
+    return len(entries)

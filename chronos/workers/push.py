@@ -28,14 +28,20 @@ from chronos.core.message import (
 )
 from chronos.core.progress import Decision, Outcome
 from chronos.core.rules import Rules
-from chronos.core.size import batch_bytes
+from chronos.core.size import batch_bytes, batch_bytes_max
 from chronos.core.step import Selection
+from chronos.core.timefmt import format_time
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing, TopicInfo, TopicLog
+from chronos.workers.refusals import Refusals, Retries, SetAside
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 NO_LEADER_WAIT_MS = 1_000
 """Delay until a message for a partition without a leader is selected again."""
+
+TARGETS_MAX = 200
+"""Most targets of one transaction: each takes 1 to 2 ms on a broker with two cores (measured), and the transaction times out
+after 10 s."""
 
 RECEIPT_BYTES = 512
 """More than a receipt adds to a message: a message smaller than its topic's limit by this much needs no exact size."""
@@ -76,9 +82,7 @@ class Pusher:
         self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
         self._rejected_topic = rejected_topic
         self._dead_letter_topic = dead_letter_topic
-        self._attempts_max = attempts_max
-        self._retry_base_ms = retry_base_ms
-        self._retry_cap_ms = retry_cap_ms
+        self.retries = Retries(attempts_max=attempts_max, base_ms=retry_base_ms, cap_ms=retry_cap_ms)
 
     def plan(
         self,
@@ -87,11 +91,13 @@ class Pusher:
         now_ms: int,
         *,
         poison_offset: int | None,
+        refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
 
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
+        `refusals`: messages of targets that are set aside are deferred, unless this selection attempts them.
         """
         plan = PlannedTransaction(
             messages=[self._rejected(record, rejection, now_ms) for record, rejection in rejections],
@@ -101,7 +107,8 @@ class Pusher:
         if not selection.items:
             return plan
         targets = self.targets.describe(look_ahead.targets(selection), now_ms)
-        limits = self._fast_path_limits(targets)
+        limits = self._fast_path_limits(targets, refusals)
+        attempted = refusals.attempted(selection, now_ms)
         early = look_ahead.transaction(selection, limits, poison_offset)
         if early is not None:
             plan.messages += early.messages
@@ -109,17 +116,27 @@ class Pusher:
             return plan
 
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
-            target = targets[entry.target]
-            self._decide(plan, due_ms, offset, entry, target, now_ms, is_poison=offset == poison_offset)
+            target, set_aside = targets[entry.target], refusals.set_aside.get(entry.target)
+            is_poison = offset == poison_offset or (set_aside is not None and offset in set_aside.offsets)
+            waits = set_aside is not attempted
+            self._decide(plan, due_ms, offset, entry, target, now_ms, set_aside, is_poison=is_poison, waits=waits)
 
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
 
     def plan_next(
-        self, selection: Selection, *, poison_offset: int | None, look_ahead: LookAhead[PlannedTransaction]
+        self,
+        selection: Selection,
+        *,
+        poison_offset: int | None,
+        refusals: Refusals,
+        look_ahead: LookAhead[PlannedTransaction],
     ) -> None:
         """Compute what `plan` would return for the next selection, if every message of it takes the fast path."""
-        limits = self._fast_path_limits(self.targets.known({entry.target for entry in selection.entries}))
+        topics = {entry.target for entry in selection.entries}
+        if len(topics) > TARGETS_MAX:
+            return  # the step will select fewer messages
+        limits = self._fast_path_limits(self.targets.known(topics), refusals)
         plan = PlannedTransaction(messages=[], decisions=[], due_ms=[])
         if self._write(plan, selection, limits, poison_offset, None):
             look_ahead.keep_transaction(selection, limits, poison_offset, plan)
@@ -163,12 +180,16 @@ class Pusher:
             append_due(due_ms)
         return True
 
-    def _fast_path_limits(self, targets: Mapping[str, Target]) -> dict[str, int]:
-        """Return, for each plain and allowed target, the packed size in bytes up to which a message needs no decision."""
+    def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals) -> dict[str, int]:
+        """Return, for each plain and allowed target that is not set aside, the packed size in bytes up to which a message needs
+        no decision."""
         return {
             topic: target.info.bytes_max - RECEIPT_BYTES
             for topic, target in targets.items()
-            if target.info is not None and target.is_plain and self._rules.allows(topic)
+            if target.info is not None
+            and target.is_plain
+            and topic not in refusals.set_aside
+            and self._rules.allows(topic)
         }
 
     def _decide(
@@ -179,10 +200,12 @@ class Pusher:
         entry: Entry,
         target: Target,
         now_ms: int,
+        set_aside: SetAside | None,
         *,
         is_poison: bool,
+        waits: bool,
     ) -> None:
-        """Deliver the message, or decide another outcome for it."""
+        """Deliver the message, or decide another outcome for it; `waits`: its target is set aside and not attempted now."""
         info = target.info
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
@@ -196,8 +219,15 @@ class Pusher:
             self._dead_letter(
                 plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write"
             )
-        elif is_poison or (info.compacted and entry.key is None):
-            self._retry(plan, due_ms, offset, entry, now_ms)
+        elif info.compacted and entry.key is None:
+            detail = f"{entry.target} is compacted and takes no message without a key: set {TARGET_KEY}"
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.NO_KEY, detail)
+        elif is_poison:
+            self._retry(plan, due_ms, offset, entry, now_ms, set_aside)
+        elif set_aside is not None and waits:
+            # Messages that were attempted before come last, so that one of them does not hold up the others.
+            next_ms = max(set_aside.next_ms, now_ms + 1) + (entry.attempt > 1)
+            self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, next_ms)
         elif (partition := _partition(entry, info, offset)) is None:
             self._defer(plan, due_ms, offset, entry, Reason.NO_LEADER, now_ms + NO_LEADER_WAIT_MS)
         else:
@@ -230,13 +260,18 @@ class Pusher:
             Decision(due_ms, offset, Outcome.DEFERRED, reason, next_ms, entry.occurrence, entry.attempt)
         )
 
-    def _retry(self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int) -> None:
+    def _retry(
+        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int, set_aside: SetAside | None
+    ) -> None:
         """Retry with exponential backoff and jitter computed from position and attempt; dead-letter after the last attempt."""
-        if entry.attempt >= self._attempts_max:
+        refuses_all = set_aside is not None and set_aside.refuses_all
+        if entry.attempt >= self.retries.attempts_max or refuses_all:
             detail = "refused by the broker every time"
+            if set_aside is not None and refuses_all:
+                detail = f"refused by the broker, like every message for {entry.target} since {format_time(set_aside.since_ms)}"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, detail)
             return
-        backoff_ms = min(self._retry_cap_ms, self._retry_base_ms << min(entry.attempt - 1, 32))
+        backoff_ms = self.retries.pause_ms(entry.attempt)
         jitter = murmur2(b"%d-%d-%d" % (due_ms, offset, entry.attempt)) % JITTER_STEPS
         next_ms = now_ms + backoff_ms // 2 + backoff_ms * jitter // (2 * JITTER_STEPS)
         plan.decisions.append(
@@ -296,7 +331,9 @@ class Pusher:
         if info is None:
             raise LogUnavailable(f"{topic} does not exist: create it again, or restart Chronos, which creates it")
         why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
-        if batch_bytes(key, value, headers + why) > info.bytes_max:
+        # The bound is several times as fast as the exact size, which is needed near the limit only.
+        is_near = batch_bytes_max(key, value, headers + why) > info.bytes_max
+        if is_near and batch_bytes(key, value, headers + why) > info.bytes_max:
             source = [(name, content) for name, content in headers if name == SOURCE][-1:]
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, -1

@@ -21,6 +21,7 @@ from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
 from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.refusals import Refusals
 from tests.bench import load
 
 T = TypeVar("T")
@@ -107,7 +108,10 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
         staged = shard.stage([])
         selection = watch.time("drain: select and unpack", lambda: shard.select(staged, until_ms, BATCH, 8_000_000))  # noqa: B023
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
-        watch.time("drain: plan", lambda: pusher.plan(selection, (), until_ms, poison_offset=None, look_ahead=ahead))  # noqa: B023
+        plan = lambda: pusher.plan(  # noqa: E731
+            selection, (), until_ms, poison_offset=None, refusals=Refusals(), look_ahead=ahead  # noqa: B023
+        )  # fmt: skip
+        watch.time("drain: plan", plan)
         _step(watch, shard, store, staged, selection, "drain")
 
 

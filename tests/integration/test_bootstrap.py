@@ -314,6 +314,12 @@ def test_the_doctor_sees_the_cluster_from_outside(
     assert code == 3
     assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it has a session with ZooKeeper"]
     assert any("node n3 holds replicas and has been away" in text for text in findings["note"])
+
+    # n3 will not come back: it is forgotten on request, and a node that is present is not.
+    assert node.ask("POST", "/v1/nodes/n1/forget")[0] == 409
+    assert node.ask("POST", "/v1/nodes/n4/forget")[0] == 404
+    assert node.post("/v1/nodes/n3/forget", None)["result"] == "done"
+    assert node.get("/v1/nodes")["away"] == []
     gates["n2"].target = fleet.nodes["n2"].port
 
     # On a stopped node the doctor checks its stores too.

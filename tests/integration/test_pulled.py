@@ -53,7 +53,7 @@ class Place:
         assert producer.flush(30) == 0
         return producer
 
-    def arrived(self, count: int) -> list[bytes | None]:
+    def arrived(self, count: int) -> list[bytes]:
         """The values in the target, once there are so many, sorted."""
         with Tail(self.broker.bootstrap, self.target) as tail:
             tail.take(self.target, count)
@@ -125,7 +125,7 @@ def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_sto
     producer.produce(
         place.topics.delay,
         b"by CreateTime",
-        headers=schedule(place.target),
+        headers=schedule(place.target),  # type: ignore[arg-type]
         partition=0,
         timestamp=time.time_ns() // 1_000,
     )  # type: ignore[call-overload]

@@ -231,7 +231,7 @@ def test_a_size_limit_lowered_after_the_last_metadata_request_is_noticed(place: 
 
 @pytest.mark.parametrize("known", [True, False], ids=["compacted-before", "compacted-after-the-last-metadata-request"])
 def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: Place, known: bool) -> None:
-    """They are tried again with growing pauses and then dead-lettered; all others are delivered once and in order."""
+    """They can never be written, so they are dead-lettered at once; all others are delivered once and in order."""
     target = place.target("compacted", **({"cleanup_policy": "compact"} if known else {}))
     place.send(Sent(b"look", schedule(target, target_key=b"k")))
     place.arrived(target, 1)
@@ -243,8 +243,11 @@ def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: P
     place.check_others(300)
     assert place.arrived(target, 301) == [b"look"] + [b"c%d" % n for n in range(300)]
     letters = place.dead(40)
-    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("refused-by-broker", b"3")}
-    assert place.service.shards()[0]["aborts"] <= 3
+    assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {("no-key", b"1")}
+    assert {letter.header("chronos-detail") for letter in letters} == {
+        f"{target} is compacted and takes no message without a key: set chronos-target-key".encode()
+    }
+    assert place.service.shards()[0]["aborts"] <= (0 if known else 3)
 
     alter_topic(place.kafka, target, cleanup_policy="delete")
     letter = letters[0]
@@ -341,26 +344,59 @@ def test_a_topic_without_write_permission_is_forbidden(tmp_path: Path, secured_b
     assert by_reason == {seen.encode(): "forbidden-target", unseen.encode(): "target-missing"}
 
 
-@pytest.mark.xdist_group("secured broker")
-def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_broker: Broker) -> None:
-    """A size limit that Chronos may not read: the messages beyond it are dead-lettered, all others delivered once."""
-    place = Place(secured_broker, tmp_path)
-    blind = place.target("blind", max_message_bytes=100_000)
+def blind_target(place: Place, bytes_max: int) -> str:
+    """A target with a size limit that Chronos may not read: what is larger is refused without a warning."""
+    blind = place.target("blind", max_message_bytes=bytes_max)
     for operation in (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE):
-        rule(secured_broker, blind, operation, AclPermissionType.ALLOW)
+        rule(place.kafka, blind, operation, AclPermissionType.ALLOW)
+    return blind
+
+
+@pytest.mark.xdist_group("secured broker")
+@pytest.mark.parametrize("count", [2, 8])
+def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_broker: Broker, count: int) -> None:
+    """Messages beyond an unknown size limit are dead-lettered, all others delivered once; also if so many are refused that the
+    target is set aside, while every other message for it is a good one."""
+    place = Place(secured_broker, tmp_path)
+    blind = blind_target(place, 100_000)
     with place.service:
         place.service.start()
         fine = [Sent(b"f%d" % number, schedule(blind)) for number in range(200)]
-        bad = [Sent(b"x" * 150_000, schedule(blind)) for _ in range(2)]
+        bad = [Sent(b"x" * 150_000, schedule(blind)) for _ in range(count)]
         place.send(*mixed(bad, mixed(fine, place.others(0, 200))))
 
-        letters = place.dead(2)
+        letters = place.dead(count)
         assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
             ("refused-by-broker", b"3")
         }
-        assert place.arrived(blind, 200) == [b"f%d" % number for number in range(200)]
+        assert sorted(place.arrived(blind, 200)) == sorted(b"f%d" % number for number in range(200))
         place.check_others(200, within_ms=5_000)
         assert place.service.shards()[0]["paused"] is None
+
+
+@pytest.mark.xdist_group("secured broker")
+def test_a_target_that_refuses_every_message_is_set_aside(tmp_path: Path, secured_broker: Broker) -> None:
+    """A thousand refused messages cost about as many aborts as twenty, and delay no other message; once the target takes
+    messages again, those that wait are delivered."""
+    place = Place(secured_broker, tmp_path)
+    blind = blind_target(place, 300)
+    refused = [Sent(b"%d" % number + b"x" * 400, schedule(blind)) for number in range(1_000)]
+    with place.service as service:
+        service.start()
+        place.send(*mixed(refused, place.others(0, 300)))
+        place.check_others(300, within_ms=5_000)
+        letters = place.dead(1_000)
+        assert {letter.value for letter in letters} == {sent.value for sent in refused}
+        assert {letter.reason for letter in letters} == {"refused-by-broker"}
+        untried = [letter for letter in letters if letter.header("chronos-attempt") == b"1"]
+        assert len(untried) > 900
+        assert b"like every message for" in (untried[0].header("chronos-detail") or b"")
+        aborts = service.shards()[0]["aborts"]
+        assert aborts < 200
+
+        place.send(*mixed([Sent(b"late%d" % number, schedule(blind)) for number in range(100)], place.others(300, 300)))
+        assert len(place.arrived(blind, 100)) == 100
+        place.check_others(600, within_ms=5_000)
 
 
 def test_allow_and_deny_apply_when_sending_and_when_delivering(broker: Broker, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from kazoo.protocol.states import WatchedEvent
 from msgspec.structs import replace
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
+from chronos.adapters.zookeeper.session import REQUESTS_MAX
 from chronos.core.assignment import plan
 from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
@@ -140,6 +141,44 @@ def test_a_request_that_cannot_be_read_is_refused_in_the_history(nodes: Nodes, r
     roles = b.look().roles
     assert roles is not None
     assert any("refused: there is no such request" in change.why for change in roles.history)
+
+
+def test_roles_too_large_for_a_znode_are_refused_by_name_and_cost_no_session(nodes: Nodes, raw: KazooClient) -> None:
+    """ZooKeeper would end the connection. Once nodes are forgotten, the roles are published."""
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    session = raw.exists(f"/chronos/{nodes.cluster}/members/a").ephemeralOwner
+    gone = {f"pod-{number:032}": 1 for number in range(25_000)}
+    for _ in range(2):
+        with pytest.raises(CoordinatorUnavailable, match="chronos forget NODE"):
+            a.control(lambda view: replace(plan(view), away=gone))
+        assert a.look().confirmed
+    with pytest.raises(CoordinatorUnavailable, match="znode for member"):
+        a.report(replace(member("a"), address="http://" + "a" * 1_100_000))
+    a.request(Request(kind="forget", node="pod"))
+    assert a.control(lambda view: replace(plan(view), away={"pod": 1}))
+    until(lambda: (roles := a.look().roles) is not None and roles.away == {"pod": 1})
+    assert raw.exists(f"/chronos/{nodes.cluster}/members/a").ephemeralOwner == session
+    assert raw.get_children(f"/chronos/{nodes.cluster}/requests") == []
+
+
+def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooClient) -> None:
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    for _ in range(2 * REQUESTS_MAX + 1):
+        a.request(Request(kind="undrain", node="a"))
+    sizes: list[int] = []
+
+    def counted(view: ClusterView) -> Roles:
+        sizes.append(len(view.requests))
+        return plan(view)
+
+    deadline = time.monotonic() + WAIT_S
+    while raw.get_children(f"/chronos/{nodes.cluster}/requests"):
+        assert time.monotonic() < deadline, "requests are left"
+        a.control(counted)
+        a.wait(0.02)
+    assert max(sizes) == REQUESTS_MAX
 
 
 # --- One controller -------------------------------------------------------------------------------

@@ -196,7 +196,12 @@ def test_the_status_is_for_people_and_for_programs(chronos):
 
 def test_a_standalone_node_cannot_hand_a_shard_over(chronos):
     """Exit code 1, and what to do instead."""
-    for arguments in (("transfer", "1", "b"), ("transfer", "--drain", "b"), ("transfer", "--undrain", "b")):
+    for arguments in (
+        ("transfer", "1", "b"),
+        ("transfer", "--drain", "b"),
+        ("transfer", "--undrain", "b"),
+        ("forget", "b"),
+    ):
         done = chronos(*arguments)
         assert done.code == 1
         assert "there is no other" in done.err

@@ -60,7 +60,7 @@ EXAMPLES_MAX = 25
 def test_every_operation_answers_as_described(description, method, path, mode):
     """Status, content type and body of every answer, for valid and invalid requests; no answer is a server error."""
     operation = description[path][method]
-    expects_failure = path.endswith(("/transfer", "/drain", "/undrain", "/checkpoints"))
+    expects_failure = path.endswith(("/transfer", "/drain", "/undrain", "/forget", "/checkpoints"))
     excluded: list[CheckFunction] = [not_a_server_error] if expects_failure else []
 
     @settings(

@@ -12,12 +12,15 @@ from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH, pack_entry, unpack_entry
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry
+from chronos.core.progress import unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import Selection
 from chronos.ports import TopicSpec
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
+from chronos.workers.refusals import Refusals
 from tests.harness.clock import HandClock
+from tests.unit.test_replica import Case
 
 NOW_MS = 1_800_000_000_000
 EXPIRED_MS = NOW_MS - 5
@@ -73,7 +76,7 @@ def selected(*expiries: int | None) -> Selection:
 def planned(
     pusher: Pusher, selection: Selection, look_ahead: LookAhead[PlannedTransaction], poison_offset: int | None = None
 ) -> PlannedTransaction:
-    return pusher.plan(selection, [], NOW_MS, poison_offset=poison_offset, look_ahead=look_ahead)
+    return pusher.plan(selection, [], NOW_MS, poison_offset=poison_offset, refusals=Refusals(), look_ahead=look_ahead)
 
 
 def look_ahead() -> LookAhead[PlannedTransaction]:
@@ -92,7 +95,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
     def plan_once(*, early: bool) -> PlannedTransaction:
         pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
         if early:
-            pusher.plan_next(selection, poison_offset=None, look_ahead=ahead)
+            pusher.plan_next(selection, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
         if forget:
             pusher.targets.forget_all()
         return planned(pusher, selection, ahead, poison_offset)
@@ -108,14 +111,44 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
 
 def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
     pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
-    pusher.plan_next(selection, poison_offset=None, look_ahead=ahead)
+    pusher.plan_next(selection, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
 
 
 def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
     pusher, ahead = pusher_on(log), look_ahead()
-    pusher.plan_next(selected(None, None, None), poison_offset=None, look_ahead=ahead)
+    pusher.plan_next(selected(None, None, None), poison_offset=None, refusals=Refusals(), look_ahead=ahead)
     plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
     assert plan.due_ms == [NOW_MS - 9]
+
+
+def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
+    """Thousands of them would exceed its time-out. Every message is delivered once, also with a look-ahead."""
+    case = Case(tmp_path)
+    names = [f"target-{number}" for number in range(2 * TARGETS_MAX + 50)]
+    case.log.prepare([TopicSpec(name=name, partitions=1, settings={}) for name in names], create=True)
+    case.commit()
+    replica, due_ms = case.other.replica, case.clock.now + 1_000
+    batch = [
+        ("chronos.delay", None, b"%d" % at, [
+            ("chronos-target-topic", names[at % len(names)].encode()), ("chronos-deliver-at", b"%d" % due_ms),
+        ], 0)
+        for at in range(6_000)
+    ]  # fmt: skip
+    case.log.append(batch, 10.0)
+    case.clock.now = due_ms
+    delivered: list[int] = []
+    steps = 0
+    while len(delivered) < len(batch):
+        steps += 1
+        assert steps < 100
+        case.other.step()
+        delivered += [] if replica.last is None else replica.last.due_ms
+    records = case.log.reader(case.progress, 0, 0).read(1_000, 10**9)
+    selected = [unpack_progress(record.value).selected for record in records]
+    assert sum(selected) == len(batch)
+    assert max(selected) == TARGETS_MAX
+    found = [record.value or b"" for name in names for record in case.log.reader(name, 0, 0).read(1_000, 10**9)]
+    assert sorted(found) == sorted(value for _, _, value, _, _ in batch)

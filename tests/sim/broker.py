@@ -92,6 +92,8 @@ class Brokers:
         """The last transaction of each shard."""
         self.refusing_ms: dict[str, int] = {}
         """Until when a topic refuses records, although a look finds it writable."""
+        self.compacted: set[str] = set()
+        """Topics that refuse records without a key."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -119,10 +121,11 @@ class Brokers:
             partition = partition_of(key, len(partitions))
         return partitions[partition]
 
-    def accepts(self, topic: str, value: bytes | None) -> bool:
-        """Return whether the topic exists, can be written to, and takes a record of this size."""
+    def accepts(self, topic: str, key: bytes | None, value: bytes | None) -> bool:
+        """Return whether the topic exists, can be written to, and takes a record with this key and of this size."""
         is_open = topic in self.topics and self.refusing_ms.get(topic, 0) <= self.world.now_ms
-        return is_open and len(value or b"") <= self.bytes_max[topic]
+        has_key = key is not None or topic not in self.compacted
+        return is_open and has_key and len(value or b"") <= self.bytes_max[topic]
 
     def is_paused(self, partition: Partition) -> bool:
         return self.paused[partition.broker] > self.world.now_ms

@@ -203,6 +203,8 @@ class Checker:
         expected = self._record_end(source, reason, record)
         if reason == "expired":
             justified = expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
+        elif reason == "no-key":
+            justified = expected.key is None and expected.target in self.brokers.compacted
         elif reason == "refused-by-broker":
             justified = expected.value == POISON or expected.target in self.unreliable
         else:

@@ -9,8 +9,8 @@ import random
 from collections import Counter
 from functools import partial
 
-from chronos.core.roles import REBALANCE_AFTER_MS, Request, Roles, ShardRoles
-from chronos.workers.checkpoint import AWAY_MS, CHECKPOINTS_MIN
+from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, Request, Roles, ShardRoles
+from chronos.workers.checkpoint import CHECKPOINTS_MIN
 from chronos.workers.master import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
@@ -37,6 +37,7 @@ class Cluster:
         self.trim_dice = random.Random(f"trimming {seed}")
         self.transaction_dice = random.Random(f"transactions {seed}")
         self.sleep_dice = random.Random(f"sleeping {seed}")
+        self.bulk_dice = random.Random(f"bulk {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -91,6 +92,10 @@ class Cluster:
         if self.leave_dice.random() < 0.2:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
         self.producers = Producers(world, brokers, checker, shards=self.shards)
+        if self.bulk_dice.random() < 0.2:
+            self.producers.share_poison = self.bulk_dice.choice([0.3, 0.6, 0.9])
+        if self.bulk_dice.random() < 0.2:
+            brokers.compacted.add("b")
 
     def _draw_settings(self) -> Settings:
         draw = self.world.random

@@ -107,6 +107,10 @@ class FaultInjection(ClusterPart):
                     [self._lose_disk, self._damage_checkpoint, self._disconnect_storage, self._trap_maintenance]
                 )
                 world.after(dice.randrange(500, self.fault_ms), self._inject, kind)
+        dice = self.cluster.bulk_dice
+        if self.ensemble is not None and dice.random() < 0.2:
+            for _ in range(dice.choice([1, 3])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._forget)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):
@@ -222,6 +226,12 @@ class FaultInjection(ClusterPart):
             kind = self.world.random.choice(["transfer", "transfer", "drain", "undrain"])
             self.world.trace(f"{kind} {node_id} {shard}")
             self.cluster.ask(kind, node_id, shard)
+
+    def _forget(self) -> None:
+        """Forget a node; a member is refused."""
+        node_id = self.cluster.bulk_dice.choice(self.nodes).node_id
+        self.world.trace(f"forget {node_id}")
+        self.cluster.ask("forget", node_id)
 
     def _delete_topic(self) -> None:
         if "flaky" in self.brokers.topics:

@@ -25,6 +25,7 @@ from chronos.workers.follow import Follower
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
+from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
 
 Change = tuple[type, str, str, str]
@@ -90,7 +91,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_check_pulled", "> CLOCK_TOLERANCE_MS", "> 10**9"),
     ],
     "an abort drops the staged records": [
-        (Master, "_commit", "self._search_poison(error, staged, selection)", "self._puller.release(10**9)\nraise"),
+        (Master, "_commit", "self._search_poison(error, staged, selection, now_ms)", "self._puller.release(10**9)\nraise"),
     ],
     "the wheel keeps removed entries": [
         (Shard, "install", "wheel.forget(due_ms, offset)", "pass"),
@@ -153,6 +154,12 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a lost producer is used again": [
         (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
+    ],
+    "a target that is set aside is not attempted again": [
+        (SetAside, "is_ready", "return not", "return False and not"),
+    ],
+    "a target counts as refusing every message after one refusal": [
+        (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
     "one description is enough to dead-letter": [
         (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),

@@ -173,7 +173,7 @@ class SimWriter:
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
             is_poison = value == POISON and topic not in (REJECTED, DEAD_LETTER)
-            if is_poison or not brokers.accepts(topic, value):
+            if is_poison or not brokers.accepts(topic, key, value):
                 self._has_poison = True
                 continue
             partition = brokers.place(topic, key, number)
@@ -285,6 +285,7 @@ class SimLog:
             partitions=len(partitions),
             leaderless=leaderless,
             bytes_max=self.brokers.bytes_max[name],
+            compacted=name in self.brokers.compacted,
         )
 
     def watermarks(self, topic: str, partition: int) -> Watermarks:
@@ -357,7 +358,7 @@ class SimLog:
         self.caller.touch("append")
         appended = []
         for topic, key, value, headers, number in records:
-            if not self.brokers.accepts(topic, value):
+            if not self.brokers.accepts(topic, key, value):
                 raise LogUnavailable(f"topic {topic} does not accept the record")
             place = self._answering(topic, self.brokers.place(topic, key, number).number if number < 0 else number)
             pairs = list(headers.items() if isinstance(headers, Mapping) else headers)

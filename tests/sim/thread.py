@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
-from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.roles import (
+    AWAY_MS,
     DEGRADED,
     HISTORY_MAX,
     OK,
@@ -216,6 +217,36 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained() -> None:
     assert Counter(masters(plan(undrained))) == {"b": 3, "a": 1}
 
 
+@pytest.mark.parametrize("replication", [None, 2])
+def test_a_node_that_is_away_for_seven_days_is_forgotten(replication: int | None) -> None:
+    """Pods that are named anew leave nothing behind: no replica, no drain, no line among those that are away."""
+    before = view(*map(member, "abc"), replication=replication, requests=(Request(kind="drain", node="c"),))
+    away = later(before, 1_000, member("a"))
+    almost = later(away, AWAY_MS - 1)
+    assert plan(almost).away.keys() >= {"c"}
+    assert plan(almost).drained == ("c",)
+    forgotten = plan(later(almost, 1))
+    assert forgotten.nodes == {"a"}
+    assert masters(forgotten) == ["a"] * 4
+
+    # A node that comes back is a new one.
+    back = plan(replace(almost, roles=forgotten, members={each.node: each for each in map(member, "ac")}))
+    assert all(set(given.replicas) == {"a", "c"} for given in back.shards.values())
+
+
+def test_a_node_that_is_away_is_forgotten_on_request() -> None:
+    before = view(*map(member, "abc"))
+    asked = Request(kind="forget", node="b")
+    present = plan(replace(before, requests=(asked,)))
+    assert present.nodes == {"a", "b", "c"}
+    assert "forget to b refused: it is a member: stop it first" in reasons(present)
+    gone = later(before, 1_000, *map(member, "ac"))
+    assert plan(gone).nodes == {"a", "b", "c"}
+    forgotten = plan(replace(gone, requests=(asked,)))
+    assert forgotten.nodes == {"a", "c"}
+    assert None not in masters(forgotten)
+
+
 def test_a_drained_node_is_master_when_there_is_no_other_node() -> None:
     drained = Roles(drained=("a",))
     assert masters(plan(view(member("a"), roles=drained))) == ["a"] * 4
@@ -400,7 +431,7 @@ ASSIGNMENTS = st.builds(
 )
 REQUESTS = st.builds(
     Request,
-    kind=st.sampled_from(("transfer", "drain", "undrain")),
+    kind=st.sampled_from(("transfer", "drain", "undrain", "forget")),
     node=st.sampled_from((*NODES, "z")),
     shard=st.integers(-1, SHARDS),
 )
@@ -417,7 +448,7 @@ VIEWS = st.builds(
         Roles,
         shards=st.dictionaries(st.integers(0, SHARDS - 1), ASSIGNMENTS),
         drained=st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
-        away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS)),
+        away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS) | st.just(NOW_MS - AWAY_MS)),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
 )

@@ -16,11 +16,10 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import Identity, State, pack_identity, pack_state
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
-from chronos.core.roles import Member, ReplicaReport, Roles, ShardRoles
+from chronos.core.roles import AWAY_MS, Member, ReplicaReport, Roles, ShardRoles
 from chronos.errors import Retry
 from chronos.ports import ClusterSnapshot, TopicSpec
 from chronos.workers.checkpoint import (
-    AWAY_MS,
     CHECK_EVERY_MS,
     RETRY_MS,
     Checkpointer,
@@ -104,6 +103,7 @@ OTHER = LogPosition(applied=7, pull_offset=3)
         pytest.param({"b": FLUSHED}, "a", {}, [MINE, OTHER], id="it has not given up the shard yet"),
         pytest.param({}, "ab", {"b": AWAY_MS - 1}, [MINE, None], id="it is away"),
         pytest.param({}, "ab", {"b": AWAY_MS}, [MINE], id="it was away for too long"),
+        pytest.param({}, "a", {}, [MINE], id="it was forgotten"),
         pytest.param({}, "a", {}, [MINE], id="there is no other node"),
     ],
 )

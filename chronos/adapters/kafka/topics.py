@@ -232,7 +232,8 @@ class KafkaTopics:
     def cluster_id(self) -> str:
         """The id that Kafka gave the cluster when its storage was formatted."""
         try:
-            return str(self._admin.list_topics(self._progress_topic, timeout=REQUEST_TIMEOUT_S).cluster_id)
+            timeout_s = self._connection.request_timeout_s
+            return str(self._admin.list_topics(self._progress_topic, timeout=timeout_s).cluster_id)
         except KafkaException as error:
             raise self._connection.unavailable("asking for the id of the cluster", error) from error
 

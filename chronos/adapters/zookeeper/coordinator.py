@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
-import msgspec
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
@@ -112,7 +111,7 @@ class ZooKeeperCoordinator:
         session = self._connected()
         try:
             with _translated():
-                session.answer(session.client.set_async(session.member_path(self._node), msgspec.json.encode(member)))
+                session.answer(session.client.set_async(session.member_path(self._node), session.encode(member)))
         except CoordinatorUnavailable as error:
             if isinstance(error.__cause__, NoNodeError):
                 session.lose()  # the znode was removed: the node must register again, as after the end of a session
@@ -130,7 +129,7 @@ class ZooKeeperCoordinator:
         session = self._connected()
         with _translated():
             path = f"{self.base}/{REQUESTS}/request-"
-            session.answer(session.client.create_async(path, msgspec.json.encode(request), sequence=True))
+            session.answer(session.client.create_async(path, session.encode(request), sequence=True))
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         """If this node is certain to be the controller, read, plan and publish the changes; return whether it is."""
@@ -184,7 +183,7 @@ class ZooKeeperCoordinator:
 
         So no other node ever sees this node as absent, and its shards stay where they are.
         """
-        path, data = session.member_path(self._node), msgspec.json.encode(member)
+        path, data = session.member_path(self._node), session.encode(member)
         deadline = time.monotonic() + self._session_timeout_s + 1.0
         while True:
             gone = threading.Event()

@@ -35,6 +35,13 @@ PROGRESS_EVERY_S = 2.0
 """Least pause between two publications of roles that differ only in progress: progress grows all the time, and a new
 controller needs it only to tell a replica that lacks records from one that lags by a moment."""
 
+ZNODE_BYTES_MAX = 0xFFFFF - 65_536
+"""Largest value of a znode: ZooKeeper ends the connection of a client whose request is larger than `jute.maxbuffer`, 1 MiB by
+default, and a request holds paths too."""
+
+REQUESTS_MAX = 100
+"""Most requests answered in one transaction, which names the znode of each."""
+
 MEMBERS, ROLES, REQUESTS = "members", "roles", "requests"
 
 # kazoo warns about every attempt at every server; `_on_state` logs each change once.
@@ -95,6 +102,8 @@ class Session:
         self._lock = threading.Lock()
         self._stale = {MEMBERS, ROLES, REQUESTS}
         self._drops = 0
+        self._large: frozenset[str] = frozenset()
+        """The kinds of values that are near the limit of a znode."""
         servers = 1 + settings["hosts"].count(",")
         self.client = KazooClient(handler=Handler(settings["timeout"] / (servers + 1)), **settings)
         self.client.add_listener(self._on_state)
@@ -126,6 +135,21 @@ class Session:
         """Mark the session as ended: it must not be used again."""
         self.lost, self.confirmed = True, False
         self._woken.set()
+
+    def encode(self, value: Member | Roles | Request) -> bytes:
+        """Return the value as JSON. Raises CoordinatorUnavailable if ZooKeeper would not take it."""
+        data = msgspec.json.encode(value)
+        what = type(value).__name__.lower()
+        if len(data) > ZNODE_BYTES_MAX:
+            raise CoordinatorUnavailable(
+                f"the znode for {what} would take {len(data)} bytes, more than the {ZNODE_BYTES_MAX} that ZooKeeper takes"
+                " (jute.maxbuffer): forget nodes that will not come back (`chronos forget NODE`), or use fewer shards"
+            )
+        is_large = len(data) > ZNODE_BYTES_MAX // 2
+        if is_large and what not in self._large:
+            log.warning("znode is half full", what=what, bytes=len(data), bytes_max=ZNODE_BYTES_MAX)
+        self._large = self._large | {what} if is_large else self._large - {what}
+        return data
 
     def answer(self, result: IAsyncResult) -> Any:
         """Return the answer to a request within ANSWER_S; raises what kazoo raises.
@@ -256,7 +280,7 @@ class Session:
         return found
 
     def _request_paths(self) -> list[str]:
-        return [f"{self._base}/{REQUESTS}/{name}" for name in self._requests]
+        return [f"{self._base}/{REQUESTS}/{name}" for name in self._requests[:REQUESTS_MAX]]
 
     # --- the controller
 
@@ -278,7 +302,7 @@ class Session:
         """Write the roles over those that were read and delete the requests, all or nothing."""
         change = self.client.transaction()
         change.check(self.member_path(node), -1)
-        change.set_data(f"{self._base}/{ROLES}", msgspec.json.encode(roles), version=self._roles_version)
+        change.set_data(f"{self._base}/{ROLES}", self.encode(roles), version=self._roles_version)
         for path in answered:
             change.delete(path)
         try:

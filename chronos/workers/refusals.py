@@ -1,0 +1,168 @@
+"""Target topics that refuse messages: set aside, so that thousands of refused messages do not delay other messages.
+
+Halving a step until a poison record is alone costs about a dozen aborted transactions. A target with REFUSED_MAX of them
+is therefore set aside. Its due messages are deferred together, without being produced, and after a pause the first of them are
+attempted in a transaction of their own: one message at first. A success doubles their number, until the target
+is set aside no longer; a refusal lengthens the pause. So a message that is refused does not hold up the others of its target.
+
+A message is dead-lettered only after an attempt of its own was refused. That attempt is shared with other messages once
+the target has refused PROVEN_AT messages in a row, each alone, for as long as the retries of one message take.
+"""
+
+from itertools import takewhile
+
+import structlog
+from msgspec import Struct, field
+
+from chronos.core.step import Selection
+
+log = structlog.get_logger("chronos.push")
+
+REFUSED_MAX = 3
+"""Poison records of one target after which it is set aside."""
+
+PROVEN_AT = 20
+"""Different messages refused alone, in a row, after which a target counts as refusing every message: if it took one of ten,
+the chance of such a row would be 12 %; one of two, one in a million."""
+
+TURN_MS = 250
+"""Time for which one target is attempted, one success after the other, until all other messages that are due take their turn."""
+
+COUNTED_MAX = 1_000
+"""Targets whose poison records are counted."""
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    """How often and after which pauses a refused message is attempted again."""
+
+    attempts_max: int
+    base_ms: int
+    """Pause after the first attempt; it doubles with each further one."""
+    cap_ms: int
+    """Longest pause."""
+
+    def pause_ms(self, attempt: int) -> int:
+        """Return the pause after this attempt of a message."""
+        return min(self.cap_ms, self.base_ms << min(attempt - 1, 32))
+
+    def total_ms(self) -> int:
+        """Return the sum of the pauses between the attempts of one message."""
+        return sum(self.pause_ms(attempt) for attempt in range(1, self.attempts_max))
+
+    def target_pause_ms(self, refused: int) -> int:
+        """Return the pause after this many refusals in a row by one target: first below the base, in the end the longest."""
+        if refused > PROVEN_AT:
+            return self.pause_ms(refused - PROVEN_AT + 1)
+        return max(1, self.base_ms >> max(0, 4 - refused))
+
+
+class SetAside(Struct, kw_only=True):
+    """A target that is set aside."""
+
+    next_ms: int
+    """Time of the next attempt (epoch ms)."""
+    pause_ms: int = 0
+    """The pause that ends at `next_ms`: a longer one was computed with another clock, and does not count."""
+    messages_max: int = 1
+    """Most messages of the next attempt."""
+    turn_ms: int
+    """Since when it is attempted without a pause (epoch ms)."""
+    refused: int = 0
+    """Attempts refused in a row."""
+    messages: int = 0
+    """Messages refused in a row, without repeated attempts."""
+    since_ms: int = 0
+    """Time of the first of them (epoch ms)."""
+    refuses_all: bool = False
+    """It has refused so many, for so long, that a message is dead-lettered after one attempt, shared with others."""
+    offsets: set[int] = field(default_factory=set)
+    """Source offsets of messages that were refused and are not decided yet."""
+
+    def is_ready(self, now_ms: int) -> bool:
+        """Return whether messages may be attempted now."""
+        return not 0 < self.next_ms - now_ms <= self.pause_ms
+
+    def pause(self, now_ms: int, pause_ms: int) -> None:
+        """Attempt no message for this time."""
+        self.pause_ms = pause_ms
+        self.next_ms = self.turn_ms = now_ms + pause_ms
+
+    def end_turn(self, now_ms: int) -> None:
+        """Pause if messages were attempted for TURN_MS."""
+        if not 0 <= now_ms - self.turn_ms < TURN_MS:
+            self.pause(now_ms, TURN_MS)
+
+
+class Refusals:
+    """The targets of one shard that refused messages; outlives a leadership, because a refusal may cost the producer."""
+
+    def __init__(self) -> None:
+        self.set_aside: dict[str, SetAside] = {}
+        self._counts: dict[str, int] = {}
+        """Poison records of targets that are not set aside."""
+
+    def attempted(self, selection: Selection, now_ms: int) -> SetAside | None:
+        """Return the set aside target whose messages the step attempts; None for an ordinary step."""
+        if not self.set_aside or not selection.entries:
+            return None
+        is_attempt = self._is_attempt(selection.entries[0].target, selection.items[0][1], now_ms)
+        return self.set_aside[selection.entries[0].target] if is_attempt else None
+
+    def within_step(self, selection: Selection, now_ms: int) -> int:
+        """Return how many leading messages one step may select: those before the next attempt, or those of the attempt."""
+        target = self.attempted(selection, now_ms)
+        attempts = (
+            entry.target if self._is_attempt(entry.target, item[1], now_ms) else None
+            for entry, item in zip(selection.entries, selection.items, strict=True)
+        )
+        if target is None:
+            return sum(1 for _ in takewhile(lambda topic: topic is None, attempts))
+        first = selection.entries[0].target
+        run = sum(1 for _ in takewhile(lambda topic: topic == first, attempts))
+        return run if target.refuses_all else min(run, target.messages_max)
+
+    def _is_attempt(self, topic: str, offset: int, now_ms: int) -> bool:
+        target = self.set_aside.get(topic)
+        return target is not None and offset not in target.offsets and target.is_ready(now_ms)
+
+    def refuse(self, selection: Selection, now_ms: int, retries: Retries) -> None:
+        """Record that these messages of one target were refused in a transaction without any other."""
+        topic = selection.entries[0].target
+        offsets = {offset for _, offset, _ in selection.items}
+        target = self.set_aside.get(topic)
+        if target is None:
+            if len(self._counts) >= COUNTED_MAX:
+                self._counts.clear()
+            self._counts[topic] = self._counts.get(topic, 0) + 1
+            if self._counts[topic] < REFUSED_MAX:
+                return
+            # The first attempt follows at once: three poison records in a long time say nothing about the others.
+            self.set_aside[topic] = SetAside(next_ms=now_ms, turn_ms=now_ms, offsets=offsets)
+            log.warning("target set aside", topic=topic, refused=REFUSED_MAX)
+            return
+        target.refused += 1
+        target.messages += selection.entries[0].attempt == 1
+        target.since_ms = now_ms if target.refused == 1 else min(target.since_ms, now_ms)
+        target.refuses_all = target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()
+        target.messages_max = 1
+        target.offsets |= offsets
+        target.pause(now_ms, retries.target_pause_ms(target.refused))
+
+    def committed(self, selection: Selection, now_ms: int, messages_max: int, *, delivered: bool) -> None:
+        """Record that a step was committed; `messages_max`: most messages of a step."""
+        if not self.set_aside:
+            return
+        target = self.attempted(selection, now_ms)
+        for each in self.set_aside.values():
+            if each.offsets:
+                each.offsets.difference_update(offset for _, offset, _ in selection.items)
+        if target is None or not delivered:
+            return
+        target.refused, target.messages, target.refuses_all = 0, 0, False
+        target.messages_max *= 2
+        target.end_turn(now_ms)
+        if target.messages_max > messages_max:
+            topic = selection.entries[0].target
+            del self.set_aside[topic]
+            self._counts.pop(topic, None)
+            log.info("target no longer set aside", topic=topic)
