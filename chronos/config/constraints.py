@@ -12,6 +12,7 @@ from typing import Final
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
 from chronos.config.values import size_text
+from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
 COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
@@ -198,6 +199,7 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
     # (property, least, most, the key it must agree with); librdkafka itself insists on the last three.
     bounds = (
         ("message.max.bytes", record_bytes, None, "topics.message_bytes_max"),
+        ("receive.message.max.bytes", record_bytes + RESPONSE_OVERHEAD, None, "topics.message_bytes_max"),
         ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
         ("queue.buffering.max.kbytes", -(-delivery.batch_bytes // 1024), None, "delivery.batch_bytes"),
         ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),

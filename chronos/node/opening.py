@@ -81,7 +81,8 @@ def own_topics(config: Config) -> list[TopicSpec]:
     shards = config.shards
     return [
         TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
-                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
+                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max),
+                            "compression.type": topics.compression}),
         TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
                   settings={**kept, "max.message.bytes": "4194304"}),
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),

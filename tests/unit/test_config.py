@@ -250,6 +250,7 @@ WRONG_VALUES = {
         "topics.replication_factor: 0 replicas hold nothing; use -1 for the broker's default, or 1 or more",
     "topics.replication_factor=-2": "topics.replication_factor: -2 is not within -1 to 100",
     "topics.min_insync_replicas=0": "topics.min_insync_replicas: 0 is not within 1 to 100",
+    "topics.message_bytes_max=512MiB": "topics.message_bytes_max: 512MiB is not within 1KiB to 255MiB",
     "topics.delay=a b":
         'topics.delay: "a b" is no name for a topic; '
         "Kafka takes up to 249 letters, digits, '.', '_' and '-'",
@@ -427,6 +428,11 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "delivery.batch_bytes: 8MB is less than one message of topics.message_bytes_max (16MiB); "
         "raise the one or lower the other",
     ("topics.message_bytes_max=16MiB", "delivery.batch_bytes=16MiB"): None,
+    ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB",
+     "log.kafka.properties.receive.message.max.bytes=100000000"):
+        "log.kafka.properties.receive.message.max.bytes: 100000000 does not go with topics.message_bytes_max; "
+        "use at least 135266304",
+    ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB"): None,
     ("delivery.batch_messages=21846",):
         "delivery.batch_messages: the progress record of 21846 messages could outgrow "
         "topics.message_bytes_max (1MiB); use at most 21845",
