@@ -65,6 +65,7 @@ class Reason(IntEnum):
     TOO_LATE = 17
     UNKNOWN = 18
     NOT_SUPPORTED_YET = 19
+    UNREADABLE = 21
     EXPIRED = 32
     TARGET_MISSING = 33
     TOO_LARGE = 34

@@ -140,6 +140,10 @@ class Checker:
             if not before <= offset < progress.pull_offset:
                 raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
             self.refused[shard, offset] = reason
+        for first, last in progress.unreadable:
+            if self.brokers.topics[DELAY][shard].unreadable.get(first) != (first, last):
+                raise broken("8", f"shard {shard} steps over offsets {first} to {last}, which are not a bad batch")
+            self.refused.update({(shard, offset): Reason.UNREADABLE for offset in range(first, last + 1)})
         for record in records:
             source = self._source(shard, record)
             if source in self.rejected or source[1] not in unseen:
@@ -249,6 +253,8 @@ class Checker:
                     del pending[holder]
             alive = holder is not None and holder in pending
             reason = self.refused.get(source)
+            if expected.unreadable != (reason == Reason.UNREADABLE):
+                raise broken("8", f"{source} was refused as unreadable though it is not, or the other way round")
             if reason is not None:
                 self._check_refusal(source, expected, reason, alive=alive, known=named in holders)
                 continue

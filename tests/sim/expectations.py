@@ -17,3 +17,5 @@ class Expectation(Struct, kw_only=True):
     expire_at_ms: int | None = None
     malformed: bool = False
     """The record must be refused regardless of the shard's state."""
+    unreadable: bool = False
+    """The record is in a batch that no reader can decompress: its range must be refused as a whole."""

@@ -139,6 +139,10 @@ class EmbeddedLog:
         """The first offset with that timestamp or a greater one, by bisection."""
         return first_after(self._journal, self._topics.partition(topic, partition), timestamp_ms - 1)
 
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """A record is a batch of its own."""
+        return offset, offset
+
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Always None: the embedded log has no consumer groups."""
         self._topics.partition(topic, partition)

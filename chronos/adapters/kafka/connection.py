@@ -29,11 +29,12 @@ class Connection:
     def __init__(self, bootstrap_servers: str, properties: Mapping[str, Any]) -> None:
         self.bootstrap_servers = bootstrap_servers
         self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": ClientLog()}
-        self._properties = dict(properties)
+        self.properties = dict(properties)
+        """The operator's properties."""
 
     def settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
-        return {**self._common, **own, **self._properties}
+        return {**self._common, **own, **self.properties}
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""

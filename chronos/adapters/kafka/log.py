@@ -10,12 +10,14 @@ from typing import Any
 from confluent_kafka import Consumer
 
 from chronos.adapters.kafka.appender import KafkaAppender
+from chronos.adapters.kafka.batches import batch_bounds
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader
-from chronos.adapters.kafka.settings import CONSUMER
+from chronos.adapters.kafka.settings import CONSUMER, RECEIVE_BYTES, RECEIVE_BYTES_MAX, REQUEST_TIMEOUT_S
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 
@@ -43,7 +45,10 @@ class KafkaLog:
 
     def reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
         """A consumer of its own for one partition."""
-        return KafkaReader(Consumer(self._connection.settings(CONSUMER)), topic, partition, offset)
+        batch_bytes = self._topics.bytes_max.get(topic, 0)
+        receive_bytes = min(max(RECEIVE_BYTES, batch_bytes + RESPONSE_OVERHEAD), RECEIVE_BYTES_MAX)
+        own = {**CONSUMER, "receive.message.max.bytes": receive_bytes}
+        return KafkaReader(Consumer(self._connection.settings(own)), topic, partition, offset)
 
     def writer(self, shard: int) -> KafkaWriter:
         """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences every earlier one.
@@ -65,6 +70,11 @@ class KafkaLog:
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
         """Produce outside any transaction and wait for every delivery report."""
         return self._appender.append(records, timeout_s)
+
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """Return the first and last offset of a batch, from its header."""
+        address = self._topics.leader(topic, partition)
+        return batch_bounds(address, self._connection.properties, topic, partition, offset, REQUEST_TIMEOUT_S)
 
     # --- topics
 

@@ -43,6 +43,8 @@ class KafkaTopics:
         self._admin = AdminClient(connection.settings(ADMIN))
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
+        self.bytes_max: dict[str, int] = {}
+        """Largest batch of each prepared topic, in bytes: its readers must accept a response of that size."""
         self._hidden: set[str] = set()
         """Topics for which the last description was refused because a permission is missing; they may exist or not."""
         self._advised: set[str] = set()
@@ -68,7 +70,9 @@ class KafkaTopics:
         # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
         # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
         self.ping(REQUEST_TIMEOUT_S)
-        return {name: info for name, info in infos.items() if info is not None}
+        found = {name: info for name, info in infos.items() if info is not None}
+        self.bytes_max.update((name, info.bytes_max) for name, info in found.items())
+        return found
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
         if not specs:
@@ -192,6 +196,17 @@ class KafkaTopics:
         except KafkaException as error:
             raise self._connection.unavailable("listing the topics", error) from error
         return sorted(name for name in listed if not name.startswith("__"))
+
+    def leader(self, topic: str, partition: int) -> tuple[str, int]:
+        """Return host and port of the partition's leader."""
+        try:
+            metadata = self._admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+            broker = metadata.brokers[metadata.topics[topic].partitions[partition].leader]
+        except KafkaException as error:
+            raise self._connection.unavailable(f"looking for the leader of {topic}/{partition}", error) from error
+        except KeyError:
+            raise LogUnavailable(f"{topic}/{partition} has no leader") from None
+        return str(broker.host), broker.port
 
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""
