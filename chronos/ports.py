@@ -123,8 +123,12 @@ class Writer(Protocol):
 class RecordLog(Protocol):
     """Reading and writing records."""
 
-    def reader(self, topic: str, partition: int, offset: int) -> Reader:
-        """Return a reader that starts at the offset."""
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> Reader:
+        """Return a reader that starts at the offset.
+
+        `bounded`: up to the present end of the partition no batch takes more than a bounded amount of memory, however small it
+        is in the log; one that would is a BatchUnreadable. It is slower.
+        """
 
     def writer(self, shard: int) -> Writer:
         """Return a writer for the shard; fences the earlier ones and resolves their last transaction."""

@@ -35,13 +35,22 @@ class Follower:
     """Replays one shard into its store."""
 
     def __init__(
-        self, log: Log, store: Store, shard: Shard, *, cluster: str, delay_topic: str, progress_topic: str
+        self,
+        log: Log,
+        store: Store,
+        shard: Shard,
+        *,
+        cluster: str,
+        delay_topic: str,
+        progress_topic: str,
+        bounded: bool = False,
     ) -> None:
-        """`cluster`: the only cluster whose progress records are applied."""
+        """`cluster`: the only cluster whose progress records are applied. `bounded`: see `ports.RecordLog.reader`."""
         self._log = log
         self._store = store
         self._shard = shard
         self._cluster = cluster
+        self._bounded = bounded
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
         self._partition = shard.rules.shard
@@ -108,7 +117,9 @@ class Follower:
         if pull_offset == self._shard.state.pull_offset:
             return []
         if self._delay is None:
-            self._delay = self._log.reader(self._delay_topic, self._partition, self._shard.state.pull_offset)
+            self._delay = self._log.reader(
+                self._delay_topic, self._partition, self._shard.state.pull_offset, bounded=self._bounded
+            )
         records = self._records
         # The pull offset is the offset after a record that was staged, so the partition must hold that record.
         while not records or records[-1].offset < pull_offset - 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from chronos.adapters.kafka.bounded import BoundedReader
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.reader import KafkaReader
 from chronos.config import load
@@ -183,4 +186,40 @@ def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_boun
     ]  # fmt: skip
     reader.seek(last)
     assert [record.value for record in read_until(reader, last + 1)] == [b"after"]
+    reader.close()
+
+
+def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_else(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """A large record in front of such a batch, which its child fetches ahead, is read; a child that is killed proves nothing."""
+    topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
+    sizes = [5, 40_000_000, 250_000_000, 6]
+    for size in sizes:
+        sent = [Sent(bytes(size), partition=0)]
+        produce(broker.bootstrap, topic, sent, compression_codec="lz4", message_max_bytes=500_000_000)
+    reader = log.reader(topic, 0, 0, bounded=True)
+    assert isinstance(reader, BoundedReader)
+    found: list[tuple[int, int]] = []
+    unreadable: list[int] = []
+    killed = 0
+    deadline = time.monotonic() + 2 * TIMEOUT_S
+    while reader.position < len(sizes):
+        assert time.monotonic() < deadline, f"at {reader.position}"
+        child = reader.child_pid
+        if child is not None and reader.position == 1 and killed < 2:
+            os.kill(child, signal.SIGKILL)
+            killed += 1
+        reader.wait(1.0)
+        try:
+            found += [(record.offset, len(record.value or b"")) for record in reader.read(1_000, 10**9)]
+        except BatchUnreadable as error:
+            unreadable.append(error.offset)
+            reader.seek(log.batch_bounds(topic, 0, error.offset)[1] + 1)
+        except LogUnavailable:
+            continue
+    assert found == [(0, 5), (1, 40_000_000), (3, 6)]
+    assert (unreadable, killed) == ([2], 2)
+    produce(broker.bootstrap, topic, [Sent(b"behind the stretch", partition=0)])
+    assert [record.value for record in read_until(reader, 5)] == [b"behind the stretch"]
     reader.close()

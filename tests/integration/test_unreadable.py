@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import time
 import uuid
@@ -17,6 +18,8 @@ DELAYED_S_MAX = 60
 """Longest delay of the messages behind such a batch."""
 
 RESIDENT_BYTES_MAX = 1 << 30
+
+UNCLEAN_ENDS_MAX = 2
 
 
 @pytest.mark.timeout(240)
@@ -74,3 +77,58 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
         send(b"again")
         arrived(b"before", b"between", b"after", b"again")
         assert time.monotonic() - started_s < DELAYED_S_MAX
+
+
+@pytest.mark.timeout(400)
+def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broker: Broker, tmp_path: Path) -> None:
+    """Two such batches with a message between them: the client aborts the process, also when it only fetches ahead."""
+    topics = Topics.of(f"m{uuid.uuid4().hex[:8]}")
+    target = broker.create_topic(f"{topics.delay}.target")
+    service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
+    message = schedule(target)
+    limit = 0
+
+    def send(value: bytes, **settings: object) -> int:
+        ((_, offset),) = produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0)], **settings)
+        return offset
+
+    def bomb() -> int:
+        return send(bytes(250_000_000), compression_codec="lz4", message_max_bytes=500_000_000)
+
+    with service.start(), Tail(broker.bootstrap, target, topics.rejected) as tail:
+        send(b"before")
+        tail.take(target, 1)
+        limit = data_bytes(service.pid) + 150_000_000
+        resource.prlimit(service.pid, resource.RLIMIT_DATA, (limit, limit))
+        began_s = time.monotonic()
+        offsets = [bomb()]
+        send(b"between")
+        offsets.append(bomb())
+        send(b"after")
+        service.wait_exit()
+        ends = 1
+        while ends <= UNCLEAN_ENDS_MAX:
+            service.launch()
+            resource.prlimit(service.pid, resource.RLIMIT_DATA, (limit, limit))
+            deadline_s = time.monotonic() + DELAYED_S_MAX
+            while service.running and len(tail.records[target]) < 3 and time.monotonic() < deadline_s:
+                tail.read()
+            if service.running:
+                break
+            service.wait_exit()
+            ends += 1
+        assert [got.value for got in tail.settle().records[target]] == [b"before", b"between", b"after"], service.tail()
+        assert ends <= UNCLEAN_ENDS_MAX
+        assert time.monotonic() - began_s < DELAYED_S_MAX
+        rejected = tail.records[topics.rejected]
+        assert [(got.value, got.reason, got.source) for got in rejected] == [
+            (None, "unreadable", f"{topics.delay}/0/{offset}".encode()) for offset in offsets
+        ]
+        send(b"later")
+        tail.take(target, 4)
+
+
+def data_bytes(pid: int) -> int:
+    """What counts for RLIMIT_DATA."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) * 1024

@@ -83,8 +83,8 @@ class EmbeddedLog:
 
     # --- records
 
-    def reader(self, topic: str, partition: int, offset: int) -> EmbeddedReader:
-        """A reader that starts at the offset."""
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> EmbeddedReader:
+        """A reader that starts at the offset. Records are not compressed, so every reader is bounded."""
         return EmbeddedReader(self._journal, self._path, self._topics.partition(topic, partition), offset)
 
     def writer(self, shard: int) -> EmbeddedWriter:

@@ -1,4 +1,4 @@
-"""The bounds of one record batch, read from its own header by a Fetch request on a socket.
+"""The header of one record batch, read from its own header by a Fetch request on a socket.
 
 librdkafka cannot tell them of a batch that it cannot decompress: its error names the first offset only. The request asks the
 leader for one batch and reads no more than its header, so that nothing is decompressed and little memory is taken. The
@@ -15,6 +15,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
+
+from msgspec import Struct
 
 from chronos.errors import LogUnavailable
 
@@ -34,11 +36,34 @@ ANSWER_BYTES_MAX = 65_536
 
 READ_COMMITTED = 1
 
+CODEC_BITS = 7
 
-def batch_bounds(
+RATIOS: Mapping[int, int] = {0: 1, 1: 1_100, 2: 32, 3: 260, 4: 40_000}
+"""Codec -> bytes that a byte can become, rounded up: none, gzip, snappy, lz4, zstd."""
+
+
+class BatchHeader(Struct, frozen=True, kw_only=True):
+    """A batch, as its own header describes it."""
+
+    first: int
+    """Offset of its first record."""
+    last: int
+    """Offset of its last record."""
+    bytes: int
+    """Its size, compressed."""
+    codec: int
+    """Number of its compression."""
+
+    @property
+    def decompressed_bytes_max(self) -> int:
+        """The bytes it can take at most when it is decompressed: each format has a greatest ratio."""
+        return self.bytes * RATIOS.get(self.codec, max(RATIOS.values()))
+
+
+def batch_header(
     address: tuple[str, int], properties: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_s: float
-) -> tuple[int, int]:
-    """Return the first and the last offset of the batch that holds `offset`, or of the next one behind it.
+) -> BatchHeader:
+    """Return the header of the batch that holds `offset`, or of the next one behind it.
 
     `address`: host and port of the partition's leader. Raises LogUnavailable, also when the properties ask for something
     that is not supported here.
@@ -166,7 +191,7 @@ class Scram:
 # --- requests
 
 
-def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> tuple[int, int]:
+def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> BatchHeader:
     """Ask for at most one byte: the broker returns the batch that holds the offset, complete, and no other one."""
     body = struct.pack(">iiiib", -1, 0, 0, 1, READ_COMMITTED)
     body += struct.pack(">i", 1) + _text(topic) + struct.pack(">iiqi", 1, partition, offset, 1)
@@ -183,10 +208,10 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     (size,) = struct.unpack(">i", _read(connection, 4))
     if size < HEADER_BYTES:
         raise ValueError("the broker returned no batch")
-    first, _, _, magic, _, _, last_delta = struct.unpack(">qiibIhi", _read(connection, HEADER_BYTES))
+    first, length, _, magic, _, attributes, last_delta = struct.unpack(">qiibIhi", _read(connection, HEADER_BYTES))
     if magic != MAGIC or last_delta < 0:
         raise ValueError(f"the batch has the unknown format {magic}")
-    return first, first + last_delta
+    return BatchHeader(first=first, last=first + last_delta, bytes=length, codec=attributes & CODEC_BITS)
 
 
 def _ask(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
