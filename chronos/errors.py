@@ -13,6 +13,7 @@
     │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds another cluster's, topic's or format's
     └── Retry                    nothing was lost; the same call may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
+        │   └── BatchUnreadable  3: a batch of records cannot be decompressed within bounds
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
         ├── TransactionAborted   1: the transaction was aborted; `poison_likely` says if a message caused it
@@ -93,6 +94,17 @@ class LogUnavailable(Retry):
     """The log did not answer in time."""
 
     exit_code = 3
+
+
+class BatchUnreadable(LogUnavailable):
+    """The next batch of a partition cannot be decompressed within bounds, or is damaged; every reader would fail there.
+
+    `offset` is an offset of the batch. The master decides what follows: see `workers.pull`.
+    """
+
+    def __init__(self, text: str, *, offset: int) -> None:
+        self.offset = offset
+        super().__init__(text)
 
 
 class NoSpace(Retry):

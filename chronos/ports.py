@@ -84,7 +84,8 @@ class Reader(Protocol):
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records without waiting; at least one if there is one.
 
-        Raises LogUnavailable; LogMismatch when the offset is no longer in the log.
+        Raises LogUnavailable; BatchUnreadable when the very next batch cannot be read, each time until a `seek` past it;
+        LogMismatch when the offset is no longer in the log.
         """
 
     def wait(self, timeout_s: float) -> bool:
@@ -124,8 +125,12 @@ class Writer(Protocol):
 class RecordLog(Protocol):
     """Reading and writing records."""
 
-    def reader(self, topic: str, partition: int, offset: int) -> Reader:
-        """Return a reader that starts at the offset."""
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> Reader:
+        """Return a reader that starts at the offset.
+
+        `bounded`: up to the present end of the partition no batch takes more than a bounded amount of memory, however small it
+        is in the log; one that would is a BatchUnreadable. It is slower.
+        """
 
     def writer(self, shard: int) -> Writer:
         """Return a writer for the shard; fences the earlier ones and resolves their last transaction."""
@@ -157,6 +162,9 @@ class TopicLog(Protocol):
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset whose record is at or after that time; the last stable offset if there is none yet."""
+
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """Return the first and last offset of the batch that holds `offset`, from its own header; it is not decompressed."""
 
     def trim(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before the offset, never beyond the last stable offset; offsets are never reused."""

@@ -13,6 +13,7 @@ from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
 from chronos.config.values import size_text
 from chronos.core.progress import progress_bytes_max
+from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
 COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
@@ -192,6 +193,7 @@ def _properties_agree(config: Config) -> Iterator[Conflict]:
     # (property, least, most, the key it must agree with); librdkafka itself insists on the last three.
     bounds = (
         ("message.max.bytes", largest, None, needs_largest),
+        ("receive.message.max.bytes", record_bytes + RESPONSE_OVERHEAD, None, "topics.message_bytes_max"),
         ("queue.buffering.max.messages", delivery.batch_messages, None, "delivery.batch_messages"),
         ("queue.buffering.max.kbytes", -(-delivery.batch_bytes // 1024), None, "delivery.batch_bytes"),
         ("message.timeout.ms", 1, timeout_ms, "delivery.transaction_timeout"),

@@ -142,9 +142,18 @@ class TopicsConfig(_Section):
     message_bytes_max: Size = key(
         "1MiB",
         "Largest record that the delay topic accepts, in bytes, headers included. 1 MiB is Kafka's own default. The "
-        "rejected and dead-letter topics allow larger records, so that a record can be copied with its reason.",
-        least="1KiB", most="512MiB",
+        "rejected and dead-letter topics allow larger records, so that a record can be copied with its reason. At most "
+        "255 MiB: the Kafka clients are set to handle records of up to 256 MiB, the reason included.",
+        least="1KiB", most="255MiB",
     )  # fmt: skip
+    compression: Literal["producer", "uncompressed"] = key(
+        "producer",
+        "Compression of the delay topic on the brokers (`compression.type`). `producer`: batches are kept as producers "
+        "compressed them. `uncompressed`: the brokers decompress every batch and refuse a record that is larger than "
+        "`topics.message_bytes_max` when it is decompressed; for producers that are not trusted. It costs disk, CPU and heap "
+        "of the brokers: see *Compression* under *Run on an existing Kafka* first. It is set when the topic is created; a "
+        "topic with another value is logged at every start.",
+    )
 
 
 class ZooKeeperConfig(_Section):

@@ -65,6 +65,7 @@ class Reason(IntEnum):
     TOO_LATE = 17
     UNKNOWN = 18
     NOT_SUPPORTED_YET = 19
+    UNREADABLE = 21
     CREATE_TIME = 23
     BEYOND_EXPIRY = 24
     EXPIRED = 32

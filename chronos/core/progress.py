@@ -72,6 +72,9 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """Every outcome that is not a plain, final delivery, in order."""
     probes: int = 0
     """Probes among the delay records staged."""
+    unreadable: tuple[tuple[int, int], ...] = ()
+    """`(first, last)` of every range of offsets that was stepped over, because its batch cannot be read. A step with ranges
+    pulls nothing else; the first offset of each is among `refused`, with the reason `UNREADABLE`."""
 
     @property
     def selected(self) -> int:
@@ -115,6 +118,7 @@ def pack_progress(progress: Progress) -> bytes:
     """Return the bytes of a progress record."""
     assert all(count >= 0 for count in progress.counts), "more messages were decided than selected"
     assert all(offset < progress.pull_offset for offset, _ in progress.refused[-1:]), "a refused record was not pulled"
+    assert all(first <= last < progress.pull_offset for first, last in progress.unreadable), "a range was not pulled"
     return VERSION + _encode(progress)
 
 

@@ -45,7 +45,7 @@ from chronos.core.message import Action, Entry, Record, Rejection, entry_id
 from chronos.core.parsing import parse
 from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, count_outcomes
 from chronos.core.rules import Rules
-from chronos.core.staging import stage
+from chronos.core.staging import stage, stage_unreadable
 from chronos.core.step import (
     Changes,
     KeyValue,
@@ -105,6 +105,10 @@ class Shard:
         `refused`: offset -> reason, from the progress record. Raises LogMismatch if another record cannot be executed.
         """
         return stage(self._parse(records, self._replay_rules), self.rules, self.state, self._view, replayed=refused)
+
+    def stage_unreadable(self, ranges: Sequence[tuple[int, int]]) -> Staged:
+        """Return the changes of a step over ranges of offsets, first and last, that cannot be read. For both sides."""
+        return stage_unreadable(ranges, self.state)
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
         commands = [parse(record, rules) for record in records]
@@ -305,6 +309,7 @@ class Shard:
             ("their outcomes", progress.counts, count_outcomes(len(selection.items), progress.decisions)),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
             ("refused records", len(progress.refused), len(staged.refused)),
+            ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
             ("decisions about messages that were not selected", 0, len(unselected)),
         ):
             if recorded != found:

@@ -8,6 +8,9 @@ Headers = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 BATCH_OVERHEAD = 61
 """Bytes of a batch's own fields (`DefaultRecordBatch.RECORD_BATCH_OVERHEAD`)."""
 
+RESPONSE_OVERHEAD = 1 << 20
+"""Bytes by which a response to a fetch may exceed the batch in it, rounded up: a client that accepts less never reads it."""
+
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return the bytes of an uncompressed batch that holds only this record: the broker compares them with `max.message.bytes`."""

@@ -4,7 +4,7 @@ A master decides which records are rejected; a replica executes exactly those th
 refused (law 9). Nothing outside the `Staged` that is returned changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -37,6 +37,17 @@ def stage(
     Raises LogMismatch if a record that the master executed cannot be executed.
     """
     return _Staging(parsed, rules, state, view, replayed).run()
+
+
+def stage_unreadable(ranges: Sequence[tuple[int, int]], state: State) -> Staged:
+    """Return the changes of a step over ranges of offsets, first and last, that cannot be read: each is refused as a whole."""
+    staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+    for first, last in ranges:
+        assert staged.pull_offset <= first <= last, "a range of offsets is staged twice"
+        staged.refuse(first, Reason.UNREADABLE)
+        staged.unreadable.append((first, last))
+        staged.pull_offset = last + 1
+    return staged
 
 
 class _Staging:

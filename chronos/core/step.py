@@ -84,6 +84,8 @@ class Staged(Struct, kw_only=True):
     changed: int = 0
     ignored: int = 0
     probes: int = 0
+    unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with them."""
 
     def refuse(self, offset: int, reason: int) -> None:
         """Count the record at `offset` as refused."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import uuid
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from chronos.errors import Stop, StoreInUse
 
 INSTANCE = "instance"
 """The file that holds the directory's id."""
+
+READING = "reading"
+"""The folder that says, while the process runs and after it was killed, where it began to read each shard."""
 
 
 class DataDirectory:
@@ -59,6 +63,25 @@ class DataDirectory:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+    def begin_reading(self, shard: int, offset: int) -> bool:
+        """Note that this process reads a shard's delay partition from the offset on.
+
+        Return whether the last process began at the same offset and ended without an orderly stop: what ended it may be
+        there, and ends this one too if it reads on in the same way.
+        """
+        path = self.path / READING / str(shard)
+        path.parent.mkdir(exist_ok=True)
+        try:
+            before = path.read_text()
+        except OSError:
+            before = ""
+        path.write_text(f"{offset}\n")
+        return before == f"{offset}\n"
+
+    def end_reading(self) -> None:
+        """Note that the process stopped in order."""
+        shutil.rmtree(self.path / READING, ignore_errors=True)
 
     def store(self, shard: int) -> Path:
         """Return the folder of a shard's store."""

@@ -186,6 +186,11 @@ class Node:
         store = open_store(self.config, self.directory, number, self._cache)
         self._stores.append(store)
         check_identity(store, mine, store.path)
+        (data,) = store.get([STATE_KEY])
+        position = LogPosition.of(FRESH if data is None else unpack_state(data))
+        bounded = self.config.log.kind == "kafka" and self.directory.begin_reading(number, position.pull_offset)
+        if bounded:
+            log.warning("reading in bounded memory", shard=number, offset=position.pull_offset)
         shard = make_shard(
             self.config,
             number,
@@ -196,9 +201,10 @@ class Node:
             guard=self._guard,
             assigned=lambda: STANDALONE if self.membership is None else self.membership.assignment(number),
             restore=lambda cost: self._restore(store, mine, cost),
+            bounded=bounded,
             failed=self._fail,
         )
-        self._flushed[number] = LogPosition.of(shard.state)
+        self._flushed[number] = position
         if self.checkpoints is not None:
             self.checkpoints.add(
                 shard,
@@ -343,6 +349,7 @@ class Node:
             # Closing a store under a running step would crash: the end of the process closes everything, and loses nothing.
             log.error("shards do not end their step", shards=stuck)
             return
+        self.directory.end_reading()
         self._close()
         log.info("stopped")
 

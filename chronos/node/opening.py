@@ -87,7 +87,8 @@ def own_topics(config: Config) -> list[TopicSpec]:
     progress_bytes = max(PROGRESS_BYTES, progress_bytes_max(config.delivery.batch_messages))
     return [
         TopicSpec(name=topics.delay, partitions=shards, per_shard=True,
-                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max)}),
+                  settings={**kept, "max.message.bytes": str(topics.message_bytes_max),
+                            "compression.type": topics.compression}),
         TopicSpec(name=topics.progress, partitions=shards, per_shard=True,
                   settings={**kept, "max.message.bytes": str(progress_bytes)}),
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),

@@ -27,9 +27,10 @@ def make_shard(
     guard: Callable[[], str | None],
     assigned: Callable[[], Assignment],
     restore: Callable[[RecoveryCost], bool],
+    bounded: bool = False,
     failed: Callable[[ChronosError], None],
 ) -> ShardDriver:
-    """Return the driver, not started yet. `guard`, `assigned` and `restore`: see `workers.replica.Replica`.
+    """Return the driver, not started yet. `guard`, `assigned`, `restore` and `bounded`: see `workers.replica.Replica`.
 
     `failed`: called once, with the error that ended the driver's thread.
     """
@@ -84,6 +85,7 @@ def make_shard(
         guard=guard,
         assigned=assigned,
         restore=restore,
+        bounded=bounded,
     )
     return ShardDriver(replica, clock=clock, failed=failed)
 

@@ -5,10 +5,14 @@ record names, except those listed as refused, and applies the outcomes and the c
 progress log (law 9).
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from chronos.core.message import Record
 from chronos.core.progress import Progress, unpack_progress
 from chronos.core.shard import Shard
-from chronos.errors import LogMismatch
+from chronos.core.step import Staged
+from chronos.errors import BatchUnreadable, LogMismatch
 from chronos.ports import Log, Reader, Store
 
 PROGRESS_RECORDS = 100
@@ -31,13 +35,22 @@ class Follower:
     """Replays one shard into its store."""
 
     def __init__(
-        self, log: Log, store: Store, shard: Shard, *, cluster: str, delay_topic: str, progress_topic: str
+        self,
+        log: Log,
+        store: Store,
+        shard: Shard,
+        *,
+        cluster: str,
+        delay_topic: str,
+        progress_topic: str,
+        bounded: bool = False,
     ) -> None:
-        """`cluster`: the only cluster whose progress records are applied."""
+        """`cluster`: the only cluster whose progress records are applied. `bounded`: see `ports.RecordLog.reader`."""
         self._log = log
         self._store = store
         self._shard = shard
         self._cluster = cluster
+        self._bounded = bounded
         self._progress_topic = progress_topic
         self._delay_topic = delay_topic
         self._partition = shard.rules.shard
@@ -67,8 +80,10 @@ class Follower:
         for record in records:
             self._apply(record)
         if not records and not self._records and self._delay is not None:
-            # Reading ahead also moves the position past the transaction markers after the last record.
-            self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
+            # Reading ahead also moves the position past the transaction markers after the last record. A batch that cannot
+            # be read does not matter before a progress record needs it, and that may step over it.
+            with suppress(BatchUnreadable):
+                self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
         return len(records)
 
     def wait(self, timeout_s: float) -> None:
@@ -85,7 +100,10 @@ class Follower:
                 " topics of its own for each cluster"
             )
         shard = self._shard
-        staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
+        if progress.unreadable:
+            staged = self._step_over(progress.unreadable)
+        else:
+            staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
         assert staged.pull_offset == progress.pull_offset
         selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
         changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
@@ -99,7 +117,9 @@ class Follower:
         if pull_offset == self._shard.state.pull_offset:
             return []
         if self._delay is None:
-            self._delay = self._log.reader(self._delay_topic, self._partition, self._shard.state.pull_offset)
+            self._delay = self._log.reader(
+                self._delay_topic, self._partition, self._shard.state.pull_offset, bounded=self._bounded
+            )
         records = self._records
         # The pull offset is the offset after a record that was staged, so the partition must hold that record.
         while not records or records[-1].offset < pull_offset - 1:
@@ -110,6 +130,14 @@ class Follower:
         upto = next((at for at, record in enumerate(records) if record.offset >= pull_offset), len(records))
         self._records = records[upto:]
         return records[:upto]
+
+    def _step_over(self, ranges: Sequence[tuple[int, int]]) -> Staged:
+        """Execute a step over ranges that the master could not read; nothing of them counts, should it be readable here."""
+        staged = self._shard.stage_unreadable(ranges)
+        self._records = [record for record in self._records if record.offset >= staged.pull_offset]
+        if self._delay is not None and self._delay.position < staged.pull_offset:
+            self._delay.seek(staged.pull_offset)
+        return staged
 
     def _check_end(self, pull_offset: int) -> None:
         end = self._log.watermarks(self._delay_topic, self._partition).stable

@@ -14,11 +14,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Entry, Record
+from chronos.core.message import Entry, Reason, Record, Rejection
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
-from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
+from chronos.errors import (
+    ApplyFailed,
+    BatchUnreadable,
+    ClockDisagrees,
+    LogUnavailable,
+    ProducerLost,
+    Retry,
+    TransactionAborted,
+)
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
@@ -159,18 +167,25 @@ class Master:
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_ALONE_MS:
             self._heartbeat()
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
-        records, reached_ms = self._pull(now_ms, to_end=is_heartbeat)
-        staged = self._shard.stage(records, self._look_ahead.parsed(records))
+        try:
+            records, reached_ms = self._pull(now_ms, to_end=is_heartbeat)
+        except BatchUnreadable as error:
+            records, reached_ms = [], self._reached_ms
+            staged = self._step_over(error)
+        else:
+            staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms)
-        if not selection.items and not records and not is_heartbeat:
+        if not selection.items and not records and not staged.unreadable and not is_heartbeat:
             return self._idle(now_ms)
-        if not selection.items and self._may_linger(staged, len(records), now_ms):
+        if not selection.items and not staged.unreadable and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
         delivered_ms = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
-        if records or selection.items:
+        if staged.unreadable:
+            self._puller.skip_to(staged.pull_offset)
+        if records or selection.items or staged.unreadable:
             self.last = StepResult(
                 pulled=len(records),
                 due_ms=delivered_ms,
@@ -181,6 +196,15 @@ class Master:
             self._bound_wheel()
             return now_ms
         return self._idle(self._clock.now_ms())
+
+    def _step_over(self, error: BatchUnreadable) -> Staged:
+        """Decide to step over the batch that cannot be read; the error is raised instead when it is met for the first time."""
+        first, last = self._puller.unreadable(error)
+        staged = self._shard.stage_unreadable([(first, last)])
+        record = Record(offset=first, timestamp_ms=0, key=None, value=None, headers=())
+        staged.rejections.append((record, Rejection(Reason.UNREADABLE, f"offsets {first} to {last}: {error}")))
+        log.warning("batch stepped over", shard=self._shard.rules.shard, first=first, last=last, why=str(error))
+        return staged
 
     def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
         """Return whether a few records that are not due soon should wait for more before a transaction is spent on them."""
@@ -389,6 +413,7 @@ class Master:
             refused=tuple(staged.refused),
             decisions=tuple(decisions),
             probes=staged.probes,
+            unreadable=tuple(staged.unreadable),
         )
 
     def _search_poison(

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from chronos.core.message import Record
 from chronos.core.size import memory_bytes
+from chronos.errors import BatchUnreadable
 from chronos.ports import Reader, TopicLog
 
 CATCH_UP_S = 0.004
@@ -29,6 +30,8 @@ class Puller:
         self._partition = partition
         self._waiting: list[Record] = []
         """Records read and not applied yet, in order."""
+        self._unreadable_at: int | None = None
+        """Position at which the next batch could not be read."""
 
     @property
     def waiting(self) -> int:
@@ -45,15 +48,42 @@ class Puller:
         fitting = _fitting(self._waiting[:records_max], bytes_max)
         # A full batch is not extended: otherwise every step would read more records than it returns.
         if fitting == len(self._waiting) < records_max:
-            self._waiting += self._reader.read(records_max - len(self._waiting), bytes_max)
+            self._waiting += self._read(records_max - len(self._waiting), bytes_max)
             fitting = _fitting(self._waiting[:records_max], bytes_max)
         return self._waiting[:fitting]
 
     def batch_ahead(self, taken: int, records_max: int, bytes_max: int) -> list[Record]:
         """Return the records after the first `taken` that can be read now: the next batch, before this one is released."""
         if len(self._waiting) < taken + records_max:
-            self._waiting += self._reader.read(taken + records_max - len(self._waiting), bytes_max)
+            self._waiting += self._read(taken + records_max - len(self._waiting), bytes_max)
         return self._waiting[taken : taken + records_max]
+
+    def _read(self, records_max: int, bytes_max: int) -> list[Record]:
+        try:
+            return self._reader.read(records_max, bytes_max)
+        except BatchUnreadable:
+            if not self._waiting:
+                raise
+            return []  # the records before it are staged first; then the same error comes again
+
+    def unreadable(self, error: BatchUnreadable) -> tuple[int, int]:
+        """Return the first and last offset of the batch that a read failed at. Raises the error itself the first time.
+
+        The last offset is that of the batch's own header: it is never searched for, because a seek into a batch fetches all of
+        it. A second failure, after a pause and with the header read from the broker, is no outage.
+        """
+        if self._unreadable_at != self.position:
+            self._unreadable_at = self.position
+            raise error
+        first, last = self._log.batch_bounds(self._topic, self._partition, error.offset)
+        if not first <= error.offset <= last:
+            raise error
+        return max(first, self.position), last
+
+    def skip_to(self, offset: int) -> None:
+        """Continue behind a range that was stepped over."""
+        assert not self._waiting, "records before an unreadable range are lost"
+        self._reader.seek(offset)
 
     def end(self) -> int:
         """Return the last stable offset of the partition now."""

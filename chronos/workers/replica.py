@@ -91,12 +91,13 @@ class Replica:
         guard: Callable[[], str | None],
         assigned: Callable[[], Assignment],
         restore: Callable[[RecoveryCost], bool] = lambda cost: False,
+        bounded: bool = False,
     ) -> None:
         """`pusher`: makes the pusher of one leadership. `delivered_ms`: retention of settled messages; None: no deleter.
 
         `guard`: returns why no step may begin now; None if one may. `assigned`: the assignment as of now. `restore`: replaces
         the store's contents by a checkpoint where that is needed or cheaper than the replay; returns whether it did, and
-        raises Retry while it cannot be done.
+        raises Retry while it cannot be done. `bounded`: read the delay partition in bounded memory, see `ports.RecordLog.reader`.
         """
         self.number = rules.shard
         self.store = store
@@ -128,6 +129,7 @@ class Replica:
         self._guard = guard
         self._assigned = assigned
         self._restore = restore
+        self._bounded = bounded
         self._poison_search = PoisonSearch(messages_max=limits.messages)
         self._pause_ms = ABORT_PAUSE_MS
         self._sleeping = False
@@ -276,6 +278,7 @@ class Replica:
             cluster=self._cluster,
             delay_topic=self._delay_topic,
             progress_topic=self._progress_topic,
+            bounded=self._bounded,
         )
         self._become(ReplicaState.RECOVERING)
         return now_ms
@@ -338,7 +341,7 @@ class Replica:
             return now_ms + POLL_MS
         if self._replayed >= REPLAYED_FLUSH:
             self.store.flush()
-        reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset)
+        reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset, bounded=self._bounded)
         self._follower = None
         follower.close()
         self._make_master(writer, reader, leadership)

@@ -1,12 +1,30 @@
-"""How a Kafka reader handles the client's errors, including those that a test cannot make a broker return."""
+"""How a Kafka reader handles the client's errors, including those that a test cannot make a broker return, and large batches."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
+from chronos.adapters.kafka.bounded import BoundedReader
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.reader import KafkaReader
-from chronos.errors import ChronosError, LogMismatch, LogUnavailable
+from chronos.config import load
+from chronos.core.message import Record
+from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
+from chronos.node.opening import own_topics
+from chronos.ports import Reader, TopicSpec
+from tests.harness.broker import Broker
+from tests.integration.foreign import Sent, produce
+
+TIMEOUT_S = 60.0
 
 
 class Answer:
@@ -84,3 +102,124 @@ def test_an_error_among_records_costs_none_of_them(
     assert found == list(range(10))
     assert failed == ([] if raised is None else [raised])
     assert reader.position == 10
+
+
+@contextmanager
+def connected(broker: Broker) -> Iterator[KafkaLog]:
+    """Clients of a broker."""
+    log = KafkaLog(bootstrap_servers=broker.bootstrap, properties={}, progress_topic="none", transaction_timeout_s=10.0)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def log(broker: Broker) -> Iterator[KafkaLog]:
+    """Clients of the shared broker."""
+    with connected(broker) as opened:
+        yield opened
+
+
+def read_until(reader: Reader, end: int) -> list[Record]:
+    """Read everything up to a position; fails if it does not come in time."""
+    deadline = time.monotonic() + TIMEOUT_S
+    records: list[Record] = []
+    while reader.position < end:
+        assert time.monotonic() < deadline, f"at {reader.position}, not at {end}"
+        reader.wait(1.0)
+        records += reader.read(1_000, 10**9)
+    return records
+
+
+def test_a_reader_reads_the_largest_batch_that_its_topic_accepts() -> None:
+    """librdkafka refuses a response above 100 MB unless it is told otherwise: the reader would stand there for ever."""
+    value = bytes(110_000_000)
+    with Broker({"socket.request.max.bytes": 200_000_000}) as broker, connected(broker) as log:
+        log.prepare([TopicSpec(name="large", partitions=1, settings={"max.message.bytes": "120000000"})], create=True)
+        log.append([("large", None, value, {}, 0)], TIMEOUT_S)
+        reader = log.reader("large", 0, 0)
+        found = read_until(reader, 1)
+        reader.close()
+    assert [record.value == value for record in found] == [True]
+
+
+def test_an_uncompressed_topic_refuses_what_is_too_large_only_when_it_is_decompressed(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """The broker converts before it compares sizes; a topic that keeps the producer's compression accepts the same record."""
+    kept, checked = topic_names("kept"), topic_names("checked")
+    specs = {
+        compression: own_topics(load(None, {}, [f"topics.compression={compression}", f"topics.delay={topic}"]))[0]
+        for compression, topic in (("producer", kept), ("uncompressed", checked))
+    }
+    log.prepare(list(specs.values()), create=True)
+    bomb = Sent(bytes(30_000_000), partition=0)
+    assert produce(broker.bootstrap, kept, [bomb], compression_codec="zstd") == [(0, 0)]
+    with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
+        produce(broker.bootstrap, checked, [bomb], compression_codec="zstd")
+    assert produce(broker.bootstrap, checked, [Sent(b"small")], compression_codec="zstd")
+    with capture_logs() as lines:
+        log.prepare([replace(specs["uncompressed"], name=kept)], create=True)
+    assert [line["has"] for line in lines] == ["compression.type=producer"]
+
+
+def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_bounds(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """Records before it are read, those behind it after a seek; its bounds are those of its header, from any offset in it."""
+    topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
+    poison = [Sent(bytes(100_000), partition=0)] * 1_050
+    produce(broker.bootstrap, topic, [Sent(b"before", partition=0)])
+    places = produce(
+        broker.bootstrap, topic, poison,
+        compression_codec="zstd", linger_ms=5_000, batch_size=200_000_000, message_max_bytes=200_000_000,
+    )  # fmt: skip
+    (_, last), *_ = produce(broker.bootstrap, topic, [Sent(b"after", partition=0)])
+    assert [offset for _, offset in places] == list(range(1, last)), "the poison is not one batch"
+    reader = log.reader(topic, 0, 0)
+    assert [record.value for record in read_until(reader, 1)] == [b"before"]
+    for _ in range(2):
+        with pytest.raises(BatchUnreadable, match="cannot be read") as caught:
+            read_until(reader, 2)
+        assert caught.value.offset == reader.position == 1
+    assert [log.batch_bounds(topic, 0, offset) for offset in (0, 1, 700, last)] == [
+        (0, 0), (1, last - 1), (1, last - 1), (last, last),
+    ]  # fmt: skip
+    reader.seek(last)
+    assert [record.value for record in read_until(reader, last + 1)] == [b"after"]
+    reader.close()
+
+
+def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_else(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """A large record in front of such a batch, which its child fetches ahead, is read; a child that is killed proves nothing."""
+    topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
+    sizes = [5, 40_000_000, 250_000_000, 6]
+    for size in sizes:
+        sent = [Sent(bytes(size), partition=0)]
+        produce(broker.bootstrap, topic, sent, compression_codec="lz4", message_max_bytes=500_000_000)
+    reader = log.reader(topic, 0, 0, bounded=True)
+    assert isinstance(reader, BoundedReader)
+    found: list[tuple[int, int]] = []
+    unreadable: list[int] = []
+    killed = 0
+    deadline = time.monotonic() + 2 * TIMEOUT_S
+    while reader.position < len(sizes):
+        assert time.monotonic() < deadline, f"at {reader.position}"
+        child = reader.child_pid
+        if child is not None and reader.position == 1 and killed < 2:
+            os.kill(child, signal.SIGKILL)
+            killed += 1
+        reader.wait(1.0)
+        try:
+            found += [(record.offset, len(record.value or b"")) for record in reader.read(1_000, 10**9)]
+        except BatchUnreadable as error:
+            unreadable.append(error.offset)
+            reader.seek(log.batch_bounds(topic, 0, error.offset)[1] + 1)
+        except LogUnavailable:
+            continue
+    assert found == [(0, 5), (1, 40_000_000), (3, 6)]
+    assert (unreadable, killed) == ([2], 2)
+    produce(broker.bootstrap, topic, [Sent(b"behind the stretch", partition=0)])
+    assert [record.value for record in read_until(reader, 5)] == [b"behind the stretch"]
+    reader.close()

@@ -52,6 +52,8 @@ class Partition:
         self.shown_ms: list[int] = []
         """For each offset below the last stable one: the time from which read_committed readers could read it."""
         self.watchers: list[Callable[[], None]] = []
+        self.unreadable: dict[int, tuple[int, int]] = {}
+        """First and last offset of the batch of every record in a batch that cannot be decompressed."""
         self.start = 0
         """Records before this offset are trimmed for readers; the checker still sees them."""
 

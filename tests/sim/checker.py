@@ -144,6 +144,10 @@ class Checker:
             if not before <= offset < progress.pull_offset:
                 raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
             self.refused[shard, offset] = reason
+        for first, last in progress.unreadable:
+            if self.brokers.topics[DELAY][shard].unreadable.get(first) != (first, last):
+                raise broken("8", f"shard {shard} steps over offsets {first} to {last}, which are not a bad batch")
+            self.refused.update({(shard, offset): Reason.UNREADABLE for offset in range(first, last + 1)})
         for record in records:
             source = self._source(shard, record)
             if source in self.rejected or source[1] not in unseen:
@@ -256,6 +260,8 @@ class Checker:
             reason = self.refused.get(source)
             expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
             is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
+            if expected.unreadable != (reason == Reason.UNREADABLE):
+                raise broken("8", f"{source} was refused as unreadable though it is not, or the other way round")
             if reason is not None:
                 self._check_refusal(
                     source, expected, reason, alive=alive, known=named in holders, beyond_expiry=is_beyond

@@ -19,3 +19,5 @@ class Expectation(Struct, kw_only=True):
     """The conflict policy of a schedule."""
     malformed: bool = False
     """The record must be refused regardless of the shard's state."""
+    unreadable: bool = False
+    """The record is in a batch that no reader can decompress: its range must be refused as a whole."""

@@ -8,7 +8,14 @@ from typing import Protocol
 from msgspec import Struct
 
 from chronos.core.message import Record
-from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import (
+    BatchUnreadable,
+    ConfigurationError,
+    LogMismatch,
+    LogUnavailable,
+    ProducerLost,
+    TransactionAborted,
+)
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 from tests.sim.broker import DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
 from tests.sim.world import World
@@ -93,6 +100,10 @@ class SimReader:
         at = self.position
         while at < stable and len(records) < records_max:
             record, transaction = partition.items[at]
+            if at in partition.unreadable:
+                if records:
+                    break
+                raise BatchUnreadable(f"the batch at offset {at} of {partition.name} cannot be read", offset=at)
             at += 1
             if record is None or (transaction is not None and transaction.state != "committed"):
                 # A marker after the last record is passed with the next fetch only, as in a real client.
@@ -303,6 +314,10 @@ class SimLog:
         kept = (place.items[offset][0] for offset in range(place.start, place.stable))
         return next((record.offset for record in kept if record and record.timestamp_ms >= timestamp_ms), place.stable)
 
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        self.caller.touch("bounds")
+        return self._answering(topic, partition).unreadable.get(offset, (offset, offset))
+
     def trim(self, topic: str, partition: int, offset: int) -> None:
         self.caller.touch("trim")
         place = self._answering(topic, partition)
@@ -340,7 +355,7 @@ class SimLog:
         if self.world.faulty and self.world.chance(self.faults.no_answer):
             raise LogUnavailable("no broker answered in time")
 
-    def reader(self, topic: str, partition: int, offset: int) -> SimReader:
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> SimReader:
         return SimReader(self, self.brokers.topics[topic][partition], offset)
 
     def writer(self, shard: int) -> SimWriter:

@@ -39,10 +39,14 @@ class Producers:
         self.spread_ms = draw.choice([50, 2_000, 15_000])
         self.addresses: list[tuple[int, bytes]] = []
         self.sent = 0
+        self.share_unreadable = draw.choice([0.0, 0.0, 0.05])
 
     def send(self) -> None:
-        """Send one record, or a transaction with up to three."""
+        """Send one record, a transaction with up to three, or a batch that cannot be read."""
         draw = self.world.random
+        if self.share_unreadable and self.world.chance(self.share_unreadable):
+            self._send_unreadable()
+            return
         if self.world.faulty and self.world.chance(self.share_transactions):
             transaction = Transaction(None, 0)
             for _ in range(draw.randint(1, 3)):
@@ -50,6 +54,16 @@ class Producers:
             self.world.after(draw.choice([1, 50, 900, 4_000]), self._end, transaction, draw.random() < 0.7)
         else:
             self._send_one(None)
+
+    def _send_unreadable(self) -> None:
+        """Write a batch of up to three records that no reader can decompress, sometimes two of them in a row."""
+        shard = self.world.random.randrange(self.shards)
+        partition = self.brokers.topics[DELAY][shard]
+        for _ in range(self.world.random.choice([1, 1, 2])):
+            count, first = self.world.random.randint(1, 3), partition.high
+            partition.unreadable |= dict.fromkeys(range(first, first + count), (first, first + count - 1))
+            for _ in range(count):
+                self._write(None, shard, Expectation(verb="schedule", malformed=True, unreadable=True), [])
 
     def _end(self, transaction: Transaction, commit: bool) -> None:
         if transaction.state == "open":

@@ -109,7 +109,13 @@ class Master:
         first = sum(intent.offset < model.pull_offset for intent in self.producers.intents)
         last = first + step.records_max
         intents, records = self.producers.intents[first:last], self.producers.records[first:last]
-        staged = shard.stage(records, ahead.parsed(records))
+        first_offset, last_offset = model.pull_offset, model.pull_offset + step.unreadable - 1
+        steps_over = step.unreadable > 0 and not records
+        if steps_over:
+            self.producers.skip_to(last_offset)
+            staged = shard.stage_unreadable([(first_offset, last_offset)])
+        else:
+            staged = shard.stage(records, ahead.parsed(records))
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
@@ -119,10 +125,10 @@ class Master:
         if step.aborted:
             return selection
 
-        refused = model.stage(intents)
+        refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
         assert staged.refused == refused
         assert [record.offset for record, _ in staged.rejections] == [
-            offset for offset, reason in refused if reason is not Reason.IGNORED
+            offset for offset, reason in refused if reason not in (Reason.IGNORED, Reason.UNREADABLE)
         ]
         self._check_selection(staged, selection, until_ms, step)
         chosen = self._decide(selection, step)
@@ -201,6 +207,7 @@ class Master:
             refused=tuple(staged.refused),
             decisions=decisions,
             probes=staged.probes,
+            unreadable=tuple(staged.unreadable),
         )
         return unpack_progress(pack_progress(progress))
 
@@ -247,7 +254,11 @@ class Replica:
             for record in self.master.producers.records
             if shard.state.pull_offset <= record.offset < progress.pull_offset
         ]
-        staged = shard.replay_stage(records, progress.rejections())
+        if progress.unreadable:
+            assert not records, "a step over a range pulls nothing else"
+            staged = shard.stage_unreadable(progress.unreadable)
+        else:
+            staged = shard.replay_stage(records, progress.rejections())
         selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)

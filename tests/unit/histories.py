@@ -51,6 +51,8 @@ class Step:
     behind: bool
     aborted: bool
     records_max: int = 1_000
+    unreadable: int = 0
+    """Offsets that follow and cannot be read; the step is about them if nothing else is left to be pulled."""
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
@@ -102,6 +104,7 @@ steps = st.builds(
     behind=st.booleans(),
     aborted=st.sampled_from([False, False, False, True]),
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
+    unreadable=st.sampled_from([0, 0, 0, 0, 1, 3]),
 )
 
 histories = st.lists(steps, min_size=1, max_size=12)
@@ -123,6 +126,10 @@ class Producers:
         intent = self._intent(sent)
         self.intents.append(intent)
         self.records.append(render(intent, sent.form))
+
+    def skip_to(self, offset: int) -> None:
+        """The next record comes behind this offset."""
+        self._offset = max(self._offset, offset)
 
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms

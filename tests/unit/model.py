@@ -153,6 +153,13 @@ class Model:
                 self.totals["ignored" if reason is Reason.IGNORED else "rejected"] += 1
         return refused
 
+    def step_over(self, first: int, last: int) -> list[tuple[int, Reason]]:
+        """Refuse a range of offsets as one record, and count nothing else."""
+        self.ended = []
+        self.pull_offset = last + 1
+        self.totals["rejected"] += 1
+        return [(first, Reason.UNREADABLE)]
+
     def _execute(self, intent: Intent) -> Reason | None:
         if intent.verb == "probe":
             self.totals["probes"] += 1

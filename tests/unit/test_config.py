@@ -250,6 +250,7 @@ WRONG_VALUES = {
         "topics.replication_factor: 0 replicas hold nothing; use -1 for the broker's default, or 1 or more",
     "topics.replication_factor=-2": "topics.replication_factor: -2 is not within -1 to 100",
     "topics.min_insync_replicas=0": "topics.min_insync_replicas: 0 is not within 1 to 100",
+    "topics.message_bytes_max=512MiB": "topics.message_bytes_max: 512MiB is not within 1KiB to 255MiB",
     "topics.delay=a b":
         'topics.delay: "a b" is no name for a topic; '
         "Kafka takes up to 249 letters, digits, '.', '_' and '-'",
@@ -432,6 +433,11 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
     ("log.kafka.properties.message.max.bytes=1048576", "delivery.batch_messages=100000"):
         "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
         "use at least 5716384",
+    ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB",
+     "log.kafka.properties.receive.message.max.bytes=100000000"):
+        "log.kafka.properties.receive.message.max.bytes: 100000000 does not go with topics.message_bytes_max; "
+        "use at least 135266304",
+    ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB"): None,
     ("delivery.retry_base=10m",):
         "delivery.retry_base: 10m is more than delivery.retry_cap (5m); "
         "the first wait cannot exceed the longest",

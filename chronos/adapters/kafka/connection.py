@@ -40,7 +40,8 @@ class Connection:
         self.answer_s = request_timeout_s + ANSWER_MARGIN_S
         """Longest wait for the result of a request."""
         self._common = {**COMMON, "bootstrap.servers": bootstrap_servers, "logger": ClientLog()}
-        self._properties = dict(properties)
+        self.properties = dict(properties)
+        """The operator's properties."""
         self._refused: tuple[float, str] | None = None
         """Time and text of the last connection that was refused."""
         self.poll: Callable[[], object] = lambda: None
@@ -48,7 +49,7 @@ class Connection:
 
     def settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
-        return {**self._common, **own, **self._properties}
+        return {**self._common, **own, **self.properties}
 
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""

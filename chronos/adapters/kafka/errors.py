@@ -24,6 +24,10 @@ NOT_CREATED_CODES = FORBIDDEN_CODES | {
 }
 """The topic cannot be created because of its name, its settings or a missing permission."""
 
+UNREADABLE_CODES = frozenset({KafkaError._BAD_COMPRESSION})
+"""The next batch cannot be decompressed: it is damaged, or in zstd and larger than `receive.message.max.bytes` (measured; with
+the other codecs the client takes the memory). Reported for the batch's first offset, with every fetch."""
+
 LEADER_MOVED_CODES = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,

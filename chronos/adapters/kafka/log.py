@@ -10,12 +10,15 @@ from typing import Any
 from confluent_kafka import Consumer
 
 from chronos.adapters.kafka.appender import KafkaAppender
+from chronos.adapters.kafka.batches import BatchHeader, batch_header
+from chronos.adapters.kafka.bounded import BoundedReader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader
-from chronos.adapters.kafka.settings import CONSUMER, REQUEST_TIMEOUT_S
+from chronos.adapters.kafka.settings import CONSUMER, RECEIVE_BYTES, RECEIVE_BYTES_MAX, REQUEST_TIMEOUT_S
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
 
@@ -42,9 +45,21 @@ class KafkaLog:
 
     # --- records
 
-    def reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> KafkaReader | BoundedReader:
+        """A consumer of its own for one partition; `bounded`: in a child process, up to the present end."""
+        if bounded:
+            return BoundedReader(self, topic, partition, offset, until=self.stable_end(topic, partition))
+        return self.plain_reader(topic, partition, offset)
+
+    def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
         """A consumer of its own for one partition."""
-        return KafkaReader(Consumer(self._connection.settings(CONSUMER)), topic, partition, offset)
+        return KafkaReader(Consumer(self.consumer_settings(topic)), topic, partition, offset)
+
+    def consumer_settings(self, topic: str) -> dict[str, Any]:
+        """Return the settings of a consumer, which accepts the largest batch of the topic."""
+        batch_bytes = self._topics.bytes_max.get(topic, 0)
+        receive_bytes = min(max(RECEIVE_BYTES, batch_bytes + RESPONSE_OVERHEAD), RECEIVE_BYTES_MAX)
+        return self._connection.settings({**CONSUMER, "receive.message.max.bytes": receive_bytes})
 
     def writer(self, shard: int) -> KafkaWriter:
         """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences every earlier one.
@@ -66,6 +81,16 @@ class KafkaLog:
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
         """Produce outside any transaction and wait for every delivery report."""
         return self._appender.append(records, timeout_s)
+
+    def batch_bounds(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """Return the first and last offset of a batch, from its header."""
+        header = self.batch_header(topic, partition, offset)
+        return header.first, header.last
+
+    def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
+        """Return the header of a batch, asked of the partition's leader."""
+        address = self._topics.leader(topic, partition)
+        return batch_header(address, self._connection.properties, topic, partition, offset, self._connection.request_timeout_s)
 
     # --- topics
 

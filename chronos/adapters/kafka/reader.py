@@ -5,9 +5,9 @@ from operator import methodcaller
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 from msgspec.structs import replace
 
-from chronos.adapters.kafka.errors import FORBIDDEN_CODES, MISSING_CODES
+from chronos.adapters.kafka.errors import FORBIDDEN_CODES, MISSING_CODES, UNREADABLE_CODES
 from chronos.core.message import Record
-from chronos.errors import ChronosError, LogMismatch, LogUnavailable
+from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
 
 _headers = methodcaller("headers")
 """`message.headers()`, and SystemError when a name is not UTF-8. Written out, the interpreter specialises the call after
@@ -50,6 +50,9 @@ class KafkaReader:
         for message in messages:
             error = message.error()
             if error is not None:
+                if records and error.code() in UNREADABLE_CODES:
+                    self.seek(records[-1].offset + 1)  # the error comes again there; the records before it count
+                    return records
                 try:
                     self._check(error, message)
                 except ChronosError:
@@ -82,6 +85,11 @@ class KafkaReader:
                 f"offset {self.position} of {self._topic}/{self._partition} is not in the log ({error.str()}):"
                 " the topic was trimmed, or deleted and created again. If its records are gone for good, remove the"
                 " shard's store to start from what the topic still holds."
+            )
+        elif code in UNREADABLE_CODES:
+            raise BatchUnreadable(
+                f"reading {self._topic}/{self._partition}: a batch cannot be read: {error.str()}",
+                offset=max(self.position, message.offset() or 0),
             )
         elif code in MISSING_CODES:
             raise LogUnavailable(f"{self._topic}/{self._partition} is not there: {error.str()}")

@@ -29,6 +29,12 @@ Shorter than the time a stopping node waits for a shard; tried again afterwards.
 RECORD_BYTES_MAX = 256 * 1024 * 1024
 """Largest record that the clients handle. The limit of a topic is configured at the topic and looked up there."""
 
+RECEIVE_BYTES = 100_000_000
+"""librdkafka's `receive.message.max.bytes`: the largest response, and the largest batch that it makes of one in zstd."""
+
+RECEIVE_BYTES_MAX = 2_147_483_647
+"""The greatest value that librdkafka accepts for it."""
+
 BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`. A topic with a smaller `max.message.bytes` is flushed in smaller portions."""
 

@@ -43,6 +43,8 @@ class KafkaTopics:
         connection.poll = lambda: self._admin.poll(0)
         self.small_batch_topics: dict[str, int] = {}
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
+        self.bytes_max: dict[str, int] = {}
+        """Largest batch of each prepared topic, in bytes: its readers must accept a response of that size."""
         self._hidden: set[str] = set()
         """Topics for which the last description was refused because a permission is missing; they may exist or not."""
         self._advised: set[str] = set()
@@ -68,7 +70,9 @@ class KafkaTopics:
         # An admin client that knows no topic asks every 10 s only which brokers there are, and a request to a controller
         # that is gone waits its whole time (measured: 5 s, for every third client of three brokers). Now it knows one.
         self.ping(self._connection.request_timeout_s)
-        return {name: info for name, info in infos.items() if info is not None}
+        found = {name: info for name, info in infos.items() if info is not None}
+        self.bytes_max.update((name, info.bytes_max) for name, info in found.items())
+        return found
 
     def _create(self, specs: Sequence[TopicSpec], *, validate_only: bool = False) -> None:
         if not specs:
@@ -236,6 +240,17 @@ class KafkaTopics:
             return str(self._admin.list_topics(self._progress_topic, timeout=timeout_s).cluster_id)
         except KafkaException as error:
             raise self._connection.unavailable("asking for the id of the cluster", error) from error
+
+    def leader(self, topic: str, partition: int) -> tuple[str, int]:
+        """Return host and port of the partition's leader."""
+        try:
+            metadata = self._admin.list_topics(topic, timeout=self._connection.request_timeout_s)
+            broker = metadata.brokers[metadata.topics[topic].partitions[partition].leader]
+        except KafkaException as error:
+            raise self._connection.unavailable(f"looking for the leader of {topic}/{partition}", error) from error
+        except KeyError:
+            raise LogUnavailable(f"{topic}/{partition} has no leader") from None
+        return str(broker.host), broker.port
 
     def ping(self, timeout_s: float) -> bool:
         """Return whether a broker answers within the time. Asks for the progress topic only, not for all there are."""

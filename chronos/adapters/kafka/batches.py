@@ -1,0 +1,247 @@
+"""The header of one record batch, read from its own header by a Fetch request on a socket.
+
+librdkafka cannot tell them of a batch that it cannot decompress: its error names the first offset only. The request asks the
+leader for one batch and reads no more than its header, so that nothing is decompressed and little memory is taken. The
+connection follows the operator's properties: plain or TLS, with SASL PLAIN or SCRAM where they ask for it.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import ssl
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from msgspec import Struct
+
+from chronos.errors import LogUnavailable
+
+FETCH, FETCH_VERSION = 1, 4
+"""Version 4 is the oldest that Kafka 4 accepts; everything used here is in it."""
+
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+
+HEADER_BYTES = 27
+"""The start of a batch, up to the last offset delta (KIP-98)."""
+
+MAGIC = 2
+"""The only batch format since Kafka 4."""
+
+ANSWER_BYTES_MAX = 65_536
+"""Longest answer read as a whole: those of SASL."""
+
+READ_COMMITTED = 1
+
+CODEC_BITS = 7
+
+RATIOS: Mapping[int, int] = {0: 1, 1: 1_100, 2: 32, 3: 260, 4: 40_000}
+"""Codec -> bytes that a byte can become, rounded up: none, gzip, snappy, lz4, zstd."""
+
+
+class BatchHeader(Struct, frozen=True, kw_only=True):
+    """A batch, as its own header describes it."""
+
+    first: int
+    """Offset of its first record."""
+    last: int
+    """Offset of its last record."""
+    bytes: int
+    """Its size, compressed."""
+    codec: int
+    """Number of its compression."""
+
+    @property
+    def decompressed_bytes_max(self) -> int:
+        """The bytes it can take at most when it is decompressed: each format has a greatest ratio."""
+        return self.bytes * RATIOS.get(self.codec, max(RATIOS.values()))
+
+
+def batch_header(
+    address: tuple[str, int], properties: Mapping[str, Any], topic: str, partition: int, offset: int, timeout_s: float
+) -> BatchHeader:
+    """Return the header of the batch that holds `offset`, or of the next one behind it.
+
+    `address`: host and port of the partition's leader. Raises LogUnavailable, also when the properties ask for something
+    that is not supported here.
+    """
+    try:
+        with closing(_connected(address, properties, timeout_s)) as connection:
+            _authenticate(connection, properties)
+            return _fetch(connection, topic, partition, offset)
+    except (OSError, ValueError, struct.error) as error:
+        raise LogUnavailable(
+            f"the batch at offset {offset} of {topic}/{partition} could not be asked for at {address[0]}:{address[1]}: {error}"
+        ) from error
+
+
+def _connected(address: tuple[str, int], properties: Mapping[str, Any], timeout_s: float) -> socket.socket:
+    plain = socket.create_connection(address, timeout_s)
+    if not str(properties.get("security.protocol", "plaintext")).lower().endswith("ssl"):
+        return plain
+    try:
+        return _tls(properties).wrap_socket(plain, server_hostname=address[0])
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _tls(properties: Mapping[str, Any]) -> ssl.SSLContext:
+    unsupported = [name for name in properties if name.startswith("ssl.") and name not in TLS_PROPERTIES]
+    if unsupported:
+        raise ValueError(f"{', '.join(unsupported)} is not supported for this request")
+    context = ssl.create_default_context(cafile=properties.get("ssl.ca.location"), cadata=properties.get("ssl.ca.pem"))
+    if str(properties.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
+        context.check_hostname = False
+    if str(properties.get("enable.ssl.certificate.verification", "true")).lower() == "false":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    certificate = properties.get("ssl.certificate.location")
+    if certificate is not None:
+        context.load_cert_chain(certificate, properties.get("ssl.key.location"), properties.get("ssl.key.password"))
+    return context
+
+
+TLS_PROPERTIES = frozenset(
+    "ssl." + name
+    for name in (
+        "ca.location", "ca.pem", "certificate.location", "key.location", "key.password",
+        "endpoint.identification.algorithm",
+    )
+)  # fmt: skip
+
+
+# --- SASL
+
+
+def _authenticate(connection: socket.socket, properties: Mapping[str, Any]) -> None:
+    if not str(properties.get("security.protocol", "plaintext")).lower().startswith("sasl"):
+        return
+    mechanism = str(properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or "GSSAPI")
+    name, password = str(properties.get("sasl.username", "")), str(properties.get("sasl.password", ""))
+    if mechanism != "PLAIN" and mechanism not in SCRAM_HASHES:
+        raise ValueError(f"sasl.mechanism {mechanism} is not supported for this request")
+    answer = _ask(connection, SASL_HANDSHAKE, 1, _text(mechanism))
+    (code,) = struct.unpack_from(">h", answer)
+    if code:
+        raise ValueError(f"the broker does not take the SASL mechanism {mechanism} (error {code})")
+    if mechanism == "PLAIN":
+        _exchange(connection, f"\0{name}\0{password}".encode())
+        return
+    scram = Scram(SCRAM_HASHES[mechanism], name, password, secrets.token_urlsafe(24))
+    final = scram.final(_exchange(connection, scram.first()))
+    scram.verify(_exchange(connection, final))
+
+
+def _exchange(connection: socket.socket, token: bytes) -> bytes:
+    """Send a SASL token; return the broker's."""
+    answer = _ask(connection, SASL_AUTHENTICATE, 0, struct.pack(">i", len(token)) + token)
+    code, length = struct.unpack_from(">hh", answer)
+    at = 4 + max(0, length)
+    if code:
+        raise ValueError(f"authentication failed: {answer[4:at].decode('utf-8', 'replace')}")
+    (size,) = struct.unpack_from(">i", answer, at)
+    return answer[at + 4 : at + 4 + max(0, size)]
+
+
+SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+
+
+class Scram:
+    """The client's side of SCRAM (RFC 5802), without channel binding."""
+
+    def __init__(self, hash_name: str, name: str, password: str, nonce: str) -> None:
+        self._hash = hash_name
+        self._password = password.encode()
+        self._bare = f"n={name.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+        self._nonce = nonce
+        self._signature = b""
+
+    def first(self) -> bytes:
+        """Return the client's first message."""
+        return f"n,,{self._bare}".encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        """Return the client's final message. Raises ValueError if the server did not continue the nonce."""
+        text = server_first.decode()
+        fields = dict(part.split("=", 1) for part in text.split(","))
+        if not fields["r"].startswith(self._nonce):
+            raise ValueError("the broker answered with another SCRAM nonce")
+        salted = hashlib.pbkdf2_hmac(self._hash, self._password, b64decode(fields["s"]), int(fields["i"]))
+        client_key = self._mac(salted, b"Client Key")
+        without_proof = f"c=biws,r={fields['r']}"
+        signed = f"{self._bare},{text},{without_proof}".encode()
+        signature = self._mac(hashlib.new(self._hash, client_key).digest(), signed)
+        proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+        self._signature = self._mac(self._mac(salted, b"Server Key"), signed)
+        return f"{without_proof},p={b64encode(proof).decode()}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        """Raise ValueError unless the server knows the password too."""
+        if server_final != b"v=" + b64encode(self._signature):
+            raise ValueError("the broker's SCRAM signature is wrong")
+
+    def _mac(self, key: bytes, data: bytes) -> bytes:
+        return hmac.digest(key, data, self._hash)
+
+
+# --- requests
+
+
+def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> BatchHeader:
+    """Ask for at most one byte: the broker returns the batch that holds the offset, complete, and no other one."""
+    body = struct.pack(">iiiib", -1, 0, 0, 1, READ_COMMITTED)
+    body += struct.pack(">i", 1) + _text(topic) + struct.pack(">iiqi", 1, partition, offset, 1)
+    _send(connection, FETCH, FETCH_VERSION, body)
+    _read(connection, 4 + 4 + 4 + 4)  # size, correlation, throttle time, number of topics
+    (length,) = struct.unpack(">h", _read(connection, 2))
+    _read(connection, length + 4 + 4)  # name, number of partitions, partition
+    (code,) = struct.unpack(">h", _read(connection, 2))
+    if code:
+        raise ValueError(f"the broker answered with error {code}")
+    _read(connection, 8 + 8)  # high watermark, last stable offset
+    (aborted,) = struct.unpack(">i", _read(connection, 4))
+    _skip(connection, 16 * max(0, aborted))
+    (size,) = struct.unpack(">i", _read(connection, 4))
+    if size < HEADER_BYTES:
+        raise ValueError("the broker returned no batch")
+    first, length, _, magic, _, attributes, last_delta = struct.unpack(">qiibIhi", _read(connection, HEADER_BYTES))
+    if magic != MAGIC or last_delta < 0:
+        raise ValueError(f"the batch has the unknown format {magic}")
+    return BatchHeader(first=first, last=first + last_delta, bytes=length, codec=attributes & CODEC_BITS)
+
+
+def _ask(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
+    _send(connection, key, version, body)
+    (size,) = struct.unpack(">i", _read(connection, 4))
+    if not 4 <= size <= ANSWER_BYTES_MAX:
+        raise ValueError(f"the broker answered with {size} bytes; is this a Kafka listener of that security.protocol?")
+    return _read(connection, size)[4:]
+
+
+def _send(connection: socket.socket, key: int, version: int, body: bytes) -> None:
+    request = struct.pack(">hhi", key, version, 0) + _text("chronos") + body
+    connection.sendall(struct.pack(">i", len(request)) + request)
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the broker closed the connection")
+        data += part
+    return data
+
+
+def _skip(connection: socket.socket, count: int) -> None:
+    while count > 0:
+        count -= len(_read(connection, min(count, ANSWER_BYTES_MAX)))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data

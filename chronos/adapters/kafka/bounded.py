@@ -1,0 +1,342 @@
+"""Reading a partition in a child process with bounded memory: the way past a batch that would take the memory of this one.
+
+librdkafka refuses a large batch in zstd, but takes the memory for one in gzip, lz4 or snappy, and aborts the process if it gets
+none; also for a batch that it only fetches ahead. A process that ended so, and would end so again, reads on through this reader.
+It costs speed only, and it ends at the end that the partition had when it began: from there on it is a plain reader.
+
+The child reads in one of three modes, each for a shorter stretch than the one before:
+
+    STREAM   as a plain reader does, until the child ends
+    SINGLE   one batch with each fetch, until the child ends
+    PROBE    one batch alone, the one at the position; then SINGLE again
+
+A batch is unreadable only if two children ended for want of memory in PROBE mode before they had any record of it, the broker
+answered with its header, and the batch is compressed so much that it can exceed the bound. So an outage, a kill or a batch
+behind it never counts.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+from confluent_kafka import Consumer
+from msgspec import Struct
+
+from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.reader import KafkaReader
+from chronos.core.message import Record
+from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
+
+log = structlog.get_logger("chronos.kafka")
+
+MEMORY_BYTES = 512 * 1024 * 1024
+"""What a child may allocate. A batch of one record takes it three times: a record of about 100 MB can still be read."""
+
+SUSPECT_BYTES = 16_000_000
+"""A batch that cannot be larger than this when it is decompressed is never unreadable for want of memory."""
+
+STREAM, SINGLE, PROBE = "stream", "single", "probe"
+
+FAILURES = 2
+"""Children in PROBE mode that end before a batch is unreadable."""
+
+SINGLE_FETCHES: Mapping[str, int] = {"fetch.message.max.bytes": 1, "queued.min.messages": 1}
+"""The broker returns a whole batch, and no other one."""
+
+PROBE_FETCHES: Mapping[str, int] = {**SINGLE_FETCHES, "fetch.queue.backoff.ms": 10_000}
+"""And the next batch is not asked for while records of this one are queued, nor soon after."""
+
+NO_MEMORY_EXIT = 77
+"""Exit code of a child that has a record and no memory to pass it on."""
+
+CHILD_RECORDS = 500
+CHILD_BYTES = 8_000_000
+"""One frame of a child."""
+
+CHILD_WAIT_S = 0.5
+"""How often a waiting child looks whether its parent is there."""
+
+READ_BYTES = 1 << 20
+
+ERRORS: Mapping[str, type[ChronosError]] = {"LogUnavailable": LogUnavailable, "LogMismatch": LogMismatch}
+
+
+class Frame(Struct, array_like=True):
+    """A message of a child: records and the position after them, or an error. The first frame says that there is something."""
+
+    position: int
+    records: list[Record] = []
+    error: tuple[str, str, int] | None = None
+    """Class, text, and the offset of a BatchUnreadable."""
+
+
+class Target(Protocol):
+    """The log that a bounded reader belongs to."""
+
+    def consumer_settings(self, topic: str) -> dict[str, Any]:
+        """Return the settings of a consumer of the topic."""
+
+    def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
+        """Return the header of the batch that holds the offset."""
+
+    def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
+        """Return a plain reader."""
+
+
+class BoundedReader:
+    """See `ports.Reader`. For one thread."""
+
+    def __init__(self, log_port: Target, topic: str, partition: int, offset: int, until: int) -> None:
+        """`until`: the end of the stretch."""
+        self._log = log_port
+        self._topic = topic
+        self._partition = partition
+        self._until = until
+        self._plain: KafkaReader | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._open(offset)
+
+    def _open(self, offset: int) -> None:
+        self.position = offset
+        self._mode = STREAM
+        self._failures = 0
+        self._error: ChronosError | None = None
+        """What the next `read` raises; a BatchUnreadable stays until a seek."""
+        self._records: list[Record] = []
+        self._after = offset
+        """Position after `_records`."""
+        self._forget_child()
+        if offset >= self._until and self._plain is None:
+            self._plain = self._log.plain_reader(self._topic, self._partition, offset)
+
+    def seek(self, offset: int) -> None:
+        """Continue from another offset."""
+        if self._plain is None:
+            self._open(offset)
+        else:
+            self._plain.seek(offset)
+            self.position = offset
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `read` may return something or raise."""
+        if self._plain is not None:
+            found = self._plain.wait(timeout_s)
+            self.position = self._plain.position
+            return found
+        if self._error is None and not self._records:
+            self._try_to_receive(timeout_s)
+        return self._error is not None or bool(self._records)
+
+    def read(self, records_max: int, bytes_max: int) -> list[Record]:
+        """Return the next records that the child has passed on."""
+        if self._plain is not None:
+            records = self._plain.read(records_max, bytes_max)
+            self.position = self._plain.position
+            return records
+        if self._error is None and not self._records:
+            self._try_to_receive(0)
+        if self._error is not None and not self._records:
+            error = self._error
+            if not isinstance(error, BatchUnreadable):
+                self._error = None  # the next call tries again
+            raise error
+        records, self._records = self._records[:records_max], self._records[records_max:]
+        if records:
+            self.position = records[-1].offset + 1
+        if not self._records:
+            self.position = max(self.position, self._after)
+            if self.position >= self._until:
+                self._forget_child()
+                self._plain = self._log.plain_reader(self._topic, self._partition, self.position)
+        return records
+
+    def close(self) -> None:
+        """End the child, and close the plain reader."""
+        self._forget_child()
+        if self._plain is not None:
+            self._plain.close()
+
+    @property
+    def child_pid(self) -> int | None:
+        """The process that reads now; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    # --- the child
+
+    def _try_to_receive(self, timeout_s: float) -> None:
+        try:
+            self._receive(timeout_s)
+        except ChronosError as error:
+            self._error = error
+
+    def _receive(self, timeout_s: float) -> None:
+        """Take what the child has sent, for no longer than the time; begin one if there is none. Raises what it reports."""
+        assert not self._records
+        if self._child is None:
+            self._start()
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        ready = select.poll()
+        ready.register(child.stdout, select.POLLIN)
+        while not self._records:
+            if not ready.poll(timeout_s * 1_000):
+                return
+            data = os.read(child.stdout.fileno(), READ_BYTES)
+            if not data:
+                self._ended(child)
+                return
+            self._buffer += data
+            self._unpack()
+
+    def _unpack(self) -> None:
+        """Take the complete frames out of the buffer."""
+        at = 0
+        while len(self._buffer) - at >= 4:
+            (size,) = struct.unpack_from(">I", self._buffer, at)
+            if len(self._buffer) - at - 4 < size:
+                break
+            with memoryview(self._buffer) as whole, whole[at + 4 : at + 4 + size] as part:
+                frame = _decode(part)
+            at += 4 + size
+            if frame.error is not None:
+                self._raise(*frame.error)
+            self._has_records = True
+            self._records += frame.records
+            self._after = max(self._after, frame.position)
+        del self._buffer[:at]
+
+    def _raise(self, name: str, text: str, offset: int) -> None:
+        self._forget_child()
+        if name == BatchUnreadable.__name__:
+            raise BatchUnreadable(text, offset=offset)
+        raise ERRORS.get(name, LogUnavailable)(text)
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> None:
+        """Decide what follows the end of a child: the position is behind everything that it has passed on."""
+        code = child.wait()
+        had_records = self._has_records
+        self._forget_child()
+        self.position = max(self.position, self._after)
+        mode = self._mode
+        if code == 0 and (mode == PROBE or self.position >= self._until):
+            self._mode, self._failures = SINGLE, 0  # the batch was read, or everything
+            return
+        if code not in (-signal.SIGABRT, NO_MEMORY_EXIT):
+            raise LogUnavailable(f"the process that reads {self._topic}/{self._partition} ended with {code}")
+        log.warning(
+            "no memory to read on", topic=self._topic, partition=self._partition, offset=self.position, mode=mode
+        )
+        if mode != PROBE or (had_records and code != NO_MEMORY_EXIT):
+            self._mode = SINGLE if mode == STREAM else PROBE
+            return
+        self._failures += 1
+        if self._failures < FAILURES:
+            return
+        header = self._log.batch_header(self._topic, self._partition, self.position)
+        if header.decompressed_bytes_max < SUSPECT_BYTES:
+            self._failures = 0
+            raise LogUnavailable(
+                f"the process that reads {self._topic}/{self._partition} has too little memory at offset {self.position}"
+            )
+        raise BatchUnreadable(
+            f"reading {self._topic}/{self._partition}: a batch cannot be read: the {header.bytes} bytes at offset"
+            f" {header.first} take more than {MEMORY_BYTES} bytes of memory",
+            offset=max(self.position, header.first),
+        )
+
+    def _start(self) -> None:
+        """Begin a child at the position."""
+        settings = self._log.consumer_settings(self._topic)
+        settings.pop("logger", None)
+        until = self._until
+        if self._mode == PROBE:
+            until = self._log.batch_header(self._topic, self._partition, self.position).last + 1
+        settings |= {STREAM: {}, SINGLE: SINGLE_FETCHES, PROBE: PROBE_FETCHES}[self._mode]
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._child.stdin is not None
+        # By the standard input and not by arguments, which every user of the machine may read: there may be passwords.
+        task = {
+            "settings": settings,
+            "topic": self._topic,
+            "partition": self._partition,
+            "offset": self.position,
+            "until": until,
+        }
+        self._child.stdin.write(json.dumps(task).encode())
+        self._child.stdin.close()
+        self._buffer = bytearray()
+        self._has_records = False
+
+    def _forget_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Frame).decode
+
+
+def _send(frame: Frame) -> None:
+    data = _encode(frame)
+    os.write(1, struct.pack(">I", len(data)))
+    with memoryview(data) as rest:
+        at = 0
+        while at < len(rest):
+            at += os.write(1, rest[at : at + READ_BYTES])
+
+
+def read_for_parent(settings: dict[str, Any], topic: str, partition: int, offset: int, until: int) -> None:
+    """The child: pass on the records up to `until`."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    memory_bytes = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parent = os.getppid()
+    reader = KafkaReader(Consumer(settings), topic, partition, offset)
+    while reader.position < until and os.getppid() == parent:
+        if not reader.wait(CHILD_WAIT_S):
+            continue
+        try:
+            _send(Frame(position=reader.position))  # tells the parent that this batch was decompressed
+            records = reader.read(CHILD_RECORDS, CHILD_BYTES)
+            _send(Frame(position=reader.position, records=records))
+        except BatchUnreadable as error:
+            _send(Frame(position=reader.position, error=(type(error).__name__, str(error), error.offset)))
+            return
+        except ChronosError as error:
+            _send(Frame(position=reader.position, error=(type(error).__name__, str(error), 0)))
+            return
+
+
+def main() -> None:
+    """Run a child; its task is on the standard input."""
+    try:
+        read_for_parent(**json.load(sys.stdin))
+    except (MemoryError, SystemError):
+        os._exit(NO_MEMORY_EXIT)  # `poll` copies the record and raises SystemError if it cannot (measured)
+    except BrokenPipeError:
+        os._exit(1)
+    os._exit(0)  # closing the consumer may wait for a fetch
+
+
+if __name__ == "__main__":
+    main()

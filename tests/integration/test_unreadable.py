@@ -1,0 +1,134 @@
+"""Batches that no reader can decompress, in the delay topic: stepped over by a decision, and by replay without a look inside."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.integration.foreign import Sent, Tail, Topics, produce, progress_of, schedule
+
+DELAYED_S_MAX = 60
+"""Longest delay of the messages behind such a batch."""
+
+RESIDENT_BYTES_MAX = 1 << 30
+
+UNCLEAN_ENDS_MAX = 2
+
+
+@pytest.mark.timeout(240)
+def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_path: Path) -> None:
+    """One record of 110 MB, then a batch of many and another one directly behind it; afterwards a new store replays all."""
+    topics = Topics.of(f"u{uuid.uuid4().hex[:8]}")
+    target = broker.create_topic(f"{topics.delay}.target")
+    compressed = {
+        "compression_codec": "zstd",
+        "linger_ms": 5_000,
+        "batch_size": 500_000_000,
+        "message_max_bytes": 500_000_000,
+    }
+    message = schedule(target)
+
+    def send(*values: bytes) -> None:
+        produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0) for value in values])
+
+    def bomb(count: int, size: int) -> tuple[int, int]:
+        records = [Sent(bytes(size), message, partition=0)] * count
+        places = produce(broker.bootstrap, topics.delay, records, **compressed)
+        return places[0][1], places[-1][1]
+
+    def arrived(*values: bytes) -> None:
+        with Tail(broker.bootstrap, target, topics.rejected) as tail:
+            tail.take(target, len(values), timeout_s=DELAYED_S_MAX)
+            tail.take(topics.rejected, len(ranges))
+            tail.settle()
+            assert [got.value for got in tail.records[target]] == list(values)
+            rejected = tail.records[topics.rejected]
+        assert [(got.value, got.reason) for got in rejected] == [(None, "unreadable")] * len(ranges)
+        assert sorted(got.source or b"" for got in rejected) == sorted(
+            f"{topics.delay}/0/{first}".encode() for first, _ in ranges
+        )
+        details = b" ".join(got.header("chronos-detail") or b"" for got in rejected)
+        assert all(f"offsets {first} to {last}:".encode() in details for first, last in ranges)
+
+    service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
+    with service:
+        service.start()
+        send(b"before")
+        ranges = [bomb(1, 110_000_000)]
+        send(b"between")
+        ranges += [bomb(1_050, 100_000), bomb(1, 110_000_000)]
+        send(b"after")
+        arrived(b"before", b"between", b"after")
+        assert service.resident_bytes() < RESIDENT_BYTES_MAX
+        service.stop()
+        steps = [progress for _, progress in progress_of(broker.bootstrap, topics.progress)]
+        assert [step.unreadable for step in steps if step.unreadable] == [(each,) for each in ranges]
+
+        shutil.rmtree(tmp_path / "node" / "shards")
+        started_s = time.monotonic()
+        service.start()
+        send(b"again")
+        arrived(b"before", b"between", b"after", b"again")
+        assert time.monotonic() - started_s < DELAYED_S_MAX
+
+
+@pytest.mark.timeout(400)
+def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broker: Broker, tmp_path: Path) -> None:
+    """Two such batches with a message between them: the client aborts the process, also when it only fetches ahead."""
+    topics = Topics.of(f"m{uuid.uuid4().hex[:8]}")
+    target = broker.create_topic(f"{topics.delay}.target")
+    service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
+    message = schedule(target)
+    limit = 0
+
+    def send(value: bytes, **settings: object) -> int:
+        ((_, offset),) = produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0)], **settings)
+        return offset
+
+    def bomb() -> int:
+        return send(bytes(250_000_000), compression_codec="lz4", message_max_bytes=500_000_000)
+
+    with service.start(), Tail(broker.bootstrap, target, topics.rejected) as tail:
+        send(b"before")
+        tail.take(target, 1)
+        limit = data_bytes(service.pid) + 150_000_000
+        resource.prlimit(service.pid, resource.RLIMIT_DATA, (limit, limit))
+        began_s = time.monotonic()
+        offsets = [bomb()]
+        send(b"between")
+        offsets.append(bomb())
+        send(b"after")
+        service.wait_exit()
+        ends = 1
+        while ends <= UNCLEAN_ENDS_MAX:
+            service.launch()
+            resource.prlimit(service.pid, resource.RLIMIT_DATA, (limit, limit))
+            deadline_s = time.monotonic() + DELAYED_S_MAX
+            while service.running and len(tail.records[target]) < 3 and time.monotonic() < deadline_s:
+                tail.read()
+            if service.running:
+                break
+            service.wait_exit()
+            ends += 1
+        assert [got.value for got in tail.settle().records[target]] == [b"before", b"between", b"after"], service.tail()
+        assert ends <= UNCLEAN_ENDS_MAX
+        assert time.monotonic() - began_s < DELAYED_S_MAX
+        rejected = tail.records[topics.rejected]
+        assert [(got.value, got.reason, got.source) for got in rejected] == [
+            (None, "unreadable", f"{topics.delay}/0/{offset}".encode()) for offset in offsets
+        ]
+        send(b"later")
+        tail.take(target, 4)
+
+
+def data_bytes(pid: int) -> int:
+    """What counts for RLIMIT_DATA."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) * 1024
