@@ -21,6 +21,9 @@ from chronos.spark.decisions import OUTCOMES
 
 Batches = Iterator[pa.RecordBatch]
 
+RANGE_OFFSETS_MAX = 2_000_000
+"""Offsets listed of one range that was stepped over: more than a batch of 1 MiB holds unless it exists only to be large."""
+
 PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason")
 """Columns that `parse_messages` adds to those of the record, in the order of the table `messages`."""
 
@@ -120,13 +123,24 @@ def unpack_decisions(batches: Batches) -> Batches:
         rows: list[list[Any]] = []
         for shard, offset, timestamp_ms, value in _rows(batch):
             step, at = unpack_progress(value), [shard, offset, timestamp_ms]
-            rows += [[*at, None, source, "refused", _reason(reason), None, 1, 1] for source, reason in step.refused]
+            refused = [*step.refused, *_unreadable(step)]
+            rows += [[*at, None, source, "refused", _reason(reason), None, 1, 1] for source, reason in refused]
             rows += [
                 [*at, made.due_ms, made.offset, OUTCOMES[Outcome(made.outcome)], _reason(made.reason),
                  made.next_due_ms or None, made.occurrence, made.attempt]
                 for made in step.decisions
             ]  # fmt: skip
         yield _columns(rows, _DECISION_TYPES)
+
+
+def _unreadable(step: Progress) -> Iterator[tuple[int, int]]:
+    """The offsets of the ranges that were stepped over, after the first of each, which is among the refused.
+
+    Kafka's Java client may be able to read such a batch: its records were never accepted, and must not look missing.
+    """
+    for first, last in step.unreadable:
+        for offset in range(first + 1, min(last + 1, first + RANGE_OFFSETS_MAX)):
+            yield offset, Reason.UNREADABLE
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -422,13 +422,13 @@ class Master:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
         A failure that no message caused halves the selection too: a smaller one may finish within the time-out.
-        An attempt of messages whose target is set aside is halved for itself, unless the target refuses every message.
+        An attempt for a target that is set aside is halved alone, unless that target refuses every message.
         """
         search = self._poison_search
         attempted = search.refusals.attempted(selection, now_ms)
         size = len(selection.items)
-        if attempted is None:
-            search.messages_max = max(1, size // 2) if size else search.messages_max
+        if size and (attempted is None or not error.poison_likely):
+            search.messages_max = max(1, size // 2)
         if not error.poison_likely:
             return
         self._pusher.targets.forget_all()
