@@ -522,7 +522,7 @@ def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, las
     else:
         (java,) = java_of(process.pid)
         os.kill(java, signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=200)
     lines = [
         line for line in errors.splitlines() if not line.startswith(("reading", "joining", "Spark's own log is in"))
     ]

@@ -136,17 +136,22 @@ def test_an_interrupt_that_is_dropped_comes_again_until_the_job_ends(monkeypatch
     before = signal.getsignal(signal.SIGINT)
     ended = threading.Event()
     dropped = 0
+
+    def job() -> None:
+        nonlocal dropped
+        while True:
+            try:
+                if not dropped:
+                    os.kill(os.getpid(), signal.SIGINT)
+                assert not ended.wait(30), "no interrupt"
+            except KeyboardInterrupt:
+                dropped += 1
+                if dropped == 3:
+                    raise
+
     try:
         with pytest.raises(KeyboardInterrupt), jobs._interruptible():
-            while True:
-                try:
-                    if not dropped:
-                        os.kill(os.getpid(), signal.SIGINT)
-                    assert not ended.wait(30), "no interrupt"
-                except KeyboardInterrupt:
-                    dropped += 1
-                    if dropped == 3:
-                        raise
+            job()
         assert dropped == 3
         assert not ended.wait(0.3)  # an interrupt after the end of the job would be raised here
     finally:
