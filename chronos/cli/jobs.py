@@ -27,6 +27,9 @@ LINE_EVERY_S = 5.0
 BAR_EVERY_S = 0.5
 """Seconds between two looks at Spark's tasks where it is one."""
 
+INTERRUPT_S = 3.0
+"""Seconds from an interrupt to the next one, if the job has not ended."""
+
 JOIN_S = 5.0
 """Seconds the end of a job waits for the thread that reads Spark's task counts."""
 
@@ -177,6 +180,42 @@ class SparkLog:
                 os.unlink(self.file.name)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at SIGINT, again every `INTERRUPT_S` until the block ends.
+
+    PySpark's handler asks the JVM to cancel the jobs, over the connection that the signal has interrupted, and fails. The
+    interpreter drops a KeyboardInterrupt that is raised while py4j releases an object of the JVM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    again: list[threading.Timer] = []
+    report = sys.unraisablehook
+
+    def repeat() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # ends a blocking read too
+
+    def interrupt(*_: object) -> None:
+        again.append(threading.Timer(INTERRUPT_S, repeat))
+        again[-1].daemon = True
+        again[-1].start()
+        raise KeyboardInterrupt
+
+    def report_others(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            report(dropped)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = report_others
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for timer in again:
+            timer.cancel()
+
+
 def _was_interrupted(error: BaseException | None) -> bool:
     """True if the error was raised while a KeyboardInterrupt ended the job: a request to the JVM that it cut off."""
     while error is not None:
@@ -201,13 +240,10 @@ def spark_job(
     try:
         display(Step(name="starting Spark"))
         spark = open_session(name, master, conf, log.file, kafka=kafka)
-        if threading.current_thread() is threading.main_thread():
-            # PySpark's handler asks the JVM to cancel the jobs, over the connection that the signal has interrupted; its
-            # error would take the place of KeyboardInterrupt. The end of the session cancels them too.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             display.count_tasks(spark)
-            yield spark, display, log
+            with _interruptible():
+                yield spark, display, log
         finally:
             display.close()
             with suppress(Exception):  # the JVM may be gone; the first error tells why

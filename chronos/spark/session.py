@@ -8,8 +8,10 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 from chronos.errors import ArchiveFailed, ChronosError, SparkMissing
 
@@ -22,6 +24,8 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 
 CONNECTOR_NAME = "spark-sql-kafka-0-10"
 """Part of the name of the connector's jar, and of its coordinates."""
+
+CONNECTOR_CLASS = "org/apache/spark/sql/kafka010/KafkaSourceProvider.class"
 
 AUTO_MASTER = "auto"
 """The master named by `spark.master`, here or to spark-submit; without one, this machine."""
@@ -150,7 +154,7 @@ def session_settings(master: str, conf: Mapping[str, str], *, has_log: bool, kaf
     settings = {**COMMON, **level, **(LOCAL if is_local else {}), **conf, "spark.master": master}
     packages = [package for package in settings.get("spark.jars.packages", "").split(",") if package]
     named = [*settings.get("spark.jars", "").split(","), *packages]
-    if kafka and not is_submitted() and not any(CONNECTOR_NAME in each for each in named):
+    if kafka and not is_submitted() and not any(map(_is_connector, named)):
         settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
     return settings
 
@@ -178,6 +182,15 @@ def one_line(error: Exception) -> ChronosError | None:
         )
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return ArchiveFailed(f"Spark failed: {line[:LINE_CHARACTERS]}")
+
+
+def _is_connector(jar: str) -> bool:
+    """True for the connector's jar or coordinates, or a jar that contains it with other classes."""
+    if CONNECTOR_NAME in jar:
+        return True
+    with suppress(OSError, BadZipFile), ZipFile(jar.removeprefix("file:")) as classes:
+        return CONNECTOR_CLASS in classes.namelist()
+    return False
 
 
 def _start_jvm(conf: "SparkConf", log: IO[bytes]) -> None:

@@ -502,6 +502,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("ended", "last"),
     [("interrupted", "stopped; nothing was judged"), ("JVM killed", "error: Spark's JVM ended before")],
@@ -513,16 +514,20 @@ def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, las
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("reading the coverage"):
-            break
-    if ended == "interrupted":
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    else:
-        (java,) = java_of(process.pid)
-        os.kill(java, signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("reading the coverage"):
+                break
+        if ended == "interrupted":
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        else:
+            (java,) = java_of(process.pid)
+            os.kill(java, signal.SIGKILL)
+        _, errors = process.communicate(timeout=200)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     lines = [
         line for line in errors.splitlines() if not line.startswith(("reading", "joining", "Spark's own log is in"))
     ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from chronos.cli import jobs
 from chronos.cli.jobs import ProgressDisplay, SparkLog, describe
 from chronos.spark.progress import Step
 
@@ -126,3 +128,31 @@ def test_spark_s_log_is_named_when_a_job_fails_and_removed_when_it_does_not(
     assert not os.path.exists(succeeded.file.name)
     assert not os.path.exists(empty.file.name)
     kept.unlink()
+
+
+def test_an_interrupt_that_is_dropped_comes_again_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter drops what a finalizer raises; without another interrupt the job would go on to its end."""
+    monkeypatch.setattr(jobs, "INTERRUPT_S", 0.1)
+    before = signal.getsignal(signal.SIGINT)
+    ended = threading.Event()
+    dropped = 0
+
+    def job() -> None:
+        nonlocal dropped
+        while True:
+            try:
+                if not dropped:
+                    os.kill(os.getpid(), signal.SIGINT)
+                assert not ended.wait(30), "no interrupt"
+            except KeyboardInterrupt:
+                dropped += 1
+                if dropped == 3:
+                    raise
+
+    try:
+        with pytest.raises(KeyboardInterrupt), jobs._interruptible():
+            job()
+        assert dropped == 3
+        assert not ended.wait(0.3)  # an interrupt after the end of the job would be raised here
+    finally:
+        signal.signal(signal.SIGINT, before)

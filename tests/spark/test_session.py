@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pyspark
 import pytest
@@ -77,6 +78,14 @@ def test_the_connector_is_added_to_the_user_s_own_jars(
     """Unless they have it, or the job reads no Kafka."""
     found = session_settings("local[2]", conf, has_log=True, kafka=kafka)
     assert (found.get("spark.jars"), found.get("spark.jars.packages")) == expected
+
+
+def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> None:
+    """Then nothing is fetched, whatever its name."""
+    with ZipFile(tmp_path / "all.jar", "w") as jar:
+        jar.writestr("org/apache/spark/sql/kafka010/KafkaSourceProvider.class", b"")
+    conf = {"spark.jars": str(tmp_path / "all.jar")}
+    assert "spark.jars.packages" not in session_settings("local[2]", conf, has_log=True, kafka=True)
 
 
 @pytest.mark.parametrize(
