@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
-from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
+from chronos.core.roles import ClusterView, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator
 from tests.harness.proxy import Link, Network
-from tests.harness.zookeeper import SESSION_S, Ensemble
+from tests.harness.zookeeper import SESSION_S, Ensemble, member
 from tests.sim.coordinator import Ensemble as SimulatedEnsemble
 from tests.sim.coordinator import SimCoordinator
 from tests.sim.world import World
@@ -36,19 +36,6 @@ SHARDS = 2
 
 TICK_MS = 300
 """Interval between two heartbeats of a simulated coordinator."""
-
-
-def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False) -> Member:
-    """A node's report."""
-    return Member(
-        node=node,
-        instance=instance or f"i-{node}",
-        address=f"http://{node}:7700",
-        version="1",
-        started_ms=0,
-        leaving=leaving,
-        replicas={shard: ReplicaReport(applied=applied) for shard in range(SHARDS)},
-    )
 
 
 class Cluster(Protocol):

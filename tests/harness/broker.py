@@ -27,7 +27,6 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
@@ -36,13 +35,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.harness.ports import free_port
+from tests.harness.process import Startable, Watchdog
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -329,7 +327,7 @@ def _tool_name(command: list[str]) -> str:
 # ------------------------------------------------------------------------------------------------- Broker
 
 
-class Broker(Clients):
+class Broker(Clients, Startable):
     """One broker. `start()` after `stop()` or `kill()` restarts it with the same port and data.
 
     `settings` override its `server.properties`; without `auto.create.topics.enable` topics are not created
@@ -356,8 +354,7 @@ class Broker(Clients):
         self._cluster_id = cluster_id or new_cluster_id()
         self._quorum = dict(quorum) if quorum else {node_id: free_port()}
         self._settings = {**self._default_settings(doors or {}), **(settings or {})}
-        self._dir: Path | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self._formatted = False
@@ -433,7 +430,7 @@ class Broker(Clients):
                 # Ctrl-C must reach only the tests, which then end the broker.
                 start_new_session=True,
             )
-        self._tell_watchdog(str(self._process.pid))
+        self._watch(self._process.pid)
 
     def wait_ready(self, *, deadline: float) -> None:
         """Wait until the cluster lists this broker; otherwise kill it and raise `BrokerError`."""
@@ -491,25 +488,10 @@ class Broker(Clients):
     def close(self) -> None:
         """Kill the broker and remove its data and its log."""
         self.kill()
-        if self._watchdog is not None and self._watchdog.stdin is not None:
-            self._watchdog.stdin.close()
-            self._watchdog.wait(STOP_TIMEOUT_S)
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._watchdog = None
-        self._dir = None
         self._formatted = False
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Looks
 
@@ -537,25 +519,13 @@ class Broker(Clients):
         return self._directory() / "data"
 
     def _directory(self) -> Path:
-        if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="chronos-kafka-"))
-            # Each line of its input is the id of the running process, or empty if none runs. When the input ends, also
-            # because the parent was killed, the watchdog kills that process and removes the directory.
-            script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
-            self._watchdog = subprocess.Popen(
-                ["sh", "-c", script, str(self._dir)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        return self._dir
+        if self._watchdog is None:
+            self._watchdog = Watchdog("chronos-kafka-")
+        return self._watchdog.directory
 
-    def _tell_watchdog(self, pid: str) -> None:
+    def _watch(self, pid: int | None) -> None:
         assert self._watchdog is not None
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(f"{pid}\n".encode())
-        self._watchdog.stdin.flush()
+        self._watchdog.watch(pid)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or not self.running:
@@ -567,7 +537,7 @@ class Broker(Clients):
         self._process.wait(STOP_TIMEOUT_S)
         self._process = None
         self.frozen = False
-        self._tell_watchdog("")
+        self._watch(None)
 
 
 def _listeners(ports: Mapping[str, int]) -> str:
@@ -591,7 +561,7 @@ def new_cluster_id() -> str:
 # ------------------------------------------------------------------------------------------------ Cluster
 
 
-class Cluster(Clients):
+class Cluster(Clients, Startable):
     """A cluster of brokers; each is also a controller, so a majority of them must run."""
 
     def __init__(
@@ -663,19 +633,6 @@ class Cluster(Clients):
         """Kill the brokers and remove their data and logs."""
         for broker in self.brokers:
             broker.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def cluster(count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> Cluster:

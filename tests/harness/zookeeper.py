@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -30,8 +29,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chronos.core.roles import Member, ReplicaReport
 from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, wait_until
 from tests.harness.ports import free_port
+from tests.harness.process import Startable, Watchdog
 
 START_TIMEOUT_S = 60.0
 """From `start()` to a server that answers. Usually 1 s; the bound is for a loaded machine."""
@@ -58,6 +59,19 @@ SERVER_OPTIONS = (
 )
 
 
+def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False, shards: int = 2) -> Member:
+    """The report of a node that holds all shards."""
+    return Member(
+        node=node,
+        instance=instance or f"i-{node}",
+        address=f"http://{node}:7700",
+        version="1",
+        started_ms=0,
+        leaving=leaving,
+        replicas={shard: ReplicaReport(applied=applied) for shard in range(shards)},
+    )
+
+
 class ZooKeeperError(Exception):
     """ZooKeeper could not be fetched or started; the message gives the reason."""
 
@@ -81,7 +95,7 @@ def zookeeper_files() -> Path:
     return ROOT / ".cache" / f"zookeeper-{found[1]}"
 
 
-class Server:
+class Server(Startable):
     """One server. `start()` after `kill()` restarts it with the same port and data.
 
     `settings` go into its `zoo.cfg`, `options` to its JVM.
@@ -102,8 +116,7 @@ class Server:
         self._peers = tuple(peers)
         self._settings = dict(settings or {})
         self._options = tuple(options)
-        self._dir: Path | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.frozen = False
 
@@ -143,7 +156,7 @@ class Server:
                 # Ctrl-C must reach only the tests, which then end the server.
                 start_new_session=True,
             )
-        self._tell_watchdog(str(self._process.pid))
+        self._watch(self._process.pid)
 
     def wait_ready(self, deadline: float) -> None:
         """Wait until the server answers clients; otherwise kill it and raise `ZooKeeperError` with the end of its log."""
@@ -171,7 +184,7 @@ class Server:
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
             self.frozen = False
-            self._tell_watchdog("")
+            self._watch(None)
 
     def freeze(self) -> None:
         """Stop the process with SIGSTOP; its connections stay open."""
@@ -188,23 +201,9 @@ class Server:
     def close(self) -> None:
         """Kill the server and remove its data and its log."""
         self.kill()
-        if self._watchdog is not None and self._watchdog.stdin is not None:
-            self._watchdog.stdin.close()
-            self._watchdog.wait(STOP_TIMEOUT_S)
-        self._watchdog = self._dir = None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
+        self._watchdog = None
 
     @property
     def running(self) -> bool:
@@ -212,27 +211,16 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def _directory(self) -> Path:
-        if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="chronos-zookeeper-"))
-            # As for the brokers: when its input ends it kills the process named last and removes the directory.
-            script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
-            self._watchdog = subprocess.Popen(
-                ["sh", "-c", script, str(self._dir)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        return self._dir
+        if self._watchdog is None:
+            self._watchdog = Watchdog("chronos-zookeeper-")
+        return self._watchdog.directory
 
-    def _tell_watchdog(self, pid: str) -> None:
+    def _watch(self, pid: int | None) -> None:
         assert self._watchdog is not None
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(f"{pid}\n".encode())
-        self._watchdog.stdin.flush()
+        self._watchdog.watch(pid)
 
 
-class Ensemble:
+class Ensemble(Startable):
     """A single server, or several with a quorum; for a `with` statement, or `start()` and `close()`."""
 
     def __init__(self, count: int = 1) -> None:
@@ -263,19 +251,6 @@ class Ensemble:
         """Kill the servers and remove their data and logs."""
         for server in self.servers:
             server.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 # ----------------------------------------------------------------------------- A node in a separate process
@@ -319,7 +294,7 @@ def main(hosts: str, cluster: str, node: str, session_s: str) -> None:
     """Join, and control while possible, until killed; every plan differs from the one before, so each is published."""
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
     from chronos.core.assignment import plan
-    from chronos.core.roles import ClusterView, Member, ReplicaReport, Roles
+    from chronos.core.roles import ClusterView, Roles
     from chronos.errors import CoordinatorUnavailable
     from chronos.logs import set_up
 

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.adapters.zookeeper.session import REQUESTS_MAX
 from chronos.core.assignment import plan
-from chronos.core.roles import ClusterView, Member, ReplicaReport, Request, Roles
+from chronos.core.roles import ClusterView, Request, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from tests.harness.ports import free_port
 from tests.harness.proxy import Network
-from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server
+from tests.harness.zookeeper import SESSION_S, Ensemble, Process, Server, member
 
 pytestmark = pytest.mark.integration
 
@@ -83,19 +83,6 @@ def raw(zookeeper: Ensemble) -> Iterator[KazooClient]:
     yield client
     client.stop()
     client.close()
-
-
-def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: bool = False) -> Member:
-    """The registration of a node."""
-    return Member(
-        node=node,
-        instance=instance or f"i-{node}",
-        address=f"http://{node}:7700",
-        version="1",
-        started_ms=0,
-        leaving=leaving,
-        replicas={shard: ReplicaReport(applied=applied) for shard in range(2)},
-    )
 
 
 def until(condition: Callable[[], object], *coordinators: ZooKeeperCoordinator) -> None:

@@ -1,0 +1,66 @@
+"""Servers for tests in processes of their own: their life in a `with` statement, and the end of those that are left over."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+CLOSE_S = 15.0
+"""The watchdog kills a process and removes a directory: milliseconds, on a loaded machine seconds."""
+
+
+class Startable:
+    """A server, or several, for a `with` statement."""
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End it, and remove its data."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Watchdog:
+    """A temporary directory and a process beside it: when this process ends, also by a kill, it kills the server and removes
+    the directory."""
+
+    def __init__(self, prefix: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix))
+        # Each line of its input is the id of the running server, or empty if none runs.
+        script = 'while read -r line; do pid=$line; done; [ -z "$pid" ] || kill -9 "$pid"; rm -rf -- "$0"'
+        self._process = subprocess.Popen(
+            ["sh", "-c", script, str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int | None) -> None:
+        """Name the server that runs now; None: none does."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n" if pid is None else b"%d\n" % pid)
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Kill the server, if one runs, and remove the directory."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(CLOSE_S)
