@@ -13,6 +13,7 @@
     │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds another cluster's, topic's or format's
     └── Retry                    nothing was lost; the same call may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
+        │   └── BatchUnreadable  3: the record batch at a position cannot be read
         ├── NoSpace              1: the disk is below its reserve, or full
         ├── ClockDisagrees       1: this machine's clock and the broker's differ
         ├── TransactionAborted   1: the transaction was aborted; `poison_likely` says if a message caused it
@@ -93,6 +94,20 @@ class LogUnavailable(Retry):
     """The log did not answer in time."""
 
     exit_code = 3
+
+
+class BatchUnreadable(LogUnavailable):
+    """The client cannot read the record batch at a position: damaged, or too large when it is decompressed."""
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        """`offset`: the first record of the batch that the client asked for; `why`: the client's text."""
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(
+            f"the record batch at offset {offset} of {topic}/{partition} cannot be read: {why}. Nothing behind it is"
+            " read, and what the batch holds is not known"
+        )
 
 
 class NoSpace(Retry):

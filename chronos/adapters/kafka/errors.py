@@ -33,6 +33,34 @@ LEADER_MOVED_CODES = frozenset(
 )
 """A partition's leader starts or moves: ask again."""
 
+HARMLESS_READ_CODES = LEADER_MOVED_CODES | {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._WAIT_CACHE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+}
+"""Errors after which the client fetches again from the same position by itself: a broker or a connection is gone."""
+
+UNREADABLE_CODES = frozenset(
+    {
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._UNDERFLOW,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError._CRIT_SYS_RESOURCE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+    }
+)
+"""Errors of one record batch: it is damaged, decompressed it is larger than the client accepts, or memory is short."""
+
 COORDINATOR_MOVED_CODES = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
