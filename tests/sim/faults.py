@@ -137,10 +137,10 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_search_poison", "search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_may_be_letters", "self._poison_search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
     ],
     "a lost producer is used again": [
-        (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
+        (Replica, "_lead", "except (ProducerLost, ApplyFailed) as error:", "except ApplyFailed as error:"),
     ],
     "one description is enough to dead-letter": [
         (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),
