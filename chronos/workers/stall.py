@@ -96,12 +96,13 @@ class _Still:
 
     def step(self, passed_ms: int, waiting: bool | None, position: object) -> None:
         """`waiting`: there is work to do; None: this moment counts for nothing."""
-        if waiting is False or (waiting and position != self._position):
+        if waiting is None:
+            return
+        if not waiting or position != self._position:
             self.ms = 0
-        elif waiting:
+        else:
             self.ms += passed_ms
-        if waiting is not None:
-            self._position = position
+        self._position = position if waiting else None
 
 
 class StallJudge:

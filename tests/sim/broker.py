@@ -90,6 +90,8 @@ class Brokers:
         """The last transaction of each shard."""
         self.refusing_ms: dict[str, int] = {}
         """Until when a topic refuses records, although a look finds it writable."""
+        self.refused_until_ms: dict[str, int] = {}
+        """The latest time at which a topic refused records so far."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -221,6 +223,11 @@ class Brokers:
         for partition in list(transaction.unmarked):
             self.mark(transaction, partition)
         return not transaction.unmarked
+
+    def refuse(self, topic: str, until_ms: int) -> None:
+        """Let a topic refuse records for a time, although a look finds it writable."""
+        self.refusing_ms[topic] = until_ms
+        self.refused_until_ms[topic] = max(until_ms, self.refused_until_ms.get(topic, 0))
 
     def heal(self) -> None:
         """End all faults."""
