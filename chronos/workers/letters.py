@@ -13,9 +13,20 @@ REFUSED_PAUSE_MS = 5_000
 DESCRIBED_PAUSE_MS = 1_000
 """Time until a topic is described again whose description says that it takes no records: that costs a request."""
 
+ELECTION_MS = 10_000
+"""How long a topic without open partitions is waited for: Kafka elects other leaders within about 9 s."""
+
 FAILURES_MAX = 2
 """Failures in a row after which the topic is held to be the cause: the first transaction after an aborted one may fail
 without a cause of its own (measured)."""
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Why a topic takes no records, by its description."""
+
+    why: str
+    passing: bool
+    """It may end by itself within ELECTION_MS."""
 
 
 class LetterTopic(Struct, kw_only=True):
@@ -25,6 +36,8 @@ class LetterTopic(Struct, kw_only=True):
     """Why it takes no records; None as long as it is not known to refuse any."""
     until_ms: int = 0
     """No record is written to it before this time (epoch ms)."""
+    patient_until_ms: int = 0
+    """Before this time (epoch ms) its refusal may end by itself, and is waited for."""
     failures: int = 0
     """Transactions in a row that failed because of its records."""
     suspicion: str | None = None
@@ -36,9 +49,17 @@ class LetterTopic(Struct, kw_only=True):
             self.took()  # nothing had to be written to it since: what it does is not known any more
         return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS
 
-    def refuse(self, now_ms: int, why: str) -> None:
+    def is_patient(self, now_ms: int) -> bool:
+        """Return whether its refusal may still end by itself."""
+        return now_ms < self.patient_until_ms <= now_ms + ELECTION_MS
+
+    def refuse(self, now_ms: int, refusal: Refusal) -> None:
         """Its description says that it takes no records."""
-        self.problem, self.failures, self.until_ms = why, FAILURES_MAX, now_ms + DESCRIBED_PAUSE_MS
+        if self.problem is None and refusal.passing:
+            self.patient_until_ms = now_ms + ELECTION_MS
+        if not refusal.passing:
+            self.patient_until_ms = 0
+        self.problem, self.failures, self.until_ms = refusal.why, FAILURES_MAX, now_ms + DESCRIBED_PAUSE_MS
 
     def fail(self, now_ms: int, why: str) -> None:
         """A transaction with records for this topic alone failed."""
@@ -58,7 +79,8 @@ class LetterTopic(Struct, kw_only=True):
 
     def took(self) -> None:
         """It took records, or is not known to refuse any."""
-        self.problem, self.until_ms, self.failures, self.suspicion = None, 0, 0, None
+        self.problem, self.suspicion = None, None
+        self.until_ms = self.patient_until_ms = self.failures = 0
 
 
 class LetterTopics(Struct, kw_only=True):

@@ -218,8 +218,8 @@ class Master:
         due_ms = self.due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
         if not self._letters.rejected.is_open(now_ms):
-            # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending.
-            return [], now_ms
+            # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
+            return [], self._reached_ms if self._letters.rejected.is_patient(now_ms) else now_ms
         if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
             end = self._puller.end()
             if limits.pull:
@@ -466,8 +466,11 @@ class Master:
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
         wake_ms = self._committed_ms + HEARTBEAT_MS
-        if not self._letters.rejected.is_open(now_ms):
-            wake_ms = min(wake_ms, self._letters.rejected.until_ms)
+        rejected = self._letters.rejected
+        if not rejected.is_open(now_ms):
+            wake_ms = min(wake_ms, rejected.until_ms)
+            if rejected.is_patient(now_ms):
+                return wake_ms
         return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
     def wait(self, timeout_s: float) -> None:

@@ -31,7 +31,7 @@ from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
-from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS
+from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 NO_LEADER_WAIT_MS = 1_000
@@ -57,7 +57,7 @@ class PlannedTransaction(Struct, kw_only=True):
     """Number of dead letters among the messages."""
     defers_dead_letters: bool = False
     """The dead-letter topic takes no records: messages that would go there are deferred."""
-    refusal: str | None = None
+    refusal: Refusal | None = None
     """Why the dead-letter topic takes no records, by its description; None if it was not described, or takes them."""
 
 
@@ -133,18 +133,18 @@ class Pusher:
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
 
-    def refusal(self, topic: str, now_ms: int) -> str | None:
+    def refusal(self, topic: str, now_ms: int) -> Refusal | None:
         """Return why the rejected or the dead-letter topic takes no records, by its description; None if it takes them.
 
         A missing one is created again where that is allowed. Raises LogUnavailable.
         """
         info = self.targets.describe([topic], now_ms, age_ms_max=DESCRIBED_PAUSE_MS)[topic].info
         if info is None:
-            return "it does not exist"
+            return Refusal(why="it does not exist", passing=False)
         if not info.writable:
-            return "Kafka does not let Chronos write to it"
+            return Refusal(why="Kafka does not let Chronos write to it", passing=False)
         if len(info.closed) >= info.partitions:
-            return "none of its partitions has a leader with enough in-sync replicas"
+            return Refusal(why="none of its partitions has a leader with enough in-sync replicas", passing=True)
         return None
 
     def plan_next(

@@ -140,7 +140,7 @@ class FaultInjection(ClusterPart):
         draw = self.world.random
         broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
         self.world.trace(f"broker {broker} pauses for {wait_ms}")
-        self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
+        self.brokers.pause(broker, self.world.now_ms + wait_ms)
 
     def _set_clock(self) -> None:
         draw = self.world.random
