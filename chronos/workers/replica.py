@@ -42,6 +42,7 @@ from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost, start_state
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
+from chronos.workers.replica_view import ReplicaView
 
 log = structlog.get_logger("chronos.shard")
 
@@ -69,7 +70,7 @@ REPLAY_LOG_MS = 1_000
 DIGITS = re.compile(r"\d+")
 
 
-class Replica:
+class Replica(ReplicaView):
     """One shard on this node."""
 
     def __init__(
@@ -152,44 +153,6 @@ class Replica:
         self._replay_logged_ms = 0
         self._aborts_in_a_row = 0
         self._delete_ms = 0
-
-    # --- read by others
-
-    @property
-    def role(self) -> ReplicaState:
-        """The present state of the replica."""
-        return self._role
-
-    @property
-    def state(self) -> State:
-        """The shard's state as of the last step."""
-        return self.shard.state
-
-    @property
-    def pulled(self) -> int:
-        """Offset in the delay partition up to which everything is executed, transaction markers included."""
-        master, follower = self._master, self._follower
-        if master is not None:
-            return master.pulled
-        return self.state.pull_offset if follower is None else follower.pulled
-
-    @property
-    def due_ms(self) -> int | None:
-        """Due time (epoch ms) of the next message as of the last look of a master; None if it is not known."""
-        master = self._master
-        return None if master is None else master.due_ms
-
-    @property
-    def replayed(self) -> int | None:
-        """Offset up to which the progress partition was read; None for a master, which does not read it."""
-        follower = self._follower
-        return None if follower is None else follower.position
-
-    @property
-    def applying(self) -> bool:
-        """Progress records were read and are being applied."""
-        follower = self._follower
-        return follower is not None and follower.applying
 
     # --- a turn
 
@@ -419,8 +382,7 @@ class Replica:
             self.commits += 1
             self.trouble = None
             self._aborts_in_a_row, self._pause_ms = 0, ABORT_PAUSE_MS
-        degraded = master.degraded()
-        if degraded is None:
+        if (degraded := master.degraded()) is None:
             self._resume()
         else:
             self._pause(degraded)

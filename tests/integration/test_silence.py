@@ -167,6 +167,16 @@ def test_a_dead_letter_topic_that_takes_nothing_delays_no_other_message(
     place.service.wait_ready()
 
 
+def test_a_target_with_too_few_in_sync_replicas_holds_up_its_own_messages_only(place: Place) -> None:
+    """They are deferred like those for a partition without a leader, and no transaction waits for the broker."""
+    short = place.kafka.create_topic(f"{place.topics.delay}.short", config={"min.insync.replicas": 2})
+    place.send(*[Sent(b"%d" % at, schedule(short)) for at in range(10)], *place.others(100, first_ms=0, last_ms=1_000))
+    place.check_others()
+    assert (place.service.pending(), place.aborts()) == (10, 0)
+    alter_topic(place.kafka, short, min_insync_replicas="1")
+    place.letters(short, 10)
+
+
 # ----------------------------------------------------------------------------------------------------- permissions
 
 
