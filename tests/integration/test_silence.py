@@ -24,8 +24,9 @@ from tests.integration.flow import KafkaFlow, now_ms
 from tests.integration.foreign import Got, Sent, Tail, Topics, alter_topic, delete_topic, produce, schedule
 from tests.integration.test_clock import kafka, running, wait_for
 
-LATE_MS = 1_000
-"""Bound for the lateness of the messages that have nothing to do with the fault."""
+LATE_MS = 4_000
+"""Bound for the lateness of the messages that have nothing to do with the fault: they are late by less than a second, and by
+more on a machine that is busy with other tests."""
 
 JUNK = Sent(b"junk", [("chronos-target-topic", b"t")])
 """A record without a time, which is refused."""
@@ -144,37 +145,20 @@ def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered
         assert place.aborts() == 0
 
 
-@pytest.mark.parametrize(
-    ("setting", "broken", "whole", "aborts_max"),
-    [("min_insync_replicas", "2", "1", 0), ("max_message_bytes", "100", "2000000", 12)],
-    ids=["described", "found-out"],
-)
-def test_a_dead_letter_topic_that_takes_nothing_delays_no_other_message(
-    place: Place, setting: str, broken: str, whole: str, aborts_max: int
-) -> None:
-    """Its messages wait, without a loop of aborted transactions, until it takes records again."""
+def test_a_dead_letter_topic_that_refuses_records_delays_no_other_message(place: Place) -> None:
+    """No description tells that it does: it is found out with a few aborted transactions, and its messages wait."""
     small = place.kafka.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
-    alter_topic(place.kafka, place.topics.dead_letter, **{setting: broken})
+    alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="100")
     bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
-    place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
-    place.wait_degraded(place.topics.dead_letter, "takes no records", "others are delivered")
-    place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
+    for _ in range(2):
+        place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
+        place.wait_degraded(place.topics.dead_letter, "takes no records", "others are delivered")
     place.check_others()
     assert place.service.pending() == 20
-    assert place.aborts() <= aborts_max
-    alter_topic(place.kafka, place.topics.dead_letter, **{setting: whole})
+    assert place.aborts() <= 12
+    alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="2000000")
     assert {letter.reason for letter in place.letters(place.topics.dead_letter, 20)} == {"too-large"}
     place.service.wait_ready()
-
-
-def test_a_target_with_too_few_in_sync_replicas_holds_up_its_own_messages_only(place: Place) -> None:
-    """They are deferred like those for a partition without a leader, and no transaction waits for the broker."""
-    short = place.kafka.create_topic(f"{place.topics.delay}.short", config={"min.insync.replicas": 2})
-    place.send(*[Sent(b"%d" % at, schedule(short)) for at in range(10)], *place.others(100, first_ms=0, last_ms=1_000))
-    place.check_others()
-    assert (place.service.pending(), place.aborts()) == (10, 0)
-    alter_topic(place.kafka, short, min_insync_replicas="1")
-    place.letters(short, 10)
 
 
 # ----------------------------------------------------------------------------------------------------- permissions
@@ -235,6 +219,26 @@ def test_a_rejected_topic_that_may_not_be_written_stops_pulling_and_no_delivery(
         allow_all(secured_broker, rejected)
         place.letters(rejected, 2)
         service.wait_until(lambda: service.pending() == 0, "deliver the message behind the refused records")
+        service.wait_ready()
+
+
+@pytest.mark.xdist_group("secured broker of own topics")
+def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
+    tmp_path: Path, secured_broker: Broker
+) -> None:
+    """Its messages wait for the permission; all others are delivered in time."""
+    place = Place(secured_broker, tmp_path)
+    small = secured_broker.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
+    with place.service as service:
+        service.start()
+        allow_only(secured_broker, place.topics.dead_letter, AclOperation.DESCRIBE, AclOperation.READ)
+        bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
+        place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
+        place.wait_degraded(place.topics.dead_letter, "does not let Chronos write", "others are delivered")
+        place.check_others()
+        assert (service.pending(), place.aborts()) == (10, 0)
+        allow_all(secured_broker, place.topics.dead_letter)
+        place.letters(place.topics.dead_letter, 10)
         service.wait_ready()
 
 

@@ -222,7 +222,8 @@ class KafkaTopics:
 
 def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
     partitions, allowed = description.partitions, description.authorized_operations
-    # A partition with fewer in-sync replicas takes no records from a producer that waits for all of them, as Chronos does.
+    # A partition with fewer in-sync replicas takes no records from a producer that waits for all of them, as Chronos does;
+    # a partition that has fewer replicas at all needs only those.
     in_sync_min = int(settings.get("min.insync.replicas", 1))
     return TopicInfo(
         id=str(description.topic_id),
@@ -233,5 +234,5 @@ def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
         stamped=settings.get("message.timestamp.type") == "LogAppendTime",
-        short=frozenset(part.id for part in partitions if len(part.isr) < in_sync_min),
+        short=frozenset(part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))),
     )
