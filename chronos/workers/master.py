@@ -22,12 +22,12 @@ from chronos.errors import (
     ApplyFailed,
     BatchUnreadable,
     ClockDisagrees,
-    LogUnavailable,
     ProducerLost,
     Retry,
     TransactionAborted,
 )
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.letters import LetterTopics
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
 from chronos.workers.refusals import Refusals
@@ -132,6 +132,7 @@ class Master:
         writer_epoch: WriterEpoch,
         limits: Limits,
         poison_search: PoisonSearch,
+        letters: LetterTopics,
     ) -> None:
         self._shard = shard
         self._store = store
@@ -143,13 +144,18 @@ class Master:
         self._limits = limits
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
+        self._letters = letters
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
         self._awaited: tuple[int, int] | None = None
         """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is not reached yet."""
+        self._is_blind = False
+        """This step selects messages without regard to records that are not pulled."""
         self._stepped_ms = clock.stepped_ms()
         """`Clock.stepped_ms` when the clock was last trusted."""
+        self.due_ms: int | None = None
+        """Due time (epoch ms) of the next message, or a time before it, when it was last looked for; None if none is pending."""
         self.last: StepResult | None = None
 
     def begin(self) -> None:
@@ -175,6 +181,11 @@ class Master:
         else:
             staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
+        if staged.rejections:
+            refusal = self._pusher.refusal(self._pusher.rejected_topic, now_ms)
+            if refusal is not None:
+                self._letters.rejected.refuse(now_ms, refusal)
+                return now_ms
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms)
         if not selection.items and not records and not staged.unreadable and not is_heartbeat:
@@ -219,8 +230,25 @@ class Master:
 
     @property
     def lingering(self) -> bool:
-        """True if pulled records wait for more, or pulling is off: the caller sleeps instead of waiting for records."""
-        return self._puller.waiting > 0 or not self._limits.pull
+        """True if pulled records wait for more, or nothing is pulled: the caller sleeps instead of waiting for records."""
+        rejected = self._letters.rejected
+        return self._puller.waiting > 0 or not self._limits.pull or rejected.problem is not None
+
+    def degraded(self) -> str | None:
+        """Return what this shard cannot do at the moment, for people, although it delivers; None if it can do everything."""
+        rejected, dead_letter = self._letters.rejected.problem, self._letters.dead_letter.problem
+        texts = []
+        if rejected is not None:
+            texts.append(
+                f"{self._pusher.rejected_topic} takes no records ({rejected}): nothing more is pulled until it does, and"
+                " cancels are not seen; what is pending is delivered"
+            )
+        if dead_letter is not None:
+            texts.append(
+                f"{self._pusher.dead_letter_topic} takes no records ({dead_letter}): messages that would go there wait, all"
+                " others are delivered"
+            )
+        return "; ".join(texts) or None
 
     def _pull(self, now_ms: int, *, to_end: bool) -> tuple[list[Record], int]:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
@@ -230,12 +258,18 @@ class Master:
         is due. With pulling off the end counts as reached.
         """
         limits = self._limits
-        if not limits.pull:
+        due_ms = self.due_ms = self._shard.next_due_ms()
+        self._is_blind = not limits.pull
+        if self._is_blind:
             return [], now_ms
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
-        due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
+        rejected = self._letters.rejected
+        if not rejected.is_open(now_ms):
+            # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
+            self._is_blind = not rejected.is_patient(now_ms)
+            return [], now_ms if self._is_blind else self._reached_ms
         if to_end or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
             asked_ms, end = self._end(now_ms)
             records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
@@ -267,7 +301,8 @@ class Master:
     def _select(self, staged: Staged, until_ms: int, now_ms: int) -> Selection:
         limits, search = self._limits, self._poison_search
         set_aside = search.refusals.set_aside
-        if not limits.push or (search.separate and staged.rejections):
+        apart = search.separate or self._letters.rejected.failures > 0
+        if not limits.push or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
@@ -280,7 +315,7 @@ class Master:
             count = min(count, _within_targets(entries, TARGETS_MAX))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, limits.bytes)
-        if limits.pull or not selection.complete:
+        if not self._is_blind or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled (`workers.delete`).
         last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
@@ -288,7 +323,7 @@ class Master:
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
         """Push, commit, apply; return the due time of each delivered message."""
-        search = self._poison_search
+        search, letters = self._poison_search, self._letters
         plan = self._pusher.plan(
             selection,
             staged.rejections,
@@ -296,15 +331,23 @@ class Master:
             poison_offset=search.poison_offset,
             refusals=search.refusals,
             look_ahead=self._look_ahead,
+            defers_dead_letters=not letters.dead_letter.is_open(now_ms),
         )
+        if plan.refusal is not None:
+            letters.dead_letter.refuse(now_ms, plan.refusal)
         progress = self._progress(staged, selection, plan.decisions)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
             appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
-            self._search_poison(error, staged, selection, now_ms)
+            self._search_poison(error, staged, selection, plan, now_ms)
             raise
+        if staged.rejections:
+            letters.rejected.took()
+        if plan.dead_letters:
+            letters.dead_letter.took()
+        letters.dead_letter.judge(now_ms, failed=False)
         if selection.items:
             search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
             search.offset, search.poison_offset, search.separate = None, None, False
@@ -417,7 +460,12 @@ class Master:
         )
 
     def _search_poison(
-        self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection, now_ms: int
+        self,
+        error: TransactionAborted | ProducerLost,
+        staged: Staged,
+        selection: Selection,
+        plan: PlannedTransaction,
+        now_ms: int,
     ) -> None:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
@@ -425,26 +473,21 @@ class Master:
         An attempt for a target that is set aside is halved alone, unless that target refuses every message.
         """
         search = self._poison_search
-        attempted = search.refusals.attempted(selection, now_ms)
-        size = len(selection.items)
+        attempted, size = search.refusals.attempted(selection, now_ms), len(selection.items)
+        self._letters.dead_letter.judge(now_ms, failed=True)
+        if error.poison_likely:
+            self._pusher.targets.forget_all()
+            if self._may_be_letters(error, staged, selection, plan, now_ms):
+                return
         if size and (attempted is None or not error.poison_likely):
             search.messages_max = max(1, size // 2)
-        if not error.poison_likely:
+        if not error.poison_likely or not size:
             return
-        self._pusher.targets.forget_all()
         if size > 1 and (attempted is None or not attempted.refuses_all):
             if attempted is not None:
                 attempted.messages_max = size // 2
                 attempted.end_turn(now_ms)
             return
-        if staged.rejections or not selection.items:
-            # A message that fails together with rejected records proves nothing: the rejected topic may be at fault.
-            if selection.items:
-                search.separate = True
-                return
-            if isinstance(error, ProducerLost):
-                return  # LogUnavailable in its place would let the lost producer be used again
-            raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
         search.failures = search.failures + 1 if search.offset == offset else 1
         search.offset = offset
@@ -453,6 +496,32 @@ class Master:
             log.warning("message refused by the broker", shard=shard, offset=offset, messages=size, why=str(error))
             search.poison_offset = offset
             search.refusals.refuse(selection, now_ms, self._pusher.retries)
+
+    def _may_be_letters(
+        self,
+        error: TransactionAborted | ProducerLost,
+        staged: Staged,
+        selection: Selection,
+        plan: PlannedTransaction,
+        now_ms: int,
+    ) -> bool:
+        """Return whether records for the rejected or the dead-letter topic may have failed the transaction.
+
+        The next one does without them, or has nothing else: so they are found without halving, and hold up no message.
+        """
+        letters, why = self._letters, str(error)
+        if staged.rejections:
+            if selection.items:
+                self._poison_search.separate = True
+            else:
+                letters.rejected.fail(now_ms, why)
+        elif plan.dead_letters and plan.dead_letters == len(plan.messages):
+            letters.dead_letter.fail(now_ms, why)
+        elif plan.dead_letters:
+            letters.dead_letter.suspect(now_ms, why)
+        else:
+            return False
+        return True
 
     def _bound_wheel(self) -> bool:
         """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""
@@ -477,10 +546,15 @@ class Master:
         ):
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
-        heartbeat_ms = self._committed_ms + HEARTBEAT_MS
-        if due_ms is not None and due_ms <= now_ms and self._awaited is not None:
+        wake_ms = self._committed_ms + HEARTBEAT_MS
+        rejected = self._letters.rejected
+        if not rejected.is_open(now_ms):
+            wake_ms = min(wake_ms, rejected.until_ms)
+            if rejected.is_patient(now_ms):
+                return wake_ms
+        elif due_ms is not None and due_ms <= now_ms and self._awaited is not None:
             due_ms = now_ms + TRANSACTION_POLL_MS
-        return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
+        return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a record arrives, or the time is over."""

@@ -84,6 +84,12 @@ class Client:
         (KafkaError._AUTO_OFFSET_RESET, LogMismatch),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, LogUnavailable),
         (KafkaError._TRANSPORT, None),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, None),
+        (KafkaError._BAD_COMPRESSION, BatchUnreadable),
+        (KafkaError._BAD_MSG, LogUnavailable),
+        (KafkaError.INVALID_MSG, LogUnavailable),
+        (KafkaError.UNKNOWN, LogUnavailable),
+        (KafkaError._FAIL, LogUnavailable),
     ],
 )
 @pytest.mark.parametrize("before", [[], [KafkaError._PARTITION_EOF]], ids=["", "eof"])
@@ -102,6 +108,17 @@ def test_an_error_among_records_costs_none_of_them(
     assert found == list(range(10))
     assert failed == ([] if raised is None else [raised])
     assert reader.position == 10
+
+
+def test_an_error_is_raised_once_the_records_before_it_were_returned() -> None:
+    """Raised earlier, it would keep every record before it from being read for as long as it lasts."""
+    reader = KafkaReader(Client({3: [KafkaError._BAD_COMPRESSION]}), "delay", 5, 0)  # type: ignore[arg-type]
+    assert [record.offset for record in reader.read(10, 10**6)] == [0, 1, 2]
+    with pytest.raises(BatchUnreadable, match="reading delay/5: a batch cannot be read") as raised:
+        reader.read(10, 10**6)
+    assert raised.value.offset == 3
+    assert reader.position == 3
+    assert [record.offset for record in reader.read(10, 10**6)] == [3, 4, 5, 6, 7, 8, 9]
 
 
 @contextmanager

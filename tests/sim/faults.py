@@ -22,11 +22,13 @@ from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.letters import LetterTopic
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
+from chronos.workers.stall import _Still
 
 Change = tuple[type, str, str, str]
 """Class, function, the text in it, its replacement."""
@@ -150,10 +152,17 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_search_poison", "search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_may_be_letters", "self._poison_search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+    ],
+    "a topic that refused records is never tried again": [
+        (LetterTopic, "is_open", "return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS", "return self.failures == 0"),
+        (LetterTopic, "is_open", "self.took()", "pass"),
+    ],
+    "a moving shard is called stalled": [
+        (_Still, "step", "position != self._position", "False"),
     ],
     "a lost producer is used again": [
-        (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
+        (Replica, "_lead", "except (ProducerLost, ApplyFailed) as error:", "except ApplyFailed as error:"),
     ],
     "a target that is set aside is not attempted again": [
         (SetAside, "is_ready", "return not", "return False and not"),

@@ -40,6 +40,20 @@ LEADER_MOVED_CODES = frozenset(
 )
 """A partition's leader starts or moves: ask again."""
 
+HARMLESS_READ_CODES = LEADER_MOVED_CODES | {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._WAIT_CACHE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+}
+"""Errors after which the client fetches again from the same position by itself: a broker or a connection is gone."""
+
 COORDINATOR_MOVED_CODES = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,

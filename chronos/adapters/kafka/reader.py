@@ -5,7 +5,12 @@ from operator import methodcaller
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 from msgspec.structs import replace
 
-from chronos.adapters.kafka.errors import FORBIDDEN_CODES, MISSING_CODES, UNREADABLE_CODES
+from chronos.adapters.kafka.errors import (
+    FORBIDDEN_CODES,
+    HARMLESS_READ_CODES,
+    MISSING_CODES,
+    UNREADABLE_CODES,
+)
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
 
@@ -41,22 +46,25 @@ class KafkaReader:
         return True
 
     def read(self, records_max: int, bytes_max: int) -> list[Record]:
-        """Return what the client has fetched. Its queue is bounded in bytes, and so is one call."""
+        """Return what the client has fetched. Its queue is bounded in bytes, and so is one call.
+
+        The records before an error are returned; the next call raises it.
+        """
         start = self.position
         messages = self._polled
         self._polled = []
         messages += self._consumer.consume(max(0, records_max - len(messages)), 0)
         records: list[Record] = []
-        for message in messages:
+        for at, message in enumerate(messages):
             error = message.error()
             if error is not None:
-                if records and error.code() in UNREADABLE_CODES:
-                    self.seek(records[-1].offset + 1)  # the error comes again there; the records before it count
-                    return records
                 try:
                     self._check(error, message)
                 except ChronosError:
-                    self.seek(start)  # the records before it, and an end of the partition, are read again
+                    if records:
+                        self._polled = messages[at:]
+                        break
+                    self.seek(start)  # an end of the partition before it is read again
                     raise
                 continue
             try:
@@ -71,7 +79,7 @@ class KafkaReader:
         return records
 
     def _check(self, error: KafkaError, message: Message) -> None:
-        """Move the position at an end of the partition; raise the errors that the client cannot repair."""
+        """Move the position at an end of the partition; raise every error that is not known to be harmless."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             self.position = max(self.position, message.offset() or 0)
@@ -93,9 +101,10 @@ class KafkaReader:
             )
         elif code in MISSING_CODES:
             raise LogUnavailable(f"{self._topic}/{self._partition} is not there: {error.str()}")
-        elif error.fatal():
-            raise LogUnavailable(f"reading {self._topic}/{self._partition}: {error.str()}")
-        # librdkafka repairs every other error by itself, and reports it again if it cannot.
+        elif error.fatal() or code not in HARMLESS_READ_CODES:
+            raise LogUnavailable(
+                f"reading {self._topic}/{self._partition} at offset {self.position}: {error.str()} ({error.name()})"
+            )
 
     def close(self) -> None:
         """Close the consumer."""
