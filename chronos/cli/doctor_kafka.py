@@ -13,8 +13,8 @@ from chronos.errors import ConfigurationError
 from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
-    from chronos.adapters.kafka.log import KafkaLog
     from chronos.config import Config
+    from chronos.node.opening import KafkaLog
     from chronos.ports import Clock, TopicInfo
 
 CONNECT_S = 2.0
