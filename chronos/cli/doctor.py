@@ -195,14 +195,12 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
 
 def _embedded(node: "Node", config: "Config") -> Generator[Finding, None, "dict[str, TopicInfo]"]:
     """Read all of the embedded log; return the descriptions of its own topics, empty if one is missing."""
-    from chronos.adapters.embedded.log import EmbeddedLog
-    from chronos.node.opening import open_log, own_topics
+    from chronos.node.opening import open_embedded, own_topics
 
-    log = yield from guarded("log", lambda: open_log(config, node.directory, node.clock))
+    log = yield from guarded("log", lambda: open_embedded(config, node.directory, node.clock))
     if log is None:
         return {}
     node.log = log
-    assert isinstance(log, EmbeddedLog)
     rows = yield from guarded("log", log.verify)
     if rows is not None:
         yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
 from chronos.cli.output import number
-from chronos.errors import ConfigurationError
+from chronos.errors import ChronosError, ConfigurationError
 from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
-    from chronos.adapters.kafka.log import KafkaLog
     from chronos.config import Config
+    from chronos.node.opening import KafkaLog
     from chronos.ports import Clock, TopicInfo
 
 CONNECT_S = 2.0
@@ -88,9 +88,8 @@ def _own_topics(log: "KafkaLog", config: "Config") -> Generator[Finding, None, "
     missing = [spec for spec in specs if infos[spec.name] is None]
     if missing:
         names = ", ".join(spec.name for spec in missing)
-        refused = None
         if not config.topics.create:
-            refused = "topics.create is off: create them"
+            refused: str | None = "topics.create is off: create them"
         else:
             problems = yield from guarded("topics", lambda: log.creation_problems(missing))
             if problems is None:
@@ -105,7 +104,7 @@ def _own_topics(log: "KafkaLog", config: "Config") -> Generator[Finding, None, "
         found = log.prepare(there, create=False) if there else {}
         if config.topics.progress in found:
             check_progress_fits(config, found[config.topics.progress])
-    except ConfigurationError as error:
+    except ChronosError as error:
         yield failed("topics", error)
         return {}
     yield from _permissions(log, [spec.name for spec in there])

@@ -16,7 +16,7 @@ from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.bulk import BulkOpener
-    from chronos.adapters.kafka.log import KafkaLog
+    from chronos.adapters.kafka.log import KafkaLog as KafkaLog
 
 HEADROOM_BYTES = 256 * 1024
 """Bytes by which a rejected or dead-letter record may exceed its delay record: reason, source, receipt."""
@@ -34,15 +34,20 @@ EMBEDDED_REMEDY = (
 def open_log(config: Config, directory: DataDirectory, clock: Clock) -> Log:
     """Return the log that `log.kind` names."""
     if config.log.kind == "embedded":
-        return EmbeddedLog(
-            directory.path / "log",
-            clock=clock,
-            progress_topic=config.topics.progress,
-            retention_ms=config.log.embedded.retention,
-            partitions_default=config.log.embedded.partitions,
-            disk_reserve_bytes=config.limits.disk_reserve,
-        )
+        return open_embedded(config, directory, clock)
     return open_kafka(config)
+
+
+def open_embedded(config: Config, directory: DataDirectory, clock: Clock) -> EmbeddedLog:
+    """Return the embedded log of the data directory."""
+    return EmbeddedLog(
+        directory.path / "log",
+        clock=clock,
+        progress_topic=config.topics.progress,
+        retention_ms=config.log.embedded.retention,
+        partitions_default=config.log.embedded.partitions,
+        disk_reserve_bytes=config.limits.disk_reserve,
+    )
 
 
 def open_kafka(config: Config) -> "KafkaLog":

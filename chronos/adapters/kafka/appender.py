@@ -63,6 +63,7 @@ class KafkaAppender:
             for at, (topic, key, value, headers, partition) in enumerate(records):
                 producer.produce(topic, value, key, partition, on_delivery=reporting(at), headers=headers)  # type: ignore[arg-type]
         except (KafkaException, BufferError) as error:
+            producer.purge(in_queue=True, in_flight=True, blocking=False)  # the records before it
             raise LogUnavailable(f"a record could not be sent: {error}") from error
         if records and not done.wait(timeout_s):
             # The caller is told now that it failed: it must not be sent to a broker that comes back later.
