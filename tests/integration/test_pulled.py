@@ -49,7 +49,8 @@ class Place:
         producer = Producer({"bootstrap.servers": self.broker.bootstrap, "transactional.id": uuid.uuid4().hex})
         producer.init_transactions(30)
         producer.begin_transaction()
-        producer.produce(self.topics.delay, b"in the transaction", headers=schedule(self.target), partition=0)  # type: ignore[arg-type]
+        headers: Any = schedule(self.target)
+        producer.produce(self.topics.delay, b"in the transaction", headers=headers, partition=0)
         assert producer.flush(30) == 0
         return producer
 
@@ -122,13 +123,9 @@ def test_a_record_from_before_the_timestamps_were_the_brokers_is_refused_and_sto
         message_timestamp_after_max_ms=str(2**63 - 1),
     )
     producer = Producer({"bootstrap.servers": place.broker.bootstrap})
-    producer.produce(
-        place.topics.delay,
-        b"by CreateTime",
-        headers=schedule(place.target),  # type: ignore[arg-type]
-        partition=0,
-        timestamp=time.time_ns() // 1_000,
-    )  # type: ignore[call-overload]
+    headers: Any = schedule(place.target)
+    stamp_us: Any = time.time_ns() // 1_000
+    producer.produce(place.topics.delay, b"by CreateTime", partition=0, timestamp=stamp_us, headers=headers)
     assert producer.flush(30) == 0
     alter_topic(place.broker, place.topics.delay, message_timestamp_type="LogAppendTime")
     place.send(b"after it")
