@@ -152,7 +152,7 @@ def make(folder: Path, messages: int) -> dict[str, int]:
     topics = {"delay": "delay", "progress": "progress", "rejected": "rejected", "dead_letter": "dead"}
     claim = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
     (folder / "archive.json").write_text(json.dumps(claim))
-    spark = open_session("bench", "local[2]", {"spark.jars": "", "spark.local.dir": str(folder.parent)})
+    spark = open_session("bench", "local[2]", {"spark.local.dir": str(folder.parent)}, kafka=False)
     try:
         records = _records(spark, messages)
         planted = _planted(records, messages)
