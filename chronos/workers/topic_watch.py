@@ -79,7 +79,7 @@ class TopicWatch:
         missing = [spec for spec in self._letters if infos[spec.name] is None]
         again = [spec for spec in missing if spec.name in self._missed]
         self._missed = {spec.name for spec in missing}
-        problem = None
+        problems = []
         for spec in again:
             why = "topics.create is off"
             if self._create:
@@ -89,7 +89,8 @@ class TopicWatch:
                     continue
                 except (ConfigurationError, Retry) as error:
                     why = str(error)
-            problem = f"{spec.name} is missing, and Chronos cannot create it again: {why}"
+            problems.append(f"{spec.name} is missing, and Chronos cannot create it again: {why}")
+        problem = "; ".join(problems) or None
         if problem is not None and problem != self.problem:
             log.error("topic missing", why=problem)
         self.problem = problem

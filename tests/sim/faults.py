@@ -152,7 +152,7 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_may_be_letters", "self._poison_search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_may_be_letters", "self._poison_search.separate = True", "pass"),
     ],
     "a topic that refused records is never tried again": [
         (LetterTopic, "is_open", "return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS", "return self.failures == 0"),
