@@ -73,6 +73,7 @@ class KafkaWriter:
                 partition=self._shard,
                 on_delivery=lambda error, message: reports.append((error, message)),
             )
+        with self._translating(deadline, producing=True):
             self._produce(messages, deadline)
 
     def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
@@ -122,12 +123,12 @@ class KafkaWriter:
         return Appended(partition=self._shard, offset=offset, timestamp_ms=timestamp_ms)
 
     @contextmanager
-    def _translating(self, deadline: float) -> Iterator[None]:
+    def _translating(self, deadline: float, *, producing: bool = False) -> Iterator[None]:
         """Translate what the client raises inside a transaction, after an abort if that is still possible."""
         try:
             yield
         except KafkaException as error:
-            raise self._aborted(error.args[0], deadline) from error
+            raise self._aborted(error.args[0], deadline, producing=producing) from error
         except SystemError as error:
             # Raised when a callback runs while the client fails: measured when it is fenced.
             raise ProducerLost(f"the producer failed: {error}") from error
@@ -168,9 +169,13 @@ class KafkaWriter:
                 if time.monotonic() >= deadline:
                     raise ProducerLost(f"a commit was not answered in time: {error.args[0].str()}") from error
 
-    def _aborted(self, error: KafkaError, deadline: float) -> TransactionAborted | ProducerLost:
+    def _aborted(
+        self, error: KafkaError, deadline: float, *, producing: bool = False
+    ) -> TransactionAborted | ProducerLost:
         """Abort if the error allows it; return TransactionAborted if this writer can be used again, else ProducerLost."""
-        if error.fatal() or error.code() in LOST_PRODUCER_CODES:
+        # `produce` raises it once an earlier message of the same transaction was refused: an abort ends that state.
+        refused_before = producing and error.code() == KafkaError._STATE
+        if error.fatal() or (error.code() in LOST_PRODUCER_CODES and not refused_before):
             return ProducerLost(f"the producer can no longer be used: {error.str()} ({error.name()})")
         if time.monotonic() >= deadline:
             # The coordinator has aborted the transaction after its time-out, and fences a producer that aborts it now.
@@ -178,7 +183,8 @@ class KafkaWriter:
                 f"the brokers did not take a transaction within {self._timeout_s:g} s: {error.str()} ({error.name()})"
             )
         # A consequence proves only that another message failed: early because of itself, late because of the time-out.
-        failed_early = error.code() in CONSEQUENCE_CODES and time.monotonic() < deadline - 1.0
+        is_consequence = refused_before or error.code() in CONSEQUENCE_CODES
+        failed_early = is_consequence and time.monotonic() < deadline - 1.0
         poison_likely = failed_early or error.code() in POISON_CODES
         # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
         self._abort(poison_likely=poison_likely)
