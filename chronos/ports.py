@@ -51,6 +51,16 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """The broker lets Chronos write to it."""
     replicas: int | None = None
     """Replicas of the partition that has the fewest; None if the log does not replicate."""
+    short: frozenset[int] = frozenset()
+    """Partitions with fewer in-sync replicas than `min.insync.replicas`: they can be read, and take no records."""
+
+    stamped: bool = False
+    """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also if that is not known."""
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Partitions that take no records at the moment."""
+        return self.leaderless | self.short
 
 
 class Appended(Struct, frozen=True, kw_only=True):

@@ -134,7 +134,8 @@ class Context:
             return [str(node.failure)]
         if self.stopping.is_set():
             return ["the node is stopping"]
-        return [
+        degraded = [] if node.degraded is None else [node.degraded]
+        return degraded + [
             f"shard {shard.number} is {shard.role}" + (f": {shard.paused}" if shard.paused else "")
             for shard in node.shards
             if shard.role not in IN_PLACE or shard.paused is not None

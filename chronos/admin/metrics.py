@@ -126,6 +126,17 @@ METRICS: tuple[Series, ...] = (
         read=lambda _, shard: shard.paused is not None,
     ),
     Series(
+        name="chronos_stalled_seconds", kind="gauge",
+        meaning="How long the shard has stood still although messages are due or records can be read, from 30 s on;"
+        " 0 while it moves.",
+        read=lambda _, shard: shard.stalled_ms / 1_000,
+    ),
+    Series(
+        name="chronos_stalls_total", kind="counter",
+        meaning="How often the shard stood still for 30 s or more, since the process started.",
+        read=lambda _, shard: shard.stalls,
+    ),
+    Series(
         name="chronos_epoch", kind="gauge", meaning="Epoch of the last master in the progress log.",
         read=lambda _, shard: shard.state.log_epoch,
     ),
@@ -229,6 +240,8 @@ def reference() -> str:
         "",
         "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late at the moment.",
         "- `chronos_paused == 1` for a minute: a shard is paused; `/v1/shards` and the log have the reason.",
+        "- `chronos_stalled_seconds > 0`: a shard stands still although there is work; `/v1/shards` and the log have the"
+        " reason.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
         "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were dead-lettered; read the dead-letter topic.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",

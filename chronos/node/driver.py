@@ -50,6 +50,14 @@ class ShardDriver(threading.Thread):
         """Lateness of the delivered messages."""
         self.steps = Histogram(STEP_S)
         """Duration of the steps that committed a transaction."""
+        self.stall: str | None = None
+        """Why the replica stands still, where it gives no reason itself; None if it moves. Set by `ShardWatch`."""
+        self.stalled_ms = 0
+        """For how long it has stood still; 0 if it moves. Set by `ShardWatch`."""
+        self.stalls = 0
+        """How often it has stood still since the start. Set by `ShardWatch`."""
+        self.step_began_ms: int | None = None
+        """When the thread began the present step (epoch ms); None before the first and after the last one."""
         self._clock = clock
         self._failed = failed
         self._stopping = threading.Event()
@@ -71,8 +79,8 @@ class ShardDriver(threading.Thread):
 
     @property
     def paused(self) -> str | None:
-        """Why the replica is paused, for people; None if it is not."""
-        return self.replica.paused
+        """Why the replica is paused, or stands still, for people; None if neither."""
+        return self.replica.paused or self.stall
 
     @property
     def commits(self) -> int:
@@ -119,8 +127,9 @@ class ShardDriver(threading.Thread):
         replica = self.replica
         try:
             while not self._stopping.is_set():
-                started = time.perf_counter()
-                wake_ms = replica.step(self._clock.now_ms())
+                started, now_ms = time.perf_counter(), self._clock.now_ms()
+                self.step_began_ms = now_ms
+                wake_ms = replica.step(now_ms)
                 self._record(time.perf_counter() - started)
                 self._wait(wake_ms)
         except ChronosError as error:

@@ -27,6 +27,7 @@ from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.node.opening import check_identity, identity, open_log, open_store, own_topics
 from chronos.node.shards import make_shard, report
+from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
 from chronos.workers.delete import id_states_kept_ms
@@ -75,6 +76,7 @@ class Node:
         """None for a standalone node."""
         self._leaving = False
         self._stores: list[RocksStore] = []
+        self._watch: ShardWatch | None = None
         self._stopping = threading.Event()
         self._maintenance = threading.Thread(
             target=run_guarded, args=("maintenance", self._maintain, self._fail), name="maintenance", daemon=True
@@ -96,8 +98,8 @@ class Node:
         """Start everything in order; after an error everything is stopped again, and the error is raised.
 
         1. lock the data directory, 2. open the log and check its topics, 3. construct the copier and the bootstrap,
-        4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance
-        and the checkpoints
+        4. open the stores and construct their shards, 5. join the cluster, 6. start the shards, 7. start the maintenance,
+        the watch and the checkpoints
         """
         config = self.config
         try:
@@ -107,7 +109,7 @@ class Node:
             self.log = open_log(config, self.directory, self.clock)
             topics = own_topics(config)
             infos = self.log.prepare(topics, create=config.topics.create)
-            self._topic_watch = TopicWatch(self.log, topics[:2], infos)
+            self._topic_watch = TopicWatch(self.log, topics[:2], infos, letters=topics[2:], create=config.topics.create)
             # 3.
             self.copier = self._make_copier()
             self.checkpoints = self._make_checkpoints()
@@ -123,7 +125,9 @@ class Node:
             for shard in self.shards:
                 shard.start()
             # 7.
+            self._watch = self._make_watch()
             self._maintenance.start()
+            self._watch.start()
             if self.checkpoints is not None:
                 self.checkpoints.start()
         except BaseException:
@@ -161,6 +165,17 @@ class Node:
             unreachable_ms=int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE),
             clock=self.clock,
             describe=self.describe,
+            failed=self._fail,
+        )
+
+    def _make_watch(self) -> ShardWatch:
+        topics = self.config.topics
+        return ShardWatch(
+            self.shards,
+            self.log,
+            delay_topic=topics.delay,
+            progress_topic=topics.progress,
+            clock=self.clock,
             failed=self._fail,
         )
 
@@ -241,10 +256,15 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """True if every replica is in place and none is paused."""
-        return self.failure is None and bool(self.shards) and all(
+        """True if every replica is in place, none is paused, and no topic is missing."""
+        return self.failure is None and self.degraded is None and bool(self.shards) and all(
             shard.role in IN_PLACE and shard.paused is None for shard in self.shards
         )  # fmt: skip
+
+    @property
+    def degraded(self) -> str | None:
+        """What is wrong with the topics, for people, although the shards work; None if nothing is."""
+        return self._topic_watch.problem
 
     def disk_free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to the disk of the data directory."""
@@ -266,7 +286,7 @@ class Node:
         self.failed.set()
 
     def _maintain(self) -> None:
-        """The maintenance thread: checks the topics, flushes the stores, and drops expired records of an embedded log."""
+        """The maintenance thread: checks the topics, asks for the ends of the partitions, flushes the stores, and drops expired records of an embedded log."""
         flushed_s = expired_s = time.monotonic()
         check_ms = 0
         flush_every_s = self.config.store.flush_every / 1_000
@@ -277,6 +297,8 @@ class Node:
                 # A time further away than the interval was set by a clock that was ahead then.
                 if not 0 < check_ms - now_ms <= CHECK_EVERY_MS:
                     check_ms = self._topic_watch.step(now_ms)
+                if self._watch is not None:
+                    self._watch.look()
                 if now_s - flushed_s >= flush_every_s:
                     flushed_s = now_s
                     self._flush()
@@ -323,7 +345,11 @@ class Node:
         self._stopping.set()
         for shard in self.shards:
             shard.stop()
-        for thread in (self._maintenance, *self.shards):
+        threads = [self._maintenance, *self.shards]
+        if self._watch is not None:
+            self._watch.stop()
+            threads.append(self._watch.thread)
+        for thread in threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
         # 4.

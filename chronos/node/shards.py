@@ -7,6 +7,7 @@ from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
+from chronos.node.opening import own_topics
 from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
 from chronos.workers.master import Limits
@@ -56,6 +57,7 @@ def make_shard(
             attempts_max=delivery.attempts_max,
             retry_base_ms=delivery.retry_base,
             retry_cap_ms=delivery.retry_cap,
+            own_topics=own_topics(config)[2:] if topics.create else (),
         )
 
     replica = Replica(

@@ -5,9 +5,10 @@ record names, except those listed as refused, and applies the outcomes and the c
 progress log (law 9).
 """
 
-from chronos.core.message import Record
+from chronos.core.message import SOURCE, Record
 from chronos.core.progress import Progress, unpack_progress
 from chronos.core.shard import Shard
+from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch
 from chronos.ports import Log, Reader, Store
 
@@ -22,6 +23,9 @@ DELAY_RECORDS = 5_000
 
 DELAY_BYTES = 8_000_000
 """Bytes of delay records read at once."""
+
+HEADERS_SHOWN = 10
+"""Headers of a foreign record that its error names."""
 
 WAIT_S = 0.1
 """How long to wait for delay records that a progress record names before the end of the partition is checked."""
@@ -45,6 +49,8 @@ class Follower:
         self._delay: Reader | None = None
         self._records: list[Record] = []
         """Delay records read and not applied yet."""
+        self.applying = False
+        """Progress records were read and are being applied."""
         self.last: Progress | None = None
         """The last progress record applied by this follower."""
         self.refused: list[tuple[int, int]] = []
@@ -64,8 +70,10 @@ class Follower:
         """Apply the progress records that can be read now; return how many."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
         self.refused = []
+        self.applying = bool(records)
         for record in records:
             self._apply(record)
+        self.applying = False
         if not records and not self._records and self._delay is not None:
             # Reading ahead also moves the position past the transaction markers after the last record.
             self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
@@ -76,7 +84,10 @@ class Follower:
         self._progress.wait(timeout_s)
 
     def _apply(self, record: Record) -> None:
-        progress = unpack_progress(record.value)
+        try:
+            progress = unpack_progress(record.value)
+        except LogMismatch as error:
+            raise self._foreign(record, error) from error
         if progress.cluster != self._cluster:
             raise LogMismatch(
                 f"{self._progress_topic}/{self._partition} has a progress record of the cluster"
@@ -93,6 +104,20 @@ class Follower:
         shard.install(changes)
         self.refused += progress.refused
         self.last = progress
+
+    def _foreign(self, record: Record, error: LogMismatch) -> LogMismatch:
+        """Return the error for a record that this version of Chronos cannot have written."""
+        place = f"{self._progress_topic}/{self._partition}"
+        if record.key is None and not record.headers:
+            return LogMismatch(f"{place} has a record at offset {record.offset} that cannot be applied: {error}")
+        # Progress records of every version have neither a key nor headers.
+        headers = ", ".join(f"{name}={content!r:.80}" for name, content in (record.headers or [])[:HEADERS_SHOWN])
+        return LogMismatch(
+            f"{place} has a foreign record at offset {record.offset}: key {record.key!r:.80}, headers {headers or 'none'},"
+            f" written at {format_time(record.timestamp_ms)}. Chronos did not write it: another program produced to this topic"
+            f" (a {SOURCE} header names a Chronos whose message had it as target). Let nobody else write to it. The record"
+            " cannot be skipped: give Chronos new topics and a new data directory, and schedule again what was pending"
+        )
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
         """Return the delay records from the applied pull offset to `pull_offset`, exclusive. Raises LogMismatch."""

@@ -16,8 +16,9 @@ from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
-from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
+from chronos.errors import ApplyFailed, ClockDisagrees, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.letters import LetterTopics
 from chronos.workers.pull import Puller
 from chronos.workers.push import PlannedTransaction, Pusher
 
@@ -109,6 +110,7 @@ class Master:
         writer_epoch: WriterEpoch,
         limits: Limits,
         poison_search: PoisonSearch,
+        letters: LetterTopics,
     ) -> None:
         self._shard = shard
         self._store = store
@@ -120,11 +122,14 @@ class Master:
         self._limits = limits
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
+        self._letters = letters
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
         self._stepped_ms = clock.stepped_ms()
         """`Clock.stepped_ms` when the clock was last trusted."""
+        self.due_ms: int | None = None
+        """Due time (epoch ms) of the next message, or a time before it, when it was last looked for; None if none is pending."""
         self.last: StepResult | None = None
 
     def begin(self) -> None:
@@ -144,6 +149,11 @@ class Master:
         records, reached_ms = self._pull(now_ms)
         staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
+        if staged.rejections:
+            refusal = self._pusher.refusal(self._pusher.rejected_topic, now_ms)
+            if refusal is not None:
+                self._letters.rejected.refuse(now_ms, refusal)
+                return now_ms
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms)
         if not selection.items and not records:
@@ -176,8 +186,25 @@ class Master:
 
     @property
     def lingering(self) -> bool:
-        """True if pulled records wait for more, or pulling is off: the caller sleeps instead of waiting for records."""
-        return self._puller.waiting > 0 or not self._limits.pull
+        """True if pulled records wait for more, or nothing is pulled: the caller sleeps instead of waiting for records."""
+        rejected = self._letters.rejected
+        return self._puller.waiting > 0 or not self._limits.pull or rejected.problem is not None
+
+    def degraded(self) -> str | None:
+        """Return what this shard cannot do at the moment, for people, although it delivers; None if it can do everything."""
+        rejected, dead_letter = self._letters.rejected.problem, self._letters.dead_letter.problem
+        texts = []
+        if rejected is not None:
+            texts.append(
+                f"{self._pusher.rejected_topic} takes no records ({rejected}): nothing more is pulled until it does, and"
+                " cancels are not seen; what is pending is delivered"
+            )
+        if dead_letter is not None:
+            texts.append(
+                f"{self._pusher.dead_letter_topic} takes no records ({dead_letter}): messages that would go there wait, all"
+                " others are delivered"
+            )
+        return "; ".join(texts) or None
 
     def _pull(self, now_ms: int) -> tuple[list[Record], int]:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
@@ -188,8 +215,11 @@ class Master:
         limits = self._limits
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
-        due_ms = self._shard.next_due_ms()
+        due_ms = self.due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
+        if not self._letters.rejected.is_open(now_ms):
+            # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
+            return [], self._reached_ms if self._letters.rejected.is_patient(now_ms) else now_ms
         if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
             end = self._puller.end()
             if limits.pull:
@@ -215,7 +245,8 @@ class Master:
 
     def _select(self, staged: Staged, until_ms: int) -> Selection:
         limits, search = self._limits, self._poison_search
-        if not limits.push or (search.separate and staged.rejections):
+        apart = search.separate or self._letters.rejected.failures > 0
+        if not limits.push or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
@@ -226,22 +257,30 @@ class Master:
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
         """Push, commit, apply; return the due time of each delivered message."""
-        search = self._poison_search
+        search, letters = self._poison_search, self._letters
         plan = self._pusher.plan(
             selection,
             staged.rejections,
             now_ms,
             poison_offset=search.poison_offset,
             look_ahead=self._look_ahead,
+            defers_dead_letters=not letters.dead_letter.is_open(now_ms),
         )
+        if plan.refusal is not None:
+            letters.dead_letter.refuse(now_ms, plan.refusal)
         progress = self._progress(staged, selection, plan.decisions)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
             appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
-            self._search_poison(error, staged, selection)
+            self._search_poison(error, staged, selection, plan, now_ms)
             raise
+        if staged.rejections:
+            letters.rejected.took()
+        if plan.dead_letters:
+            letters.dead_letter.took()
+        letters.dead_letter.judge(now_ms, failed=False)
         if selection.items:
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
@@ -348,33 +387,60 @@ class Master:
             probes=staged.probes,
         )
 
-    def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
+    def _search_poison(
+        self,
+        error: TransactionAborted | ProducerLost,
+        staged: Staged,
+        selection: Selection,
+        plan: PlannedTransaction,
+        now_ms: int,
+    ) -> None:
         """Halve the next selection until a single message fails, then declare it the poison record.
 
         A failure that no message caused halves the selection too: a smaller one may finish within the time-out.
         """
         search = self._poison_search
+        self._letters.dead_letter.judge(now_ms, failed=True)
+        if error.poison_likely:
+            self._pusher.targets.forget_all()
+            if self._may_be_letters(error, staged, selection, plan, now_ms):
+                return
         if selection.items:
             search.messages_max = max(1, len(selection.items) // 2)
-        if not error.poison_likely:
+        if not error.poison_likely or len(selection.items) != 1:
             return
-        self._pusher.targets.forget_all()
-        if len(selection.items) > 1:
-            return
-        if staged.rejections or not selection.items:
-            # A message that fails together with rejected records proves nothing: the rejected topic may be at fault.
-            if selection.items:
-                search.separate = True
-                return
-            if isinstance(error, ProducerLost):
-                return  # LogUnavailable in its place would let the lost producer be used again
-            raise LogUnavailable(f"the refused records cannot be written: {error}") from error
         offset = selection.items[0][1]
         search.failures = search.failures + 1 if search.offset == offset else 1
         search.offset = offset
         if search.failures >= POISON_FAILURES:
             log.warning("message refused by the broker", shard=self._shard.rules.shard, offset=offset, why=str(error))
             search.poison_offset = offset
+
+    def _may_be_letters(
+        self,
+        error: TransactionAborted | ProducerLost,
+        staged: Staged,
+        selection: Selection,
+        plan: PlannedTransaction,
+        now_ms: int,
+    ) -> bool:
+        """Return whether records for the rejected or the dead-letter topic may have failed the transaction.
+
+        The next one does without them, or has nothing else: so they are found without halving, and hold up no message.
+        """
+        letters, why = self._letters, str(error)
+        if staged.rejections:
+            if selection.items:
+                self._poison_search.separate = True
+            else:
+                letters.rejected.fail(now_ms, why)
+        elif plan.dead_letters and plan.dead_letters == len(plan.messages):
+            letters.dead_letter.fail(now_ms, why)
+        elif plan.dead_letters:
+            letters.dead_letter.suspect(now_ms, why)
+        else:
+            return False
+        return True
 
     def _bound_wheel(self) -> bool:
         """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""
@@ -399,8 +465,13 @@ class Master:
         ):
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
-        heartbeat_ms = self._committed_ms + HEARTBEAT_MS
-        return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
+        wake_ms = self._committed_ms + HEARTBEAT_MS
+        rejected = self._letters.rejected
+        if not rejected.is_open(now_ms):
+            wake_ms = min(wake_ms, rejected.until_ms)
+            if rejected.is_patient(now_ms):
+                return wake_ms
+        return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a record arrives, or the time is over."""

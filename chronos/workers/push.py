@@ -30,8 +30,8 @@ from chronos.core.progress import Decision, Outcome
 from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
-from chronos.errors import LogUnavailable
-from chronos.ports import Outgoing, TopicInfo, TopicLog
+from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
+from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 NO_LEADER_WAIT_MS = 1_000
@@ -53,6 +53,12 @@ class PlannedTransaction(Struct, kw_only=True):
     decisions: list[Decision]
     due_ms: list[int]
     """Due time of each delivered message, in order."""
+    dead_letters: int = 0
+    """Number of dead letters among the messages."""
+    defers_dead_letters: bool = False
+    """The dead-letter topic takes no records: messages that would go there are deferred."""
+    refusal: Refusal | None = None
+    """Why the dead-letter topic takes no records, by its description; None if it was not described, or takes them."""
 
 
 class Pusher:
@@ -60,7 +66,7 @@ class Pusher:
 
     def __init__(
         self,
-        log_port: TopicLog,
+        log_port: Log,
         rules: Rules,
         *,
         delay_topic: str,
@@ -70,12 +76,21 @@ class Pusher:
         attempts_max: int,
         retry_base_ms: int,
         retry_cap_ms: int,
+        own_topics: Iterable[TopicSpec] = (),
     ) -> None:
-        self.targets = Targets(log_port, creates=lambda topic: create_topics and rules.allows(topic))
+        """`own_topics`: those of the rejected and the dead-letter topic that are created again where they are missing."""
+        own = {spec.name: spec for spec in own_topics}
+
+        def creates(topic: str) -> TopicSpec | None:
+            if topic in own or not (create_topics and rules.allows(topic)):
+                return own.get(topic)
+            return TopicSpec(name=topic, partitions=-1, settings={})
+
+        self.targets = Targets(log_port, creates=creates)
+        self.rejected_topic = rejected_topic
+        self.dead_letter_topic = dead_letter_topic
         self._rules = rules
         self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
-        self._rejected_topic = rejected_topic
-        self._dead_letter_topic = dead_letter_topic
         self._attempts_max = attempts_max
         self._retry_base_ms = retry_base_ms
         self._retry_cap_ms = retry_cap_ms
@@ -88,15 +103,18 @@ class Pusher:
         *,
         poison_offset: int | None,
         look_ahead: LookAhead[PlannedTransaction],
+        defers_dead_letters: bool = False,
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
 
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
+        `defers_dead_letters`: messages that would be dead-lettered are deferred.
         """
         plan = PlannedTransaction(
             messages=[self._rejected(record, rejection, now_ms) for record, rejection in rejections],
             decisions=[],
             due_ms=[],
+            defers_dead_letters=defers_dead_letters,
         )
         if not selection.items:
             return plan
@@ -114,6 +132,20 @@ class Pusher:
 
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
+
+    def refusal(self, topic: str, now_ms: int) -> Refusal | None:
+        """Return why the rejected or the dead-letter topic takes no records, by its description; None if it takes them.
+
+        A missing one is created again where that is allowed. Raises LogUnavailable.
+        """
+        info = self.targets.describe([topic], now_ms, age_ms_max=DESCRIBED_PAUSE_MS)[topic].info
+        if info is None:
+            return Refusal(why="it does not exist", passing=False)
+        if not info.writable:
+            return Refusal(why="Kafka does not let Chronos write to it", passing=False)
+        if len(info.closed) >= info.partitions:
+            return Refusal(why="none of its partitions has a leader with enough in-sync replicas", passing=True)
+        return None
 
     def plan_next(
         self, selection: Selection, *, poison_offset: int | None, look_ahead: LookAhead[PlannedTransaction]
@@ -196,6 +228,9 @@ class Pusher:
             self._dead_letter(
                 plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write"
             )
+        elif target.holds_progress:
+            detail = f"{entry.target} is the progress topic of a Chronos, which a message in it would end"
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, detail)
         elif is_poison or (info.compacted and entry.key is None):
             self._retry(plan, due_ms, offset, entry, now_ms)
         elif (partition := _partition(entry, info, offset)) is None:
@@ -255,7 +290,17 @@ class Pusher:
         reason: Reason,
         detail: str,
     ) -> None:
-        """Write a dead letter; it carries all that is needed to send the message again: headers, target, reason."""
+        """Write a dead letter; it carries all that is needed to send the message again: headers, target, reason.
+
+        While the dead-letter topic takes no records, the message is deferred.
+        """
+        if not plan.defers_dead_letters:
+            plan.refusal = self.refusal(self.dead_letter_topic, now_ms)
+            plan.defers_dead_letters = plan.refusal is not None
+        if plan.defers_dead_letters:
+            self._defer(plan, due_ms, offset, entry, reason, now_ms + REFUSED_PAUSE_MS)
+            return
+        plan.dead_letters += 1
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
         plan.decisions.append(Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt))
         headers = [*self._with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
@@ -267,14 +312,14 @@ class Pusher:
         has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
         key = entry.id if has_key else None
         plan.messages.append(
-            self._with_reason(self._dead_letter_topic, key, entry.value, headers, reason, detail, now_ms)
+            self._with_reason(self.dead_letter_topic, key, entry.value, headers, reason, detail, now_ms)
         )
 
     def _rejected(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
         """Return the unchanged record with its source and the reason."""
         headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
         return self._with_reason(
-            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
+            self.rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
         )
 
     def _with_receipt(self, entry: Entry, offset: int) -> Headers:
@@ -293,22 +338,30 @@ class Pusher:
     ) -> Outgoing:
         """Return the record with its reason; without payload and key if it would be too large for the topic."""
         info = self.targets.describe([topic], now_ms)[topic].info
-        if info is None:
-            raise LogUnavailable(f"{topic} does not exist: create it again, or restart Chronos, which creates it")
+        partition = None if info is None else _open_partition(info, now_ms)
+        assert info is not None, "a topic that takes no records is not written to"
+        assert partition is not None, "a topic that takes no records is not written to"
         why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
         if batch_bytes(key, value, headers + why) > info.bytes_max:
             source = [(name, content) for name, content in headers if name == SOURCE][-1:]
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
-            return topic, None, None, source + why, -1
-        return topic, key, value, headers + why, -1
+            return topic, None, None, source + why, partition
+        return topic, key, value, headers + why, partition
 
 
 def _partition(entry: Entry, info: TopicInfo, offset: int) -> int | None:
-    """Return -1 for the client's choice, a partition with a leader if not all have one, None if the message must wait."""
-    if not info.leaderless:
+    """Return -1 for the client's choice, an open partition if not all are, None if the message must wait."""
+    if not info.closed:
         return -1
     if entry.key is not None:
         keyed = partition_of(entry.key, info.partitions)
-        return None if keyed in info.leaderless else keyed
-    led = [partition for partition in range(info.partitions) if partition not in info.leaderless]
-    return led[offset % len(led)] if led else None
+        return None if keyed in info.closed else keyed
+    return _open_partition(info, offset)
+
+
+def _open_partition(info: TopicInfo, number: int) -> int | None:
+    """Return -1 for the client's choice, or by the number one of the open partitions if not all are; None if none is."""
+    if not info.closed:
+        return -1
+    led = [partition for partition in range(info.partitions) if partition not in info.closed]
+    return led[number % len(led)] if led else None

@@ -36,11 +36,13 @@ from chronos.ports import Clock, Log, Reader, Store, Writer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.letters import LetterTopic, LetterTopics
 from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost, start_state
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
+from chronos.workers.replica_view import ReplicaView
 
 log = structlog.get_logger("chronos.shard")
 
@@ -68,7 +70,7 @@ REPLAY_LOG_MS = 1_000
 DIGITS = re.compile(r"\d+")
 
 
-class Replica:
+class Replica(ReplicaView):
     """One shard on this node."""
 
     def __init__(
@@ -109,6 +111,9 @@ class Replica:
         """The result of the last step as master; None if it committed nothing."""
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the refused delay records in the progress records that the last step committed or applied."""
+        self.trouble: str | None = None
+        """Why the last transaction was aborted or lost; None once one was committed after it."""
+        self.limits = limits
         self.known = False
         """The state is that of the store; False: it must not be reported."""
         self._role = ReplicaState.STARTING
@@ -116,7 +121,6 @@ class Replica:
         self._clock = clock
         self._rules = rules
         self._make_pusher = pusher
-        self._limits = limits
         self._delay_topic = delay_topic
         self._progress_topic = progress_topic
         self._cluster = cluster
@@ -128,6 +132,7 @@ class Replica:
         self._assigned = assigned
         self._restore = restore
         self._poison_search = PoisonSearch(messages_max=limits.messages)
+        self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic())
         self._pause_ms = ABORT_PAUSE_MS
         self._sleeping = False
         """True if records that arrive do not end the wait after the last step, but only time does."""
@@ -148,25 +153,6 @@ class Replica:
         self._replay_logged_ms = 0
         self._aborts_in_a_row = 0
         self._delete_ms = 0
-
-    # --- read by others
-
-    @property
-    def role(self) -> ReplicaState:
-        """The present state of the replica."""
-        return self._role
-
-    @property
-    def state(self) -> State:
-        """The shard's state as of the last step."""
-        return self.shard.state
-
-    @property
-    def pulled(self) -> int:
-        """Offset in the delay partition up to which everything is executed, transaction markers included."""
-        if self._master is not None:
-            return self._master.pulled
-        return self.state.pull_offset if self._follower is None else self._follower.pulled
 
     # --- a turn
 
@@ -342,8 +328,9 @@ class Replica:
                 role_epoch=self.state.role_epoch + 1 if leadership.epoch is None else leadership.epoch,
                 log_epoch=self.state.log_epoch + 1,
             ),
-            limits=self._limits,
+            limits=self.limits,
             poison_search=self._poison_search,
+            letters=self._letters,
         )
 
     def _begin(self, now_ms: int) -> int:
@@ -377,8 +364,9 @@ class Replica:
         try:
             self._check_guard()
             wake_ms = master.step(now_ms)
-        except (ProducerLost, ApplyFailed):
+        except (ProducerLost, ApplyFailed) as error:
             self.aborts += 1
+            self.trouble = str(error)
             raise
         except TransactionAborted as error:
             return self._step_again(error, now_ms)
@@ -392,8 +380,12 @@ class Replica:
             self.last = master.last
             self.refused = master.last.refused
             self.commits += 1
+            self.trouble = None
             self._aborts_in_a_row, self._pause_ms = 0, ABORT_PAUSE_MS
-        self._resume()
+        if (degraded := master.degraded()) is None:
+            self._resume()
+        else:
+            self._pause(degraded)
         delete_ms = self._delete(now_ms)
         return min(wake_ms, delete_ms)
 
@@ -404,8 +396,11 @@ class Replica:
     def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
         """Nothing was written: repeat at once while a poison record is being isolated, else after a growing pause."""
         self.aborts += 1
+        self.trouble = str(error)
         log.warning("transaction aborted", shard=self.number, why=str(error))
         self._aborts_in_a_row += 1
+        if self._aborts_in_a_row > HALVINGS_MAX:
+            self._pause(error)
         if error.poison_likely and self._aborts_in_a_row <= HALVINGS_MAX:
             return now_ms
         wake_ms = now_ms + self._pause_ms
@@ -492,7 +487,7 @@ class Replica:
         if error is not None:
             raise ApplyFailed(f"the store takes no writes: {error}. Make room on its disk, or look at the disk itself")
 
-    def _pause(self, error: Retry) -> None:
+    def _pause(self, error: Retry | str) -> None:
         text = str(error)
         # A reason in which only numbers change (bytes, milliseconds) is the same reason and is logged once.
         if self.paused is None or DIGITS.sub("", self.paused) != DIGITS.sub("", text):

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable
 import structlog
 from msgspec import Struct
 
-from chronos.errors import ConfigurationError, LogUnavailable
-from chronos.ports import TopicInfo, TopicLog, TopicSpec
+from chronos.core.message import Record
+from chronos.core.progress import unpack_progress
+from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, Retry
+from chronos.ports import Log, TopicInfo, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
@@ -26,6 +28,18 @@ NOT_YET = TopicInfo(id="", partitions=1, leaderless=frozenset({0}), bytes_max=0)
 
 PING_TIMEOUT_S = 2.0
 """Time in which a broker must answer; otherwise the brokers count as unavailable."""
+
+FIRST_RECORD_WAITS = 10
+"""Most waits for the first record of a topic that may be a progress topic."""
+
+FIRST_RECORD_WAIT_S = 0.1
+"""Length of one of these waits."""
+
+PARTITIONS_LOOKED_INTO = 8
+"""Partitions of which one must hold a record: a Chronos writes to each partition of its progress topic within a minute."""
+
+FIRST_RECORD_BYTES = 1_000_000
+"""Bytes read to find it."""
 
 TOPICS_MAX = 10_000
 """Descriptions kept regardless of their age; one step names at most as many topics as it has messages."""
@@ -43,34 +57,38 @@ class Target(Struct, frozen=True, kw_only=True):
     """Time of the description (epoch ms)."""
     missing_since_ms: int | None
     """Time of the first of the consecutive descriptions that did not find it; None if the last one found it."""
+    holds_progress: bool = False
+    """It is the progress topic of a Chronos, which a message in it would end."""
 
     @property
     def is_plain(self) -> bool:
-        """True if the topic takes any message below its size limit: writable, not compacted, every partition led."""
+        """True if the topic takes any message below its size limit: writable, not compacted, no partition closed."""
         info = self.info
-        return info is not None and info.writable and not info.compacted and not info.leaderless
+        return info is not None and info.writable and not info.compacted and not info.closed and not self.holds_progress
 
 
 class Targets:
     """Target topics of one shard, described again when the last description is too old."""
 
-    def __init__(self, log_port: TopicLog, *, creates: Callable[[str], bool]) -> None:
-        """`creates`: returns True for a topic that is to be created if it is missing."""
+    def __init__(self, log_port: Log, *, creates: Callable[[str], TopicSpec | None]) -> None:
+        """`creates`: returns how a topic is to be created if it is missing; None: it is not created."""
         self._log = log_port
         self._creates = creates
         self._targets: dict[str, Target] = {}
+        self._looked_into: dict[str, bool] = {}
+        """By topic id: whether the topic's first record is a progress record."""
 
-    def describe(self, topics: Iterable[str], now_ms: int) -> dict[str, Target]:
+    def describe(self, topics: Iterable[str], now_ms: int, *, age_ms_max: int = DESCRIBE_EVERY_MS) -> dict[str, Target]:
         """Return the description of each topic, with a request for those that are too old. Raises LogUnavailable."""
         wanted = set(topics)
-        stale = [topic for topic in wanted if self._is_stale(topic, now_ms)]
+        stale = [topic for topic in wanted if self._is_stale(topic, now_ms, age_ms_max)]
         if stale:
             self._drop_old(now_ms)
             infos = self._log.describe(stale)
             for topic in stale:
                 info = infos[topic]
-                if info is None and self._creates(topic):
-                    info = self._create(topic)
+                if info is None and (spec := self._creates(topic)) is not None:
+                    info = self._create(spec)
                 self._keep(topic, info, now_ms)
         return {topic: self._targets[topic] for topic in wanted}
 
@@ -82,11 +100,11 @@ class Targets:
         """Drop every description: after a failure none of them is trusted."""
         self._targets.clear()
 
-    def _create(self, topic: str) -> TopicInfo | None:
+    def _create(self, spec: TopicSpec) -> TopicInfo | None:
         """Create the topic; None if its creation is refused. Raises LogUnavailable when no broker answers."""
-        info, why = None, ""
+        topic, info, why = spec.name, None, ""
         try:
-            return self._log.prepare([TopicSpec(name=topic, partitions=-1, settings={})], create=True)[topic]
+            return self._log.prepare([spec], create=True)[topic]
         except ConfigurationError as error:
             why = str(error)
         except LogUnavailable as error:
@@ -106,11 +124,11 @@ class Targets:
                 if 0 <= now_ms - target.described_ms < FORGET_AFTER_MS
             }
 
-    def _is_stale(self, topic: str, now_ms: int) -> bool:
+    def _is_stale(self, topic: str, now_ms: int, age_ms_max: int) -> bool:
         target = self._targets.get(topic)
         if target is None:
             return True
-        good_for_ms = DESCRIBE_EVERY_MS if target.is_plain else SECOND_LOOK_MS
+        good_for_ms = age_ms_max if target.is_plain else min(age_ms_max, SECOND_LOOK_MS)
         return not 0 <= now_ms - target.described_ms < good_for_ms
 
     def _keep(self, topic: str, info: TopicInfo | None, now_ms: int) -> None:
@@ -124,4 +142,48 @@ class Targets:
             info=info,
             described_ms=now_ms,
             missing_since_ms=None if info is not None else now_ms if since_ms is None else since_ms,
+            holds_progress=info is not None and info.stamped and self._holds_progress(topic, info),
         )
+
+    def _holds_progress(self, topic: str, info: TopicInfo) -> bool:
+        """Return whether the first record of the topic is a progress record; looks until there is one, then never again.
+
+        Only topics with the broker's timestamps are asked for it, which are few: a progress topic always has them.
+        """
+        known = self._looked_into.get(info.id)
+        if known is not None:
+            return known
+        try:
+            record = self._first_record(topic, info.partitions)
+        except Retry as error:
+            # Chronos needs no permission to read its targets, and does not insist.
+            log.info("target topic not read", topic=topic, why=str(error))
+            self._looked_into[info.id] = False
+            return False
+        if record is None:
+            return False  # an empty topic may become a progress topic
+        try:
+            unpack_progress(record.value)
+            found = record.key is None and not record.headers
+        except LogMismatch:
+            found = False
+        self._looked_into[info.id] = found
+        return found
+
+    def _first_record(self, topic: str, partitions: int) -> Record | None:
+        """Return the first record of the first partition that has one; None if all are empty."""
+        for partition in range(min(partitions, PARTITIONS_LOOKED_INTO)):
+            ends = self._log.watermarks(topic, partition)
+            if ends.start == ends.stable:
+                continue
+            reader = self._log.reader(topic, partition, ends.start)
+            try:
+                for _ in range(FIRST_RECORD_WAITS):
+                    if records := reader.read(1, FIRST_RECORD_BYTES):
+                        return records[0]
+                    if reader.position >= ends.stable:
+                        break
+                    reader.wait(FIRST_RECORD_WAIT_S)
+            finally:
+                reader.close()
+        return None

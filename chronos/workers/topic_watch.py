@@ -1,13 +1,19 @@
-"""The topic watch: checks that the delay and progress topics are still those the stores were built from.
+"""The topic watch: checks that the topics Chronos owns are still there, and that two of them are still the same.
 
 A client continues without an error in a topic that was deleted and created again, although the same offset is another
-record there; and no shard reads a partition that was added. Keeps its part of law 1: two checks detect either change.
+record there; and no shard reads a partition that was added. Keeps its part of law 1: two checks detect either change in
+the delay and the progress topic. The rejected and the dead-letter topic hold nothing that Chronos reads: a missing one is
+created again.
 """
 
 from collections.abc import Mapping, Sequence
 
+import structlog
+
 from chronos.errors import ConfigurationError, LogMismatch, Retry
 from chronos.ports import TopicInfo, TopicLog, TopicSpec
+
+log = structlog.get_logger("chronos.node")
 
 CHECK_EVERY_MS = 1_000
 """Time between two checks: three requests to a broker, about 5 ms."""
@@ -17,20 +23,36 @@ FAILED_CHECKS = 2
 
 
 class TopicWatch:
-    """Checks the delay and the progress topic while the node runs."""
+    """Checks the topics while the node runs."""
 
-    def __init__(self, log: TopicLog, topics: Sequence[TopicSpec], found: Mapping[str, TopicInfo]) -> None:
-        self._log = log
+    def __init__(
+        self,
+        log_port: TopicLog,
+        topics: Sequence[TopicSpec],
+        found: Mapping[str, TopicInfo],
+        *,
+        letters: Sequence[TopicSpec] = (),
+        create: bool = False,
+    ) -> None:
+        """`topics`: must stay the same. `letters`: only have to be there; with `create` a missing one is created again."""
+        self._log = log_port
         self._topics = topics
+        self._letters = letters
+        self._create = create
         self._ids = {spec.name: found[spec.name].id for spec in topics}
+        self._missed: set[str] = set()
+        """Letter topics that the last check did not find."""
+        self.problem: str | None = None
+        """Which letter topic is missing, and why it was not created; None while both are there."""
         self._failed = 0
         """Failed checks in a row."""
 
     def step(self, now_ms: int) -> int:
         """Check once; return when to be called again. Raises LogMismatch or ConfigurationError when the topics have changed."""
         try:
-            infos = self._log.describe([spec.name for spec in self._topics])
-            missing = [name for name, info in infos.items() if info is None]
+            infos = self._log.describe([spec.name for spec in (*self._topics, *self._letters)])
+            self._check_letters(infos)
+            missing = [spec.name for spec in self._topics if infos[spec.name] is None]
             if not missing:
                 self._compare(self._log.prepare(self._topics, create=False))
                 self._failed = 0
@@ -51,6 +73,27 @@ class TopicWatch:
                 " progress topic."
             )
         return now_ms + CHECK_EVERY_MS
+
+    def _check_letters(self, infos: Mapping[str, TopicInfo | None]) -> None:
+        """Create a letter topic again that two checks in a row did not find."""
+        missing = [spec for spec in self._letters if infos[spec.name] is None]
+        again = [spec for spec in missing if spec.name in self._missed]
+        self._missed = {spec.name for spec in missing}
+        problems = []
+        for spec in again:
+            why = "topics.create is off"
+            if self._create:
+                try:
+                    self._log.prepare([spec], create=True)
+                    log.warning("topic created again", topic=spec.name)
+                    continue
+                except (ConfigurationError, Retry) as error:
+                    why = str(error)
+            problems.append(f"{spec.name} is missing, and Chronos cannot create it again: {why}")
+        problem = "; ".join(problems) or None
+        if problem is not None and problem != self.problem:
+            log.error("topic missing", why=problem)
+        self.problem = problem
 
     def _compare(self, infos: Mapping[str, TopicInfo]) -> None:
         for name, known in self._ids.items():

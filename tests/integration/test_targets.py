@@ -432,10 +432,12 @@ def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -
 
 @pytest.mark.integration
 def test_a_message_for_a_leaderless_partition_waits_and_others_do_not(tmp_path: Path) -> None:
-    """It is deferred as long as the broker is down, then delivered; it is never dead-lettered."""
+    """It is deferred as long as the broker is down, then delivered; it is never dead-lettered. The same holds for a partition
+    with too few in-sync replicas."""
     with cluster(3, heap_mb=320) as kafka:
         place = Place(kafka, tmp_path)
         lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)
+        strict = kafka.create_topic(f"{place.topics.delay}.strict", replication=3, config={"min.insync.replicas": 3})
         admin = kafka.admin()
 
         def leader_of(partition: int) -> int:
@@ -459,7 +461,8 @@ def test_a_message_for_a_leaderless_partition_waits_and_others_do_not(tmp_path: 
             service.wait_ready()
             keyed = [Sent(key, schedule(lonely, target_key=key)) for key in keys]
             bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]
-            place.send(*mixed(mixed(keyed, bare), place.others(0, 200)))
+            wanting = [Sent(b"w%d" % number, schedule(strict)) for number in range(5)]
+            place.send(*mixed(mixed(keyed, [*bare, *wanting]), place.others(0, 200)))
 
             try:
                 place.check_others(200)
@@ -467,14 +470,16 @@ def test_a_message_for_a_leaderless_partition_waits_and_others_do_not(tmp_path: 
                 print(service.tail(), service.shards())
                 raise
             with Tail(kafka.bootstrap, place.topics.dead_letter) as letters:
-                service.wait_until(lambda: service.pending() == len(stuck), "deliver to the partitions with a leader")
+                waiting = len(stuck) + len(wanting)
+                service.wait_until(lambda: service.pending() == waiting, "deliver to the partitions that take records")
                 letters.settle(2.5)
                 assert letters.records[place.topics.dead_letter] == []
-            assert service.pending() == len(stuck) > 5
+            assert service.pending() == waiting > 10
             assert service.shards()[0]["paused"] is None
 
             down.start()
             found = place.arrived(lonely, len(keys) + len(bare))
             assert sorted(found) == sorted([sent.value or b"" for sent in keyed + bare])
+            assert place.arrived(strict, len(wanting)) == [sent.value for sent in wanting]
             assert place.dead(0) == []
             assert service.pending() == 0

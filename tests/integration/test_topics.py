@@ -6,9 +6,8 @@ The result is always an exit or a pause with a reason that says what to do; no m
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -275,33 +274,6 @@ def test_missing_topics_are_not_created_if_that_is_switched_off(place: Place) ->
 
     assert service.wait_exit() == CONFIGURATION_EXIT
     check_log(service, *place.topics)
-
-
-@pytest.mark.parametrize("which", ["rejected", "dead_letter"])
-def test_without_its_rejected_or_dead_letter_topic_a_shard_pauses_with_a_reason(place: Place, which: str) -> None:
-    """The message is neither lost nor skipped: the shard continues when the topic exists again."""
-    place.begin()
-    topic = getattr(place.topics, which)
-    delete_topic(place.broker, topic)
-    bad: Callable[[], object] = lambda: produce(  # noqa: E731
-        place.broker.bootstrap,
-        place.topics.delay,
-        [Sent(b"bad", schedule("no name!" if which == "rejected" else "missing"))],
-    )
-    bad()
-    service = place.service
-    service.wait_until(lambda: topic in str(service.shards()[0]["paused"]), "pause")
-    assert "create it again" in service.shards()[0]["paused"]
-    assert service.running
-    place.send(b"c")
-    time.sleep(0.3)
-    place.broker.create_topic(topic)
-
-    place.arrived(b"a", b"b", b"c")
-    with Tail(place.broker.bootstrap, topic) as tail:
-        assert [got.value for got in tail.take(topic, 1)] == [b"bad"]
-        assert len(tail.settle().records[topic]) == 1
-    service.wait_ready()
 
 
 def test_progress_is_written_for_every_step_and_never_twice(place: Place) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from chronos.core.keys import partition_of
 from chronos.core.message import Record
+from chronos.workers.letters import ELECTION_MS
 from tests.sim.world import World
 
 TRANSACTION_MS = 10_000
@@ -83,6 +84,8 @@ class Brokers:
         """Time of each topic's first deletion; it may exist again, between two looks that did not find it."""
         self.paused: list[int] = [0] * BROKERS
         """Until when each broker answers no request."""
+        self.paused_since: list[int] = [0] * BROKERS
+        """When each broker paused, shorter breaks included."""
         self.trimming: Callable[[Partition, str], None] = lambda partition, by: None
         """Called after a trim with the partition and the name of the node that trimmed it."""
         self.epochs: dict[int, int] = {}
@@ -90,6 +93,8 @@ class Brokers:
         """The last transaction of each shard."""
         self.refusing_ms: dict[str, int] = {}
         """Until when a topic refuses records, although a look finds it writable."""
+        self.refused_until_ms: dict[str, int] = {}
+        """The latest time at which a topic refused records so far."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -221,6 +226,20 @@ class Brokers:
         for partition in list(transaction.unmarked):
             self.mark(transaction, partition)
         return not transaction.unmarked
+
+    def pause(self, broker: int, until_ms: int) -> None:
+        """Let a broker answer no request for a time; a master waits for a closed rejected topic as for an election."""
+        now_ms, before_ms = self.world.now_ms, self.paused[broker]
+        self.paused_since[broker] = now_ms if before_ms < now_ms - ELECTION_MS else self.paused_since[broker]
+        self.paused[broker] = max(before_ms, until_ms)
+        leads_rejected = any(place.broker == broker for place in self.topics[REJECTED])
+        if leads_rejected and self.paused[broker] - self.paused_since[broker] >= ELECTION_MS:
+            self.refused_until_ms[REJECTED] = max(self.paused[broker], self.refused_until_ms.get(REJECTED, 0))
+
+    def refuse(self, topic: str, until_ms: int) -> None:
+        """Let a topic refuse records for a time, although a look finds it writable."""
+        self.refusing_ms[topic] = until_ms
+        self.refused_until_ms[topic] = max(until_ms, self.refused_until_ms.get(topic, 0))
 
     def heal(self) -> None:
         """End all faults."""

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from chronos.core.message import Reason, Record
 from chronos.core.progress import Outcome, Progress, unpack_progress
-from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from chronos.workers.letters import REFUSED_PAUSE_MS
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, TRANSACTION_MS, Brokers, Partition, Transaction
 from tests.sim.expectations import Expectation
 from tests.sim.log import POISON
 from tests.sim.store import SimStore
@@ -188,7 +189,9 @@ class Checker:
         # Every record that was readable half a second before the due time must be executed before the delivery.
         delay = self.brokers.topics[DELAY][shard]
         unread_ms = _first_readable_ms(delay, progress.pull_offset)
-        if unread_ms is not None and unread_ms < due_ms - EARLY_MS:
+        # Law 8 comes first: while the rejected topic takes no records, nothing is pulled and what is pending is delivered.
+        pulls = self.world.now_ms > self.brokers.refused_until_ms.get(REJECTED, 0) + REFUSED_PAUSE_MS + TRANSACTION_MS
+        if unread_ms is not None and unread_ms < due_ms - EARLY_MS and pulls:
             raise broken(
                 "6", f"{source} is delivered before a record that was readable {due_ms - unread_ms} ms earlier"
             )
@@ -209,6 +212,18 @@ class Checker:
             raise broken("8", f"{source} was dead-lettered: {reason}")
         if self.world.now_ms < self.ended[source].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
+
+    def moved_ms(self, shard: int, instance: str) -> int:
+        """When a data directory last committed a step that moved the cursor or the pull offset; 0: never."""
+        steps = self.steps[shard]
+        for at in range(len(steps) - 1, 0, -1):
+            now, before = steps[at].progress, steps[at - 1].progress
+            moved = (now.cursor_due_ms, now.cursor_offset, now.pull_offset) != (
+                before.cursor_due_ms, before.cursor_offset, before.pull_offset
+            )  # fmt: skip
+            if moved and now.instance == instance:
+                return steps[at].at_ms
+        return 0
 
     # Called at the end
 

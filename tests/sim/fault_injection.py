@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.sim.broker import BROKERS, REJECTED
+from tests.sim.broker import BROKERS, DEAD_LETTER, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
 from tests.sim.node import SimulatedNode
@@ -103,6 +103,10 @@ class FaultInjection(ClusterPart):
                     [self._lose_disk, self._damage_checkpoint, self._disconnect_storage, self._trap_maintenance]
                 )
                 world.after(dice.randrange(500, self.fault_ms), self._inject, kind)
+        dice = self.cluster.letter_dice
+        if dice.random() < 0.2:
+            for _ in range(dice.choice([1, 3])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._block_dead_letter_topic)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):
@@ -136,7 +140,7 @@ class FaultInjection(ClusterPart):
         draw = self.world.random
         broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
         self.world.trace(f"broker {broker} pauses for {wait_ms}")
-        self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
+        self.brokers.pause(broker, self.world.now_ms + wait_ms)
 
     def _set_clock(self) -> None:
         draw = self.world.random
@@ -228,4 +232,9 @@ class FaultInjection(ClusterPart):
     def _block_rejected_topic(self) -> None:
         wait_ms = self.world.random.choice([500, 4_000])
         self.world.trace(f"topic {REJECTED} takes no record for {wait_ms}")
-        self.brokers.refusing_ms[REJECTED] = self.world.now_ms + wait_ms
+        self.brokers.refuse(REJECTED, self.world.now_ms + wait_ms)
+
+    def _block_dead_letter_topic(self) -> None:
+        wait_ms = self.cluster.letter_dice.choice([500, 4_000, 20_000])
+        self.world.trace(f"topic {DEAD_LETTER} takes no record for {wait_ms}")
+        self.brokers.refuse(DEAD_LETTER, self.world.now_ms + wait_ms)

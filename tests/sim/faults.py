@@ -22,10 +22,12 @@ from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.letters import LetterTopic
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
+from chronos.workers.stall import _Still
 
 Change = tuple[type, str, str, str]
 """Class, function, the text in it, its replacement."""
@@ -137,10 +139,17 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_search_poison", "search.separate = True", "raise LogUnavailable('the refused records cannot be written')"),
+        (Master, "_may_be_letters", "self._poison_search.separate = True", "pass"),
+    ],
+    "a topic that refused records is never tried again": [
+        (LetterTopic, "is_open", "return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS", "return self.failures == 0"),
+        (LetterTopic, "is_open", "self.took()", "pass"),
+    ],
+    "a moving shard is called stalled": [
+        (_Still, "step", "position != self._position", "False"),
     ],
     "a lost producer is used again": [
-        (Master, "_search_poison", "if isinstance(error, ProducerLost):", "if False:"),
+        (Replica, "_lead", "except (ProducerLost, ApplyFailed) as error:", "except ApplyFailed as error:"),
     ],
     "one description is enough to dead-letter": [
         (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),

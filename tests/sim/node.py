@@ -21,6 +21,7 @@ from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import STANDALONE, Assignment
+from chronos.workers.stall import JUDGE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
@@ -222,9 +223,21 @@ class Process:
             thread.wake(self.world.now_ms + 1)
         if self.node.storage is not None:
             self.maintenance = Maintenance(self)
+        self.world.after(JUDGE_EVERY_MS, self._judge)
         if self.coordinator is not None:
             self.reach = LogReachability(self.threads[0].log, unreachable_ms=UNREACHABLE_MS, clock=self.node.clock)
             self.world.after(1, self._tick)
+
+    def _judge(self) -> None:
+        """The watch of the node."""
+        if self.dead:
+            return
+        if self.node.frozen:
+            self.world.at(self.node.frozen_ms, self._judge)
+            return
+        for thread in self.threads:
+            thread.judge_stall()
+        self.world.after(JUDGE_EVERY_MS, self._judge)
 
     def _tick(self) -> None:
         """The node's own thread: heartbeat, report, control."""

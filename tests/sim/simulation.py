@@ -18,6 +18,7 @@ from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
+from chronos.workers.replica_state import IN_PLACE
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.fault_injection import FaultInjection
@@ -119,10 +120,21 @@ class Simulation(ClusterPart):
             if not left:
                 break
             if world.now_ms >= give_up_ms:
-                raise Finding(LIVENESS, f"after {give_up_ms - last_due_ms} ms without faults: {'; '.join(left[:5])}")
+                alarm = "reported" if self._is_stall_reported() else "not reported by any node"
+                raise Finding(
+                    LIVENESS, f"after {give_up_ms - last_due_ms} ms without faults, {alarm}: {'; '.join(left[:5])}"
+                )
             if world.events > EVENTS_MAX:
                 raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
             world.pass_time(LOOK_MS)
+
+    def _is_stall_reported(self) -> bool:
+        """Return whether some replica is called stalled, or is not in its place: no node that has one is ready."""
+        threads = [thread for node in self.nodes if node.process is not None for thread in node.process.threads]
+        return any(
+            thread.judge.stalled_ms or thread.replica.paused or thread.replica.role not in IN_PLACE
+            for thread in threads
+        )
 
     def _misplaced(self) -> list[str]:
         """Node ids without a member; shards with too few or too many holders, or with one that did not give it up."""

@@ -62,6 +62,15 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     pytest.fail(f"{SEEDS} seeds did not find: {fault}")
 
 
+def test_a_shard_that_stops_for_good_is_reported() -> None:
+    """Law 8: nothing stops a shard in silence; the judge runs in every simulated node."""
+    with (
+        planted("refused records that cannot be written stop the shard"),
+        pytest.raises(Finding, match="without faults, reported"),
+    ):
+        simulate(0)
+
+
 def test_a_planted_fault_is_removed_again() -> None:
     def is_found(seed: int) -> bool:
         try:

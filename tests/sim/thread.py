@@ -9,6 +9,8 @@ from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.checkpoint import AWAY_MS
 from chronos.workers.push import Pusher
 from chronos.workers.replica import Replica
+from chronos.workers.replica_state import ReplicaState
+from chronos.workers.stall import STALLED_MS, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog, Trimmed
 from tests.sim.world import CRASH, Crashed, Finding, broken
@@ -31,6 +33,7 @@ class ReplicaThread:
         self.shard = shard
         self.name = f"{node.name}/{shard}"
         self.log = SimLog(self, node.brokers)
+        self.judge = StallJudge()
         self.steps = 0
         self.ended = False
         """The thread makes no further steps and has closed everything."""
@@ -73,6 +76,20 @@ class ReplicaThread:
             assigned=lambda: process.role(shard),
             restore=lambda cost: process.restore(shard, cost),
         )
+
+    def judge_stall(self) -> None:
+        """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""
+        brokers, replica = self.node.brokers, self.replica
+        facts = facts_of(
+            replica,
+            now_ms=self.node.clock.now_ms(),
+            delay_end=brokers.topics[DELAY][self.shard].stable,
+            progress_end=brokers.topics[PROGRESS][self.shard].stable,
+        )
+        if self.judge.step(self.world.now_ms, facts) and replica.role == ReplicaState.MASTER:
+            moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance)
+            if self.world.now_ms - moved_ms < STALLED_MS:
+                raise broken("8", f"{self.name} is called stalled, and moved {self.world.now_ms - moved_ms} ms ago")
 
     def nudge(self) -> None:
         """There is something to read: step soon."""

@@ -97,7 +97,9 @@ class KafkaReader:
             raise LogUnavailable(f"{self._topic}/{self._partition} is not there: {error.str()}")
         elif code in UNREADABLE_CODES:
             offset = message.offset()
-            raise BatchUnreadable(self._topic, self._partition, self.position if offset is None else offset, error.str())
+            raise BatchUnreadable(
+                self._topic, self._partition, self.position if offset is None else offset, error.str()
+            )
         elif error.fatal() or code not in HARMLESS_READ_CODES:
             raise LogUnavailable(
                 f"reading {self._topic}/{self._partition} at offset {self.position}: {error.str()} ({error.name()})"

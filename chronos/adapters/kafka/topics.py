@@ -45,6 +45,8 @@ class KafkaTopics:
         """Topics that take smaller batches than the client makes, with their limits in bytes, as last described."""
         self._hidden: set[str] = set()
         """Topics for which the last description was refused because a permission is missing; they may exist or not."""
+        self._unchecked: set[str] = set()
+        """Topics of Chronos whose settings it may not read; each was logged once."""
         self._advised: set[str] = set()
         """Changes of settings that were logged as advice before."""
 
@@ -107,6 +109,11 @@ class KafkaTopics:
                 " number and remove `shards` in the data directory: the stores are rebuilt from the logs"
             )
         actual = self._settings([spec.name])[spec.name]
+        if not actual and spec.name not in self._unchecked:
+            self._unchecked.add(spec.name)
+            log.warning(
+                "topic settings not checked", topic=spec.name, needs="DESCRIBE_CONFIGS", wanted=dict(spec.settings)
+            )
         for name, value in spec.settings.items():
             if actual.get(name, value) == value:
                 continue
@@ -215,6 +222,9 @@ class KafkaTopics:
 
 def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
     partitions, allowed = description.partitions, description.authorized_operations
+    # A partition with fewer in-sync replicas takes no records from a producer that waits for all of them, as Chronos does;
+    # a partition that has fewer replicas at all needs only those.
+    in_sync_min = int(settings.get("min.insync.replicas", 1))
     return TopicInfo(
         id=str(description.topic_id),
         partitions=len(partitions),
@@ -223,4 +233,6 @@ def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
         compacted="compact" in settings.get("cleanup.policy", ""),
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
+        stamped=settings.get("message.timestamp.type") == "LogAppendTime",
+        short=frozenset(part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))),
     )

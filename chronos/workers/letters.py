@@ -1,0 +1,90 @@
+"""Whether the rejected and the dead-letter topic take records at the moment.
+
+Keeps its part of law 8: one of them that takes no records stops only what would go there. While the rejected topic takes
+none, no further record is pulled; while the dead-letter topic takes none, messages that would go there are deferred.
+Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
+"""
+
+from msgspec import Struct
+
+REFUSED_PAUSE_MS = 5_000
+"""Time until a topic is tried again whose records failed a transaction: each attempt may cost another one."""
+
+DESCRIBED_PAUSE_MS = 1_000
+"""Time until a topic is described again whose description says that it takes no records: that costs a request."""
+
+ELECTION_MS = 10_000
+"""How long a topic without open partitions is waited for: Kafka elects other leaders within about 9 s."""
+
+FAILURES_MAX = 2
+"""Failures in a row after which the topic is held to be the cause: the first transaction after an aborted one may fail
+without a cause of its own (measured)."""
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Why a topic takes no records, by its description."""
+
+    why: str
+    passing: bool
+    """It may end by itself within ELECTION_MS."""
+
+
+class LetterTopic(Struct, kw_only=True):
+    """One of the two topics, as one shard finds it."""
+
+    problem: str | None = None
+    """Why it takes no records; None as long as it is not known to refuse any."""
+    until_ms: int = 0
+    """No record is written to it before this time (epoch ms)."""
+    patient_until_ms: int = 0
+    """Before this time (epoch ms) its refusal may end by itself, and is waited for."""
+    failures: int = 0
+    """Transactions in a row that failed because of its records."""
+    suspicion: str | None = None
+    """Why the last transaction failed, which had records for this topic and for others."""
+
+    def is_open(self, now_ms: int) -> bool:
+        """Return whether records may be written to it now. A time too far away was set by a clock that was ahead then."""
+        if self.problem is not None and now_ms >= self.until_ms + 2 * REFUSED_PAUSE_MS:
+            self.took()  # nothing had to be written to it since: what it does is not known any more
+        return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS
+
+    def is_patient(self, now_ms: int) -> bool:
+        """Return whether its refusal may still end by itself."""
+        return now_ms < self.patient_until_ms <= now_ms + ELECTION_MS
+
+    def refuse(self, now_ms: int, refusal: Refusal) -> None:
+        """Its description says that it takes no records."""
+        if self.problem is None and refusal.passing:
+            self.patient_until_ms = now_ms + ELECTION_MS
+        if not refusal.passing:
+            self.patient_until_ms = 0
+        self.problem, self.failures, self.until_ms = refusal.why, FAILURES_MAX, now_ms + DESCRIBED_PAUSE_MS
+
+    def fail(self, now_ms: int, why: str) -> None:
+        """A transaction with records for this topic alone failed."""
+        self.failures += 1
+        if self.failures >= FAILURES_MAX:
+            self.problem, self.until_ms = why, now_ms + REFUSED_PAUSE_MS
+
+    def suspect(self, now_ms: int, why: str) -> None:
+        """A transaction with records for this topic and others failed: the next one does without them."""
+        self.suspicion, self.until_ms = why, now_ms + DESCRIBED_PAUSE_MS
+
+    def judge(self, now_ms: int, *, failed: bool) -> None:
+        """The transaction after a suspicion failed without records for this topic, or succeeded."""
+        why, self.suspicion = self.suspicion, None
+        if why is not None and not failed:
+            self.fail(now_ms, why)
+
+    def took(self) -> None:
+        """It took records, or is not known to refuse any."""
+        self.problem, self.suspicion = None, None
+        self.until_ms = self.patient_until_ms = self.failures = 0
+
+
+class LetterTopics(Struct, kw_only=True):
+    """Both topics."""
+
+    rejected: LetterTopic
+    dead_letter: LetterTopic

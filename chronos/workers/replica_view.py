@@ -1,0 +1,55 @@
+"""What other threads read of a replica while its own thread steps it.
+
+Every property reads each attribute once: the replica may open and close what it has at any moment.
+"""
+
+from chronos.core.codec import State
+from chronos.core.shard import Shard
+from chronos.workers.follow import Follower
+from chronos.workers.master import Master
+from chronos.workers.replica_state import ReplicaState
+
+
+class ReplicaView:
+    """The base of `replica.Replica`: its readable side."""
+
+    shard: Shard
+    _role: ReplicaState
+    _follower: Follower | None
+    _master: Master | None
+
+    @property
+    def role(self) -> ReplicaState:
+        """The present state of the replica."""
+        return self._role
+
+    @property
+    def state(self) -> State:
+        """The shard's state as of the last step."""
+        return self.shard.state
+
+    @property
+    def pulled(self) -> int:
+        """Offset in the delay partition up to which everything is executed, transaction markers included."""
+        master, follower = self._master, self._follower
+        if master is not None:
+            return master.pulled
+        return self.state.pull_offset if follower is None else follower.pulled
+
+    @property
+    def due_ms(self) -> int | None:
+        """Due time (epoch ms) of the next message as of the last look of a master; None if it is not known."""
+        master = self._master
+        return None if master is None else master.due_ms
+
+    @property
+    def replayed(self) -> int | None:
+        """Offset up to which the progress partition was read; None for a master, which does not read it."""
+        follower = self._follower
+        return None if follower is None else follower.position
+
+    @property
+    def applying(self) -> bool:
+        """Progress records were read and are being applied."""
+        follower = self._follower
+        return follower is not None and follower.applying

@@ -1,0 +1,356 @@
+"""Nothing stops a shard in silence: what cannot be read or written is named, and everything else is delivered."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from chronos.adapters.clock import ShiftedClock
+from chronos.workers import stall
+from tests.harness.broker import Broker, Clients
+from tests.harness.service import Service
+from tests.integration.flow import KafkaFlow, now_ms
+from tests.integration.foreign import Got, Sent, Tail, Topics, alter_topic, delete_topic, produce, schedule
+from tests.integration.test_clock import kafka, running, wait_for
+
+LATE_MS = 4_000
+"""Bound for the lateness of the messages that have nothing to do with the fault: they are late by less than a second, and by
+more on a machine that is busy with other tests."""
+
+JUNK = Sent(b"junk", [("chronos-target-topic", b"t")])
+"""A record without a time, which is refused."""
+
+
+class Place:
+    """A service with one shard and a healthy target."""
+
+    def __init__(self, kafka: Clients, folder: Path, **settings: object) -> None:
+        self.kafka = kafka
+        self.topics = Topics.of(f"q{uuid.uuid4().hex[:8]}")
+        self.healthy = kafka.create_topic(f"{self.topics.delay}.healthy")
+        self.service = Service(folder / "node", bootstrap=kafka.bootstrap, settings=self.topics.settings(**settings))
+        self._sent = 0
+
+    def send(self, *records: Sent) -> None:
+        produce(self.kafka.bootstrap, self.topics.delay, records)
+
+    def others(self, count: int, *, first_ms: int, last_ms: int) -> list[Sent]:
+        """Messages for the healthy target, due evenly between two moments from now."""
+        now = now_ms()
+        made = []
+        for at in range(count):
+            due_ms = now + first_ms + (last_ms - first_ms) * at // count
+            headers = [("chronos-target-topic", self.healthy.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
+            made.append(Sent(b"%d" % self._sent, headers))
+            self._sent += 1
+        return made
+
+    def check_others(self) -> None:
+        """Assert that every message for the healthy target was delivered once, and 99 of 100 of them in time."""
+        with Tail(self.kafka.bootstrap, self.healthy) as tail:
+            tail.take(self.healthy, self._sent)
+            found = tail.settle().records[self.healthy]
+        assert sorted(int(got.value or b"") for got in found) == list(range(self._sent))
+        late = sorted(got.timestamp_ms - int(got.header("chronos-due-at") or b"") for got in found)
+        assert late[int(len(late) * 0.99) - 1] <= LATE_MS, late[-20:]
+
+    def letters(self, topic: str, count: int) -> list[Got]:
+        """Assert that the topic has exactly so many records, and return them."""
+        with Tail(self.kafka.bootstrap, topic) as tail:
+            tail.take(topic, count)
+            found = tail.settle().records[topic]
+        assert len(found) == count
+        return found
+
+    def aborts(self) -> int:
+        return int(self.service.shards()[0]["aborts"])
+
+    def wait_degraded(self, *words: str) -> None:
+        """Wait until the shard names what it cannot do, in its status and in `/readyz`."""
+        service = self.service
+
+        def named() -> bool:
+            status, problem = service.ask("GET", "/readyz")
+            text = service.shards()[0]["paused"] or ""
+            return status == 503 and all(word in text and word in str(problem) for word in words)
+
+        service.wait_until(named, f"report {words}")
+
+
+@pytest.fixture
+def place(broker: Broker, tmp_path: Path) -> Iterator[Place]:
+    place = Place(broker, tmp_path)
+    with place.service as service:
+        service.start()
+        yield place
+
+
+# ------------------------------------------------------------------------------------------------------ own topics
+
+
+def test_a_rejected_topic_deleted_at_run_time_is_created_again_and_delays_no_message(place: Place) -> None:
+    """Junk arrives from the moment of the deletion on, beside messages with a short delay."""
+    place.send(*place.others(200, first_ms=500, last_ms=5_000))
+    delete_topic(place.kafka, place.topics.rejected)
+    for _ in range(30):
+        place.send(JUNK, *place.others(5, first_ms=100, last_ms=600))
+    place.check_others()
+    letters = place.letters(place.topics.rejected, 30)
+    assert {letter.reason for letter in letters} == {"no-time"}
+    place.service.wait_ready()
+
+
+def test_both_topics_are_created_again_while_nothing_needs_them(place: Place) -> None:
+    """With the settings that Chronos gives them."""
+    topics = [place.topics.rejected, place.topics.dead_letter]
+    delete_topic(place.kafka, *topics)
+    place.service.wait_until(
+        lambda: set(topics) <= set(place.kafka.admin().list_topics(timeout=5).topics), "create both topics again"
+    )
+    place.service.wait_ready()
+    assert place.service.tail().count("topic created again") == 2
+
+
+def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """`topics.create` is off: `/readyz` names the topic before and after a record needs it."""
+    place = Place(broker, tmp_path)
+    with place.service as service:
+        service.start()
+        service.stop()
+        service.settings["topics.create"] = "off"
+        service.start()
+        place.send(*place.others(100, first_ms=3_000, last_ms=6_000))
+        service.wait_until(lambda: service.pending() == 100, "hold all messages")
+        delete_topic(broker, place.topics.rejected)
+        service.wait_until(lambda: place.topics.rejected in str(service.ask("GET", "/readyz")), "name the topic")
+        place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
+        place.wait_degraded(place.topics.rejected, "takes no records", "does not exist", "nothing more is pulled")
+        service.wait_until(lambda: service.pending() == 0, "deliver what is pending")
+        broker.create_topic(place.topics.rejected)
+        place.letters(place.topics.rejected, 1)
+        service.wait_ready()
+        assert place.aborts() == 0
+
+
+def test_a_dead_letter_topic_that_refuses_records_delays_no_other_message(place: Place) -> None:
+    """No description tells that it does: it is found out with a few aborted transactions, and its messages wait."""
+    small = place.kafka.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
+    alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="100")
+    bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
+    for _ in range(2):
+        place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
+        place.wait_degraded(place.topics.dead_letter, "takes no records", "others are delivered")
+    place.check_others()
+    assert place.service.pending() == 20
+    assert place.aborts() <= 12
+    alter_topic(place.kafka, place.topics.dead_letter, max_message_bytes="2000000")
+    assert {letter.reason for letter in place.letters(place.topics.dead_letter, 20)} == {"too-large"}
+    place.service.wait_ready()
+
+
+# ----------------------------------------------------------------------------------------------------- permissions
+
+
+@pytest.fixture(scope="module")
+def secured_broker() -> Iterator[Broker]:
+    """A broker with an authorizer; topics without rules are open to all."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with Broker(settings) as broker:
+        yield broker
+
+
+def allow_only(kafka: Clients, topic: str, *operations: AclOperation) -> None:
+    """Allow all clients these operations on a topic, and no others."""
+    admin = kafka.admin()
+    bindings = [
+        AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation,
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]  # fmt: skip
+    for future in admin.create_acls(bindings).values():
+        future.result(30)
+
+
+def allow_all(kafka: Clients, topic: str) -> None:
+    """Remove the rules of a topic."""
+    rules = AclBindingFilter(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL,
+        None, None, AclOperation.ANY, AclPermissionType.ANY,  # type: ignore[arg-type]
+    )  # fmt: skip
+    admin = kafka.admin()
+    admin.delete_acls([rules])[rules].result(30)
+
+
+@pytest.mark.xdist_group("secured broker of own topics")
+def test_a_rejected_topic_that_may_not_be_written_stops_pulling_and_no_delivery(
+    tmp_path: Path, secured_broker: Broker
+) -> None:
+    """What is pending is delivered in time; the refused records, and all after them, wait for the permission."""
+    place = Place(secured_broker, tmp_path)
+    rejected = place.topics.rejected
+    with place.service as service:
+        service.start()
+        place.send(*place.others(100, first_ms=1_500, last_ms=4_000))
+        service.wait_until(lambda: service.pending() == 100, "hold all messages")
+        allow_only(secured_broker, rejected, AclOperation.DESCRIBE, AclOperation.READ)
+        place.send(JUNK)
+        place.wait_degraded(rejected, "takes no records", "does not let Chronos write")
+        place.check_others()
+        assert place.aborts() <= 2
+        place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
+        allow_all(secured_broker, rejected)
+        place.letters(rejected, 2)
+        service.wait_until(lambda: service.pending() == 0, "deliver the message behind the refused records")
+        service.wait_ready()
+
+
+@pytest.mark.xdist_group("secured broker of own topics")
+def test_a_dead_letter_topic_that_may_not_be_written_costs_no_transaction(
+    tmp_path: Path, secured_broker: Broker
+) -> None:
+    """Its messages wait for the permission; all others are delivered in time."""
+    place = Place(secured_broker, tmp_path)
+    small = secured_broker.create_topic(f"{place.topics.delay}.small", config={"max.message.bytes": 1_000})
+    with place.service as service:
+        service.start()
+        allow_only(secured_broker, place.topics.dead_letter, AclOperation.DESCRIBE, AclOperation.READ)
+        bad = [Sent(b"x" * 2_000, schedule(small)) for _ in range(10)]
+        place.send(*bad, *place.others(100, first_ms=100, last_ms=3_000))
+        place.wait_degraded(place.topics.dead_letter, "does not let Chronos write", "others are delivered")
+        place.check_others()
+        assert (service.pending(), place.aborts()) == (10, 0)
+        allow_all(secured_broker, place.topics.dead_letter)
+        place.letters(place.topics.dead_letter, 10)
+        service.wait_ready()
+
+
+@pytest.mark.xdist_group("secured broker of own topics")
+def test_without_the_permission_to_read_settings_everything_is_delivered_and_the_log_says_what_is_not_checked(
+    tmp_path: Path, secured_broker: Broker
+) -> None:
+    place = Place(secured_broker, tmp_path)
+    with place.service as service:
+        service.start()
+        service.stop()
+        for topic in (*place.topics, place.healthy):
+            allow_only(secured_broker, topic, AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
+        service.start()
+        place.send(JUNK, *place.others(100, first_ms=0, last_ms=500), Sent(b"lost", schedule("missing")))
+        place.check_others()
+        place.letters(place.topics.rejected, 1)
+        place.letters(place.topics.dead_letter, 1)
+        assert service.is_ready()
+        assert place.aborts() == 0
+        for topic in place.topics:
+            assert service.log_path.read_text().count(f'"topic": "{topic}", "needs": "DESCRIBE_CONFIGS"') == 1
+
+
+# ------------------------------------------------------------------------------------------------- another Chronos
+
+
+def test_the_progress_topic_of_another_chronos_is_never_written_to(broker: Broker, tmp_path: Path) -> None:
+    """A message for it is a dead letter that says why; a message for the other's delay topic is delivered."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    place, other = Place(broker, tmp_path / "one"), Place(broker, tmp_path / "other")
+    with place.service as service, other.service as second:
+        service.start()
+        second.start()
+        passed_on = [*schedule(other.topics.delay), ("own", b"o")]
+        place.send(
+            Sent(b"bad", schedule(other.topics.progress)),
+            Sent(b"on", passed_on),
+            *place.others(50, first_ms=0, last_ms=500),
+        )
+        place.check_others()
+        (letter,) = place.letters(place.topics.dead_letter, 1)
+        assert (letter.reason, letter.value) == ("forbidden-target", b"bad")
+        assert b"progress topic of a Chronos" in (letter.header("chronos-detail") or b"")
+        assert [got.value for got in place.letters(other.topics.delay, 1)] == [b"on"]
+        second.stop()
+        second.start()
+        assert place.aborts() == 0
+
+
+def test_a_foreign_record_in_the_progress_topic_is_named(place: Place) -> None:
+    """The error says where it is, that Chronos did not write it, what it looks like and what to do."""
+    service = place.service
+    place.send(*place.others(3, first_ms=0, last_ms=0))
+    place.check_others()
+    headers = [("chronos-source", b"shop.delay/0/7"), ("own", b"o")]
+    ((_, offset),) = produce(place.kafka.bootstrap, place.topics.progress, [Sent(b"hello", headers, key=b"order-1")])
+    service.stop()
+    service.launch()
+    assert service.wait_exit() == 1
+    text = service.tail(3)
+    words = [
+        f"{place.topics.progress}/0 has a foreign record at offset {offset}",
+        "order-1",
+        "chronos-source",
+        "shop.delay/0/7",
+    ]
+    assert all(word in text for word in words), text
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def test_a_batch_that_cannot_be_decompressed_is_named(place: Place) -> None:
+    """120 MB of zeros are some kilobytes in zstd and pass the topic's limit; what came before them is delivered."""
+    place.send(*place.others(3, first_ms=0, last_ms=100))
+    produce(
+        place.kafka.bootstrap, place.topics.delay, [Sent(b"\0" * 120_000_000)],
+        compression_type="zstd", message_max_bytes=200_000_000, queue_buffering_max_kbytes=500_000,
+    )  # fmt: skip
+    place.wait_degraded(f"offset 3 of {place.topics.delay}/0 cannot be read", "Decompression")
+    place.check_others()
+
+
+# ------------------------------------------------------------------------------------------------------- the watch
+
+
+def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread waits for a lock in the middle of its work and reports nothing; the other shards are not concerned."""
+    monkeypatch.setattr(stall, "STALLED_MS", 3_000)
+    monkeypatch.setattr(stall, "STEP_MS_MAX", 2_000)
+    flow = KafkaFlow(broker, 5)
+    flow.write(100, now_ms(), now_ms() + 2_000, delays=0)
+    flow.flush()
+    with running(tmp_path / "node", ShiftedClock(0), kafka(broker, flow)) as node:
+        wait_for(lambda: node.ready, lambda: [shard.paused for shard in node.shards])
+        hung = node.shards[0]
+        with hung._moved:
+            flow.write(100, now_ms(), now_ms() + 1_000, delays=0)
+            flow.flush()
+            wait_for(lambda: hung.paused is not None, lambda: "no alarm")
+            assert not node.ready
+            text = hung.paused or ""
+            assert "no progress since" in text
+            assert "a step has been running since" in text
+            assert hung.replica.paused is None
+            assert (hung.stalls, hung.stalled_ms >= 3_000) == (1, True)
+            assert [shard.paused for shard in node.shards[1:]] == [None] * (len(node.shards) - 1)
+        wait_for(lambda: node.ready and hung.paused is None, lambda: hung.paused)
+        assert (hung.stalls, hung.stalled_ms) == (1, 0)
+        wait_for(lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered")
+    assert flow.complaints() == []
