@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -211,17 +211,35 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
 ) -> None:
     """A large record in front of such a batch, which its child fetches ahead, is read; a child that is killed proves nothing."""
     topic = broker.create_topic(topic_names(), config={"message.timestamp.type": "LogAppendTime"})
-    sizes = [5, 40_000_000, 250_000_000, 6]
-    for size in sizes:
-        sent = [Sent(bytes(size), partition=0)]
-        produce(broker.bootstrap, topic, sent, compression_codec="lz4", message_max_bytes=500_000_000)
+
+    def send(*sizes: int) -> None:
+        for size in sizes:
+            sent = [Sent(bytes(size), partition=0)]
+            produce(broker.bootstrap, topic, sent, compression_codec="lz4", message_max_bytes=500_000_000)
+
+    send(5, 40_000_000)
+    aborting = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
+    aborting.init_transactions()
+    aborting.begin_transaction()
+    aborting.produce(topic, b"aborted", partition=0)
+    aborting.flush()
+    aborting.abort_transaction()
+    send(250_000_000, 6)
+    assert [log.batch_header(topic, 0, offset).hidden for offset in range(6)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     reader = log.reader(topic, 0, 0, bounded=True)
     assert isinstance(reader, BoundedReader)
     found: list[tuple[int, int]] = []
     unreadable: list[int] = []
     killed = 0
     deadline = time.monotonic() + 2 * TIMEOUT_S
-    while reader.position < len(sizes):
+    while reader.position < 6:
         assert time.monotonic() < deadline, f"at {reader.position}"
         child = reader.child_pid
         if child is not None and reader.position == 1 and killed < 2:
@@ -235,8 +253,8 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
             reader.seek(log.batch_bounds(topic, 0, error.offset)[1] + 1)
         except LogUnavailable:
             continue
-    assert found == [(0, 5), (1, 40_000_000), (3, 6)]
-    assert (unreadable, killed) == ([2], 2)
+    assert found == [(0, 5), (1, 40_000_000), (5, 6)]
+    assert (unreadable, killed) == ([4], 2)
     produce(broker.bootstrap, topic, [Sent(b"behind the stretch", partition=0)])
-    assert [record.value for record in read_until(reader, 5)] == [b"behind the stretch"]
+    assert [record.value for record in read_until(reader, 7)] == [b"behind the stretch"]
     reader.close()

@@ -25,8 +25,8 @@ FETCH, FETCH_VERSION = 1, 4
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 
-HEADER_BYTES = 27
-"""The start of a batch, up to the last offset delta (KIP-98)."""
+HEADER_BYTES = 51
+"""The start of a batch, up to the producer's id (KIP-98)."""
 
 MAGIC = 2
 """The only batch format since Kafka 4."""
@@ -36,7 +36,10 @@ ANSWER_BYTES_MAX = 65_536
 
 READ_COMMITTED = 1
 
-CODEC_BITS = 7
+CODEC_BITS, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x10, 0x20
+
+ABORTED_MAX = 100_000
+"""Most aborted transactions in an answer."""
 
 RATIOS: Mapping[int, int] = {0: 1, 1: 1_100, 2: 32, 3: 260, 4: 40_000}
 """Codec -> bytes that a byte can become, rounded up: none, gzip, snappy, lz4, zstd."""
@@ -53,6 +56,8 @@ class BatchHeader(Struct, frozen=True, kw_only=True):
     """Its size, compressed."""
     codec: int
     """Number of its compression."""
+    hidden: bool = False
+    """It is a marker, or part of an aborted transaction: no `read_committed` consumer gets records of it."""
 
     @property
     def decompressed_bytes_max(self) -> int:
@@ -203,15 +208,28 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     if code:
         raise ValueError(f"the broker answered with error {code}")
     _read(connection, 8 + 8)  # high watermark, last stable offset
-    (aborted,) = struct.unpack(">i", _read(connection, 4))
-    _skip(connection, 16 * max(0, aborted))
+    (count,) = struct.unpack(">i", _read(connection, 4))
+    if count > ABORTED_MAX:
+        raise ValueError(f"the broker lists {count} aborted transactions")
+    aborted = list(struct.iter_unpack(">qq", _read(connection, 16 * max(0, count))))
     (size,) = struct.unpack(">i", _read(connection, 4))
     if size < HEADER_BYTES:
         raise ValueError("the broker returned no batch")
-    first, length, _, magic, _, attributes, last_delta = struct.unpack(">qiibIhi", _read(connection, HEADER_BYTES))
+    header = struct.unpack(">qiibIhiqqq", _read(connection, HEADER_BYTES))
+    first, length, _, magic, _, attributes, last_delta, _, _, producer = header
     if magic != MAGIC or last_delta < 0:
         raise ValueError(f"the batch has the unknown format {magic}")
-    return BatchHeader(first=first, last=first + last_delta, bytes=length, codec=attributes & CODEC_BITS)
+    # The broker lists only transactions that reach beyond the offset asked for.
+    is_aborted = bool(attributes & TRANSACTIONAL_BIT) and any(
+        by == producer and begins <= first + last_delta for by, begins in aborted
+    )
+    return BatchHeader(
+        first=first,
+        last=first + last_delta,
+        bytes=length,
+        codec=attributes & CODEC_BITS,
+        hidden=bool(attributes & CONTROL_BIT) or is_aborted,
+    )
 
 
 def _ask(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
@@ -235,11 +253,6 @@ def _read(connection: socket.socket, count: int) -> bytes:
             raise ConnectionResetError("the broker closed the connection")
         data += part
     return data
-
-
-def _skip(connection: socket.socket, count: int) -> None:
-    while count > 0:
-        count -= len(_read(connection, min(count, ANSWER_BYTES_MAX)))
 
 
 def _text(text: str) -> bytes:

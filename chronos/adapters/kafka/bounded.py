@@ -24,6 +24,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -48,6 +50,9 @@ STREAM, SINGLE, PROBE = "stream", "single", "probe"
 
 FAILURES = 2
 """Children in PROBE mode that end before a batch is unreadable."""
+
+HIDDEN_MAX = 1_000
+"""Batches without visible records that are passed in one call."""
 
 SINGLE_FETCHES: Mapping[str, int] = {"fetch.message.max.bytes": 1, "queued.min.messages": 1}
 """The broker returns a whole batch, and no other one."""
@@ -184,7 +189,8 @@ class BoundedReader:
         if self._child is None:
             self._start()
         child = self._child
-        assert child is not None
+        if child is None:
+            return  # the end is reached
         assert child.stdout is not None
         ready = select.poll()
         ready.register(child.stdout, select.POLLIN)
@@ -254,13 +260,27 @@ class BoundedReader:
             offset=max(self.position, header.first),
         )
 
+    def _next_visible(self) -> BatchHeader | None:
+        """Move the position past markers and aborted records; return the header of the batch there, None at the end."""
+        for _ in range(HIDDEN_MAX):
+            if self.position >= self._until:
+                return None
+            header = self._log.batch_header(self._topic, self._partition, self.position)
+            if not header.hidden:
+                return header
+            self.position = self._after = header.last + 1
+        raise LogUnavailable(f"{self._topic}/{self._partition} has only aborted records before offset {self.position}")
+
     def _start(self) -> None:
         """Begin a child at the position."""
         settings = self._log.consumer_settings(self._topic)
         settings.pop("logger", None)
         until = self._until
         if self._mode == PROBE:
-            until = self._log.batch_header(self._topic, self._partition, self.position).last + 1
+            header = self._next_visible()
+            if header is None:
+                return
+            until = header.last + 1
         settings |= {STREAM: {}, SINGLE: SINGLE_FETCHES, PROBE: PROBE_FETCHES}[self._mode]
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -310,6 +330,8 @@ def read_for_parent(settings: dict[str, Any], topic: str, partition: int, offset
     memory_bytes = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # Linux only: a container without memory for both loses the child, not the service
+        Path("/proc/self/oom_score_adj").write_text("1000")
     parent = os.getppid()
     reader = KafkaReader(Consumer(settings), topic, partition, offset)
     while reader.position < until and os.getppid() == parent:

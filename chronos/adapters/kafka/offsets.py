@@ -204,11 +204,18 @@ class _OffsetsConsumer:
         if found.error is not None:
             raise KafkaException(found.error)
         if (topic, partition) not in self._assigned and found.offset >= 0:
-            self._assign(TopicPartition(topic, partition, found.offset))
+            end = found
+            if timestamp_ms != OFFSET_END:
+                (end,) = self._consumer.offsets_for_times([TopicPartition(topic, partition, OFFSET_END)], timeout_s)
+            if end.error is None and end.offset >= 0:
+                self._assign(TopicPartition(topic, partition, end.offset))
         return found
 
     def _assign(self, part: TopicPartition) -> None:
-        """Assign at an offset that exists: a client closed while it looks for one never ends (a deadlock, measured)."""
+        """Assign at an offset that exists: a client closed while it looks for one never ends (a deadlock, measured).
+
+        It is the end: a fetch may be under way before the pause, and must not bring a batch that takes too much memory.
+        """
         if len(self._assigned) >= ASSIGNED_MAX:
             self._consumer.unassign()
             self._assigned.clear()
