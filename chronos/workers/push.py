@@ -299,7 +299,7 @@ class Pusher:
         self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int, set_aside: SetAside | None
     ) -> None:
         """Retry with exponential backoff and jitter computed from position and attempt; dead-letter after the last attempt."""
-        refuses_all = set_aside is not None and set_aside.refuses_all
+        refuses_all = set_aside is not None and set_aside.final
         if entry.attempt >= self.retries.attempts_max or refuses_all:
             detail = "refused by the broker every time"
             if set_aside is not None and refuses_all:

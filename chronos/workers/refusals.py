@@ -74,7 +74,9 @@ class SetAside(Struct, kw_only=True):
     since_ms: int = 0
     """Time of the first of them (epoch ms)."""
     refuses_all: bool = False
-    """It has refused so many, for so long, that a message is dead-lettered after one attempt, shared with others."""
+    """It has refused so many, for so long, and one more just now, that the next attempt is shared by all that are due."""
+    final: bool = False
+    """The last attempt was the only one of its messages: they are dead-lettered."""
     offsets: set[int] = field(default_factory=set)
     """Source offsets of messages that were refused and are not decided yet."""
 
@@ -143,10 +145,14 @@ class Refusals:
         target.refused += 1
         target.messages += selection.entries[0].attempt == 1
         target.since_ms = now_ms if target.refused == 1 else min(target.since_ms, now_ms)
-        target.refuses_all = target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()
+        shared = target.refuses_all
+        target.final = shared or (target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms())
+        # One message alone is attempted before each shared attempt: the target may take messages again.
+        target.refuses_all = target.final and not shared
+        target.messages = PROVEN_AT - 1 if shared else target.messages
         target.messages_max = 1
         target.offsets |= offsets
-        target.pause(now_ms, retries.target_pause_ms(target.refused))
+        target.pause(now_ms, 1 if target.refuses_all else retries.target_pause_ms(target.refused))
 
     def committed(self, selection: Selection, now_ms: int, messages_max: int, *, delivered: bool) -> None:
         """Record that a step was committed; `messages_max`: most messages of a step."""
@@ -158,7 +164,7 @@ class Refusals:
                 each.offsets.difference_update(offset for _, offset, _ in selection.items)
         if target is None or not delivered:
             return
-        target.refused, target.messages, target.refuses_all = 0, 0, False
+        target.refused, target.messages, target.refuses_all, target.final = 0, 0, False, False
         target.messages_max *= 2
         target.end_turn(now_ms)
         if target.messages_max > messages_max:
