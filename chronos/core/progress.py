@@ -27,10 +27,11 @@ class Outcome(IntEnum):
     SKIPPED = 5
     EXPIRED = 6
     DEAD = 7
+    PARKED = 8
 
 
 RESCHEDULING = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
-"""Outcomes after which a message is still pending, at another time."""
+"""Outcomes after which a message is still pending, at another time. (`PARKED` leaves its time as it is.)"""
 
 
 class Decision(Struct, frozen=True, array_like=True, gc=False):
@@ -46,6 +47,17 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     """The next due time (epoch ms) of a message that is rescheduled; otherwise 0."""
     occurrence: int = 1
     attempt: int = 1
+    lane: int = 0
+    """The partition of the target whose lane a `PARKED` message enters; -1: the lane of the topic as a whole."""
+
+
+class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
+    """The position up to which the messages of a lane left it in one step. Field order is the layout."""
+
+    topic: str
+    partition: int
+    due_ms: int
+    offset: int
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -65,13 +77,16 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     cursor_offset: int
     pull_offset: int
     counts: tuple[int, ...]
-    """Messages between the last cursor and this one by outcome, from `Outcome.DELIVERED` on."""
+    """Messages selected by outcome, from `Outcome.DELIVERED` on: those between the last cursor and this one, and those that
+    left a lane."""
     refused: tuple[tuple[int, int], ...] = ()
     """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
     decisions: tuple[Decision, ...] = ()
     """Every outcome that is not a plain, final delivery, in order."""
     probes: int = 0
     """Probes among the delay records staged."""
+    lanes: tuple[LaneCursor, ...] = ()
+    """The cursor of every lane that messages left."""
 
     @property
     def selected(self) -> int:

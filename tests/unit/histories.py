@@ -50,6 +50,8 @@ class Step:
     behind: bool
     aborted: bool
     records_max: int = 1_000
+    lanes: tuple[int, ...] = (-1, 0, 1)
+    """The partitions whose lanes are open."""
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
@@ -86,7 +88,8 @@ disturbances = st.sampled_from(
 )
 
 outcomes = st.tuples(
-    st.sampled_from(["delivered"] * 4 + ["again", "retry", "deferred", "skipped", "expired", "dead"]), _in_ms
+    st.sampled_from(["delivered"] * 4 + ["parked"] * 3 + ["again", "retry", "deferred", "skipped", "expired", "dead"]),
+    _in_ms,
 )
 
 steps = st.builds(
@@ -100,6 +103,7 @@ steps = st.builds(
     behind=st.booleans(),
     aborted=st.sampled_from([False, False, False, True]),
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
+    lanes=st.sampled_from([(), (0,), (1, -1), (-1, 0, 1)]),
 )
 
 histories = st.lists(steps, min_size=1, max_size=12)
