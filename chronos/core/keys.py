@@ -12,7 +12,7 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
 
-The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus one, u32.
+The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32.
 """
 
 import re
@@ -22,10 +22,13 @@ ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b
 LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
 
 Lane = tuple[str, int]
-"""A queue of parked messages: its target topic, and a partition of it; WHOLE_TOPIC: the topic as a whole."""
+"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC or UNCREATED."""
 
 WHOLE_TOPIC = -1
 """Partition of the lane of messages without a key, whose topic has no partition with a leader."""
+
+UNCREATED = -2
+"""Partition of the lane of all messages for a topic that could not be created so far."""
 
 OFFSET_MAX = 2**64 - 1
 """As the offset of a position: after every message due at that time (`u64`)."""
@@ -84,13 +87,13 @@ def key_number(key: bytes) -> int:
 def pack_lane(lane: Lane) -> bytes:
     """Return the bytes of a lane in keys: no lane's bytes begin another's."""
     topic, partition = lane
-    return topic.encode() + _lane_partition.pack(partition + 1)
+    return topic.encode() + _lane_partition.pack(partition + 2)
 
 
 def unpack_lane(data: bytes) -> Lane:
     """Return the lane in the bytes."""
     (partition,) = _lane_partition.unpack(data[-5:])
-    return data[:-5].decode(), partition - 1
+    return data[:-5].decode(), partition - 2
 
 
 def lane_key(lane: Lane, due_ms: int, offset: int) -> bytes:

@@ -5,12 +5,15 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was reada
 never stops the others).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from functools import partial
 
 import structlog
 from msgspec import Struct
 
+from chronos.core.keys import Lane
+from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
@@ -18,6 +21,7 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.errors import ApplyFailed, ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.pull import Puller
 from chronos.workers.push import PlannedTransaction, Pusher
 
@@ -120,6 +124,7 @@ class Master:
         self._limits = limits
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
+        self._lanes = LaneTurns(shard, pusher.opened)
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -141,11 +146,13 @@ class Master:
         # A clock that went back would delay the heartbeat, and with it the check that reports the clock.
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_MS:
             self._heartbeat()
-        records, reached_ms = self._pull(now_ms)
+        # Without parked messages there are no lanes, and nothing is asked.
+        open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self._lanes.look(now_ms))
+        records, reached_ms = self._pull(now_ms, something_leaves=open_lanes)
         staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
-        selection = self._select(staged, until_ms)
+        selection = self._select(staged, until_ms, open_lanes=open_lanes)
         if not selection.items and not records:
             return self._idle(now_ms)
         if not selection.items and self._may_linger(staged, len(records), now_ms):
@@ -179,18 +186,20 @@ class Master:
         """True if pulled records wait for more, or pulling is off: the caller sleeps instead of waiting for records."""
         return self._puller.waiting > 0 or not self._limits.pull
 
-    def _pull(self, now_ms: int) -> tuple[list[Record], int]:
+    def _pull(self, now_ms: int, *, something_leaves: bool) -> tuple[list[Record], int]:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
 
         Every record that was readable at that time has been pulled, so messages that were due by then may still be
-        selected now: a backlog costs one request to the broker, not one a step.
+        selected now: a backlog costs one request to the broker, not one a step. `something_leaves`: messages leave lanes.
         """
         limits = self._limits
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
         due_ms = self._shard.next_due_ms()
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
-        if something_due and due_ms > self._reached_ms:  # type: ignore[operator]
+        unproven = something_due and due_ms > self._reached_ms  # type: ignore[operator]
+        # The cursor of a step that empties lanes follows the present time, so that what left is kept for its retention.
+        if unproven or (something_leaves and not self._poison_search.separate):
             end = self._puller.end()
             if limits.pull:
                 records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
@@ -198,7 +207,9 @@ class Master:
                 records, reached = [], self._shard.state.pull_offset >= end
             if reached:
                 self._reached_ms = now_ms
-        elif limits.pull and not (something_due and self._poison_search.separate and self._puller.waiting == 0):
+        elif limits.pull and not (
+            (something_due or something_leaves) and self._poison_search.separate and self._puller.waiting == 0
+        ):
             records = self._puller.batch(limits.messages, limits.bytes)
         else:
             records = []
@@ -213,16 +224,23 @@ class Master:
                 " them; check NTP on both"
             )
 
-    def _select(self, staged: Staged, until_ms: int) -> Selection:
+    def _select(self, staged: Staged, until_ms: int, *, open_lanes: bool) -> Selection:
         limits, search = self._limits, self._poison_search
         if not limits.push or (search.separate and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
-        selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
+        if not open_lanes:
+            return self._select_due(staged, until_ms, search.messages_max, limits.bytes)
+        alone = search.messages_max < limits.messages
+        batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone)
+        return self._lanes.select(staged, batch, partial(self._select_due, staged, until_ms))
+
+    def _select_due(self, staged: Staged, until_ms: int, messages_max: int, bytes_max: int) -> Selection:
+        selection = self._look_ahead.selection(staged, until_ms, messages_max, bytes_max)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
         tried = next((at for at in selection.with_id if selection.entries[at].attempt > 1), None)
         if tried is None or len(selection.entries) == 1:
             return selection
-        return self._shard.select(staged, until_ms, max(1, tried), limits.bytes)
+        return self._shard.select(staged, until_ms, max(1, tried), bytes_max)
 
     def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
         """Push, commit, apply; return the due time of each delivered message."""
@@ -233,6 +251,7 @@ class Master:
             now_ms,
             poison_offset=search.poison_offset,
             look_ahead=self._look_ahead,
+            lanes=self._occupied_lanes(),
         )
         progress = self._progress(staged, selection, plan.decisions)
         try:
@@ -245,8 +264,9 @@ class Master:
         if selection.items:
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
+            self._lanes.committed()
         self._apply(staged, selection, progress, appended)
-        return plan.due_ms
+        return sorted(plan.due_ms) if selection.leaving else plan.due_ms
 
     def _prepare_next(
         self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
@@ -265,11 +285,16 @@ class Master:
                     following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
                     if following is not None:
                         poison_offset = self._poison_search.poison_offset
-                        self._pusher.plan_next(following, poison_offset=poison_offset, look_ahead=ahead)
+                        lanes = self._occupied_lanes()
+                        self._pusher.plan_next(following, poison_offset=poison_offset, look_ahead=ahead, lanes=lanes)
                 if pulled >= limits.messages:
                     ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
         return prepare
+
+    def _occupied_lanes(self) -> Set[Lane]:
+        """Return the lanes that are not empty."""
+        return self._shard.lanes.states.keys() if self._shard.state.parked else frozenset()
 
     def _clock_was_set(self) -> bool:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
@@ -346,6 +371,7 @@ class Master:
             refused=tuple(staged.refused),
             decisions=tuple(decisions),
             probes=staged.probes,
+            lanes=cursors(selection.leaving),
         )
 
     def _search_poison(self, error: TransactionAborted | ProducerLost, staged: Staged, selection: Selection) -> None:
@@ -399,8 +425,10 @@ class Master:
         ):
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
-        heartbeat_ms = self._committed_ms + HEARTBEAT_MS
-        return heartbeat_ms if due_ms is None else min(due_ms, heartbeat_ms)
+        wake_ms = self._committed_ms + HEARTBEAT_MS
+        if limits.push and self._shard.state.parked:
+            wake_ms = min(wake_ms, self._lanes.next_look_ms())
+        return wake_ms if due_ms is None else min(due_ms, wake_ms)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a record arrives, or the time is over."""

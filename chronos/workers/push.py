@@ -5,11 +5,11 @@ one message and never an aborted transaction (law 8). Other failures are handled
 which isolates the poison record by halving the selection.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from msgspec import Struct
 
-from chronos.core.keys import murmur2, parse_generated_id, partition_of
+from chronos.core.keys import UNCREATED, WHOLE_TOPIC, Lane, murmur2, parse_generated_id, partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
     ATTEMPT,
@@ -32,10 +32,7 @@ from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.errors import LogUnavailable
 from chronos.ports import Outgoing, TopicInfo, TopicLog
-from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
-
-NO_LEADER_WAIT_MS = 1_000
-"""Delay until a message for a partition without a leader is selected again."""
+from chronos.workers.targets import NOT_YET, SECOND_LOOK_MS, Target, Targets
 
 RECEIPT_BYTES = 512
 """More than a receipt adds to a message: a message smaller than its topic's limit by this much needs no exact size."""
@@ -88,10 +85,12 @@ class Pusher:
         *,
         poison_offset: int | None,
         look_ahead: LookAhead[PlannedTransaction],
+        lanes: Set[Lane] = frozenset(),
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
 
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
+        `lanes`: those that were not empty before this step.
         """
         plan = PlannedTransaction(
             messages=[self._rejected(record, rejection, now_ms) for record, rejection in rejections],
@@ -101,25 +100,42 @@ class Pusher:
         if not selection.items:
             return plan
         targets = self.targets.describe(look_ahead.targets(selection), now_ms)
-        limits = self._fast_path_limits(targets)
+        limits = self._fast_path_limits(targets, lanes)
         early = look_ahead.transaction(selection, limits, poison_offset)
         if early is not None:
             plan.messages += early.messages
             plan.due_ms = early.due_ms
             return plan
 
+        # A due message follows the messages in its lane, unless all of them leave in this step, before it.
+        occupied = lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all}
+        left = {offset for _, offset, _ in selection.items[: selection.left]}
+
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
-            target = targets[entry.target]
-            self._decide(plan, due_ms, offset, entry, target, now_ms, is_poison=offset == poison_offset)
+            self._decide(
+                plan,
+                due_ms,
+                offset,
+                entry,
+                targets[entry.target],
+                now_ms,
+                is_poison=offset == poison_offset,
+                occupied=frozenset() if offset in left else occupied,
+            )
 
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
 
     def plan_next(
-        self, selection: Selection, *, poison_offset: int | None, look_ahead: LookAhead[PlannedTransaction]
+        self,
+        selection: Selection,
+        *,
+        poison_offset: int | None,
+        look_ahead: LookAhead[PlannedTransaction],
+        lanes: Set[Lane] = frozenset(),
     ) -> None:
         """Compute what `plan` would return for the next selection, if every message of it takes the fast path."""
-        limits = self._fast_path_limits(self.targets.known({entry.target for entry in selection.entries}))
+        limits = self._fast_path_limits(self.targets.known({entry.target for entry in selection.entries}), lanes)
         plan = PlannedTransaction(messages=[], decisions=[], due_ms=[])
         if self._write(plan, selection, limits, poison_offset, None):
             look_ahead.keep_transaction(selection, limits, poison_offset, plan)
@@ -163,13 +179,32 @@ class Pusher:
             append_due(due_ms)
         return True
 
-    def _fast_path_limits(self, targets: Mapping[str, Target]) -> dict[str, int]:
-        """Return, for each plain and allowed target, the packed size in bytes up to which a message needs no decision."""
+    def _fast_path_limits(self, targets: Mapping[str, Target], lanes: Set[Lane]) -> dict[str, int]:
+        """Return, for each plain and allowed target without a lane, the packed size in bytes up to which a message needs no
+        decision."""
+        with_lane = {topic for topic, _ in lanes}
         return {
             topic: target.info.bytes_max - RECEIPT_BYTES
             for topic, target in targets.items()
-            if target.info is not None and target.is_plain and self._rules.allows(topic)
+            if target.info is not None and target.is_plain and self._rules.allows(topic) and topic not in with_lane
         }
+
+    def opened(self, lanes: Set[Lane], now_ms: int) -> set[Lane]:
+        """Return the lanes that messages may leave: what keeps a message there is not so any more. Raises LogUnavailable."""
+        targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
+        return {lane for lane in lanes if self._is_open(lane, targets[lane[0]])}
+
+    def _is_open(self, lane: Lane, target: Target) -> bool:
+        """A message of an open lane can be delivered or dead-lettered; a partition that does not exist has no leader to wait for."""
+        topic, partition = lane
+        info = target.info
+        if info is None:
+            return not self._rules.allows(topic) or target.is_missing
+        if info is NOT_YET:
+            return False
+        if not self._rules.allows(topic) or not info.writable or partition == UNCREATED:
+            return True
+        return len(info.leaderless) < info.partitions if partition == WHOLE_TOPIC else partition not in info.leaderless
 
     def _decide(
         self,
@@ -181,8 +216,9 @@ class Pusher:
         now_ms: int,
         *,
         is_poison: bool,
+        occupied: Set[Lane],
     ) -> None:
-        """Deliver the message, or decide another outcome for it."""
+        """Deliver the message, or decide another outcome for it. `occupied`: the lanes with messages that come before it."""
         info = target.info
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
@@ -198,9 +234,20 @@ class Pusher:
             )
         elif is_poison or (info.compacted and entry.key is None):
             self._retry(plan, due_ms, offset, entry, now_ms)
-        elif (partition := _partition(entry, info, offset)) is None:
-            self._defer(plan, due_ms, offset, entry, Reason.NO_LEADER, now_ms + NO_LEADER_WAIT_MS)
+        elif (lane := _lane(entry, info, occupied)) is not None:
+            plan.decisions.append(
+                Decision(
+                    due_ms,
+                    offset,
+                    Outcome.PARKED,
+                    Reason.NO_LEADER,
+                    occurrence=entry.occurrence,
+                    attempt=entry.attempt,
+                    lane=lane,
+                )
+            )
         else:
+            partition = _partition(entry, info, offset)
             headers = self._with_receipt(entry, offset)
             size = batch_bytes(entry.key, entry.value, headers)
             if size > info.bytes_max:
@@ -216,7 +263,7 @@ class Pusher:
         """Decide about a message whose target was not found: dead-letter it after the second description, else defer it."""
         assert target.missing_since_ms is not None
         # A description from before the message was due proves nothing: the topic may have been created since.
-        if target.described_ms >= due_ms and target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS:
+        if target.described_ms >= due_ms and target.is_missing:
             detail = "two looks did not find the topic"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, detail)
         else:
@@ -303,12 +350,23 @@ class Pusher:
         return topic, key, value, headers + why, -1
 
 
-def _partition(entry: Entry, info: TopicInfo, offset: int) -> int | None:
-    """Return -1 for the client's choice, a partition with a leader if not all have one, None if the message must wait."""
+def _lane(entry: Entry, info: TopicInfo, occupied: Set[Lane]) -> int | None:
+    """Return the partition of the lane in which the message must wait; None if it can be delivered."""
+    if info is NOT_YET or (entry.target, UNCREATED) in occupied:
+        return UNCREATED
+    if entry.key is None:
+        lane, is_led = WHOLE_TOPIC, len(info.leaderless) < info.partitions
+    else:
+        lane = partition_of(entry.key, info.partitions)
+        is_led = lane not in info.leaderless
+    return None if is_led and (entry.target, lane) not in occupied else lane
+
+
+def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:
+    """Return -1 for the client's choice, or a partition with a leader if not all have one."""
     if not info.leaderless:
         return -1
     if entry.key is not None:
-        keyed = partition_of(entry.key, info.partitions)
-        return None if keyed in info.leaderless else keyed
+        return partition_of(entry.key, info.partitions)
     led = [partition for partition in range(info.partitions) if partition not in info.leaderless]
-    return led[offset % len(led)] if led else None
+    return led[offset % len(led)]

@@ -33,6 +33,7 @@ class Cluster:
         self.leave_dice = random.Random(f"leaving {seed}")
         self.duplicate_dice = random.Random(f"doubles {seed}")
         self.trim_dice = random.Random(f"trimming {seed}")
+        self.leader_dice = random.Random(f"leaders {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)

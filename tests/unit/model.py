@@ -266,7 +266,8 @@ class Model:
 
         Return the delivered messages that were due, in order; those that left a lane are added to `left`.
         """
-        old_cursor, delivered = self.cursor, []
+        old_cursor = self.cursor
+        delivered: list[Message] = []
         leaving = []
         for lane, until in lanes:
             leaving += self.lane(lane, until)
