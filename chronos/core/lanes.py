@@ -186,11 +186,10 @@ def read_states(view: StoreView) -> dict[Lane, LaneState]:
     return states
 
 
-def lane_of(view: StoreView, due_ms: int, offset: int) -> Lane:
-    """Return the lane of the parked message at a position."""
+def lane_of(view: StoreView, due_ms: int, offset: int) -> Lane | None:
+    """Return the lane of the parked message at a position; None if none is parked there."""
     (data,) = view.get([parked_key(due_ms, offset)])
-    assert data is not None, "a pending message at or before the cursor is not parked"
-    return unpack_lane(data)
+    return None if data is None else unpack_lane(data)
 
 
 def cursors(leaving: Iterable[Leaving]) -> tuple[LaneCursor, ...]:

@@ -21,6 +21,7 @@ from chronos.core.keys import (
     parse_generated_id,
     unpack_lane,
 )
+from chronos.core.lanes import lane_of
 from chronos.core.message import Entry, entry_id
 from chronos.core.step import StoreView
 from chronos.core.timefmt import MS_MAX
@@ -75,8 +76,8 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
         position = (id_state.due_ms, id_state.offset)
         (stored,) = view.get([entry_key(*position)])
         if stored is None and id_state.state == PENDING:
-            (lane,) = view.get([parked_key(*position)])
-            (stored,) = (None,) if lane is None else view.get([lane_key(unpack_lane(lane), *position)])
+            lane = lane_of(view, *position)
+            (stored,) = (None,) if lane is None else view.get([lane_key(lane, *position)])
         return Found(
             id=message_id,
             state=STATE_NAMES[id_state.state],

@@ -223,11 +223,15 @@ class _Staging:
             if (due_ms, offset) > self.state.cursor:
                 self.staged.removed[offset] = due_ms
             else:
-                self.staged.unparked[offset] = (due_ms, lane_of(self.view, due_ms, offset))
+                lane = lane_of(self.view, due_ms, offset)
+                assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+                self.staged.unparked[offset] = (due_ms, lane)
 
     def _stored_key(self, id_state: IdState) -> bytes:
         """Return the key of a pending message in the store: in its lane if the cursor has passed it."""
         due_ms, offset = id_state.due_ms, id_state.offset
         if (due_ms, offset) > self.state.cursor:
             return entry_key(due_ms, offset)
-        return lane_key(lane_of(self.view, due_ms, offset), due_ms, offset)
+        lane = lane_of(self.view, due_ms, offset)
+        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+        return lane_key(lane, due_ms, offset)

@@ -143,7 +143,7 @@ class FaultInjection(ClusterPart):
         self.brokers.paused[broker] = max(self.brokers.paused[broker], self.world.now_ms + wait_ms)
 
     def _lose_leaders(self) -> None:
-        """Some or all partitions of a target lose their leader, and messages for it become due meanwhile."""
+        """Some or all partitions of a target lose their leader; messages for it become due meanwhile."""
         dice = self.cluster.leader_dice
         topic = dice.choice([topic for topic in ("a", "b", "flaky") if topic in self.brokers.topics])
         partitions = self.brokers.topics[topic]
@@ -153,6 +153,9 @@ class FaultInjection(ClusterPart):
             self.brokers.leaderless[partition.name] = self.world.now_ms + wait_ms
         for _ in range(dice.choice([0, 5, 20])):
             self.world.after(dice.randrange(wait_ms), self.producers.send)
+        for _ in range(dice.choice([0, 20])):
+            # Actions while the parked messages leave their lanes, some in the very step.
+            self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
 
     def _set_clock(self) -> None:
         draw = self.world.random

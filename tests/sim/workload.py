@@ -51,6 +51,10 @@ class Producers:
         else:
             self._send_one(None)
 
+    def act(self) -> None:
+        """Send one action on an id that may be pending."""
+        self._send_action(None)
+
     def _end(self, transaction: Transaction, commit: bool) -> None:
         if transaction.state == "open":
             self.brokers.decide(transaction, commit=commit)

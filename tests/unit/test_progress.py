@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.core.message import Reason
-from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, pack_progress, unpack_progress
+from chronos.core.progress import RESCHEDULING, Decision, LaneCursor, Outcome, Progress, pack_progress, unpack_progress
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import LogMismatch
+from chronos.workers.lanes import LANES_MAX
 
 SMALL = Progress(
     role_epoch=3,
@@ -24,25 +25,27 @@ SMALL = Progress(
     cursor_due_ms=1_700_000_000_000,
     cursor_offset=41,
     pull_offset=50,
-    counts=(2, 0, 0, 0, 0, 0, 0),
+    counts=(2, 0, 0, 0, 0, 0, 0, 0),
 )
 FULL = replace(
     SMALL,
-    counts=(0, 0, 1, 0, 0, 0, 1),
+    counts=(0, 0, 1, 0, 0, 0, 1, 1),
     probes=1,
     refused=((42, Reason.CONFLICT), (44, Reason.IGNORED)),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
         Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE),
+        Decision(1_700_000_000_000, 43, Outcome.PARKED, Reason.NO_LEADER, lane=2),
     ),
+    lanes=(LaneCursor("orders", 1, 1_700_000_000_000, 39),),
 )
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe5680029329702000000000000909000"),
+    (SMALL, "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298020000000000000090900090"),
     (
         FULL,
-        "029c0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970000010000000192922a0f922c109297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe5680029072200010101",
+        "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010192922a0f922c109398cf0000018bcfe56800280324cf0000018bcfe56be801020098cf0000018bcfe568002907220001010098cf0000018bcfe568002b082400010102019194a66f726465727301cf0000018bcfe5680027",
     ),
 ]
 
@@ -56,6 +59,7 @@ def test_progress_records_have_the_bytes_of_existing_logs(progress: Progress, da
 def test_outcomes_and_reasons_keep_their_numbers() -> None:
     assert {outcome.name: int(outcome) for outcome in Outcome} == {
         "DELIVERED": 1, "AGAIN": 2, "RETRY": 3, "DEFERRED": 4, "SKIPPED": 5, "EXPIRED": 6, "DEAD": 7,
+        "PARKED": 8,
     }  # fmt: skip
     assert {Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED} == RESCHEDULING
     numbers = {reason.name: int(reason) for reason in Reason}
@@ -91,15 +95,15 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
 
 def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-2][0][2] = 99
+    fields[-3][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, probes=0)
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, probes=0, decisions=())
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == replace(FULL, lanes=())
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(FULL, lanes=(), probes=0)
 
 
 @given(st.binary(max_size=80))
@@ -115,7 +119,7 @@ def test_refusals_are_looked_up_by_offset() -> None:
 
 def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:
     offset, many = 2**63 - 1, 10**9
-    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, many, many)
+    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, many, many, 1_000)
     largest = replace(
         SMALL,
         role_epoch=2**63,
@@ -125,9 +129,10 @@ def test_the_largest_batch_stays_far_below_what_a_broker_takes() -> None:
         cursor_due_ms=MS_MAX,
         cursor_offset=2**64 - 1,
         pull_offset=offset,
-        counts=(many,) * 7,
+        counts=(many,) * 8,
         refused=tuple((offset - number, 255) for number in range(5_000)),
         decisions=(worst,) * 5_000,
+        lanes=(LaneCursor("t" * 249, 1_000, MS_MAX, offset),) * LANES_MAX,
     )
     data = pack_progress(largest)
     assert len(data) < 512 * 1024
