@@ -192,19 +192,11 @@ class Pusher:
     def opened(self, lanes: Set[Lane], now_ms: int) -> set[Lane]:
         """Return the lanes that messages may leave: what keeps a message there is not so any more. Raises LogUnavailable."""
         targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
-        return {lane for lane in lanes if self._is_open(lane, targets[lane[0]])}
-
-    def _is_open(self, lane: Lane, target: Target) -> bool:
-        """A message of an open lane can be delivered or dead-lettered; a partition that does not exist has no leader to wait for."""
-        topic, partition = lane
-        info = target.info
-        if info is None:
-            return not self._rules.allows(topic) or target.is_missing
-        if info is NOT_YET:
-            return False
-        if not self._rules.allows(topic) or not info.writable or partition == UNCREATED:
-            return True
-        return len(info.leaderless) < info.partitions if partition == WHOLE_TOPIC else partition not in info.leaderless
+        return {
+            (topic, partition)
+            for topic, partition in lanes
+            if not self._rules.allows(topic) or _is_open(partition, targets[topic])
+        }
 
     def _decide(
         self,
@@ -348,6 +340,21 @@ class Pusher:
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, -1
         return topic, key, value, headers + why, -1
+
+
+def _is_open(partition: int, target: Target) -> bool:
+    """Return whether messages may leave a lane of the target: they can be delivered, or can only be dead-lettered.
+
+    For a partition that does not exist there is no leader to wait for.
+    """
+    info = target.info
+    if info is None:
+        return target.is_missing
+    if info is NOT_YET:
+        return False
+    if not info.writable or partition == UNCREATED:
+        return True
+    return len(info.leaderless) < info.partitions if partition == WHOLE_TOPIC else partition not in info.leaderless
 
 
 def _lane(entry: Entry, info: TopicInfo, occupied: Set[Lane]) -> int | None:

@@ -194,10 +194,10 @@ FAULTS: dict[str, list[Change]] = {
         (Lanes, "writes", "change[lane] -= len(leaving.items)", "change[lane] -= len(leaving.items)\ndeletes.clear()"),
     ],
     "a closed lane is taken for open": [
-        (Pusher, "_is_open", "topic, partition = lane", "return True"),
+        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or True"),
     ],
     "a lane stays closed": [
-        (Pusher, "_is_open", "topic, partition = lane", "return False"),
+        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or False"),
     ],
     "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),
