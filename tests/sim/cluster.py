@@ -38,6 +38,7 @@ class Cluster:
         self.transaction_dice = random.Random(f"transactions {seed}")
         self.sleep_dice = random.Random(f"sleeping {seed}")
         self.bulk_dice = random.Random(f"bulk {seed}")
+        self.leader_dice = random.Random(f"leaders {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)

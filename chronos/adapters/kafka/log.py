@@ -90,7 +90,9 @@ class KafkaLog:
     def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
         """Return the header of a batch, asked of the partition's leader."""
         address = self._topics.leader(topic, partition)
-        return batch_header(address, self._connection.properties, topic, partition, offset, self._connection.request_timeout_s)
+        return batch_header(
+            address, self._connection.properties, topic, partition, offset, self._connection.request_timeout_s
+        )
 
     # --- topics
 
