@@ -38,11 +38,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
                 _take(record, cursor, found, owners)
             record = next(records, None)
         cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
-        decisions = [*_decisions(step, cursor)]
-        # The order of the two is not defined within a step.
-        for decided in [*_left_lanes(step, cursor, parked), *decisions] if step.pull_offset % 2 else [
-            *decisions, *_left_lanes(step, cursor, parked),
-        ]:  # fmt: skip
+        for decided in [*_left_lanes(step, cursor, parked), *_decisions(step, cursor)]:
             found[owners[decided.offset]].append(decided)
         parked |= {(made.due_ms, made.offset, made.lane) for made in step.decisions if made.outcome is Outcome.PARKED}
     return found
