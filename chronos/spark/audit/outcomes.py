@@ -250,7 +250,7 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
         _with_lanes_left(decided.join(owners, ["shard", "source_offset"]), decided)
         .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
         .select(
-            "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), f.col("progress_offset").alias("seq"),
+            "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), _order().alias("seq"),
             f.col("outcome").alias("verb"), f.col("source_offset").alias("offset"),
             f.col("decided_ms").alias("timestamp_ms"), _next_due_ms().alias("due_ms"), "cursor_due_ms",
             "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt", "lane",
@@ -263,6 +263,11 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
         f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
     )  # fmt: skip
     return staged.unionByName(decisions, allowMissingColumns=True)
+
+
+def _order() -> Column:
+    """The order of steps; in a step, messages leave their lanes before it is decided about them."""
+    return 2 * f.col("progress_offset") + (f.col("outcome") != LEFT_LANE).cast("int")
 
 
 def _next_due_ms() -> Column:

@@ -159,6 +159,8 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
         if (current.lane, current.place_ms) == (event.lane, event.due_ms):
             current.lane, current.left_ms = None, event.cursor_due_ms + 1
         return None, True
+    if current.lane is not None:  # it leaves its lane in this step
+        current.lane, current.left_ms = None, event.cursor_due_ms + 1
     if event.verb in (EXPIRED, DEAD_LETTER):
         return current.promised(event.verb, event.reason), False
     promised: PromisedDelivery | None = None
@@ -171,6 +173,5 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
     if event.verb in (AGAIN, SKIPPED):
         current.due_ms = current.requested_due_ms = event.due_ms
     current.place_ms = max(event.due_ms, event.cursor_due_ms + 1)
-    current.lane = None
     current.occurrence, current.attempt = event.occurrence, event.attempt
     return promised, True
