@@ -103,6 +103,7 @@ class Overview:
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,
+            parked=state.parked,
             next_due_at=None if next_ms is None else format_time(next_ms),
             oldest_overdue_ms=0 if next_ms is None else max(0, now_ms - next_ms),
             lateness=_lateness(shard.lateness),

@@ -343,6 +343,9 @@ class Counters(Struct, kw_only=True):
         ),
     ]
     probes: Annotated[int, Meta(ge=0, description="Probes: records of Chronos's own that test a shard's delivery.")]
+    parked: Annotated[
+        int, Meta(ge=0, description="Times a message was parked, because its partition had no leader when it was due.")
+    ]
 
 
 class ReplicaInfo(Struct, kw_only=True):
@@ -393,8 +396,15 @@ class Shard(Struct, kw_only=True):
         Instant | None, Meta(description="Broker timestamp of the last progress record; null: there is none.")
     ]
     pending: Annotated[int, Meta(ge=0, description="Messages accepted and not settled yet.")]
-    next_due_at: Annotated[Instant | None, Meta(description="When the next message is due; null: none is pending.")]
-    oldest_overdue_ms: Annotated[int, Meta(ge=0, description="How long the first pending message is overdue.")]
+    parked: Annotated[
+        int, Meta(ge=0, description="Pending messages that are due and wait until their partition has a leader.")
+    ]
+    next_due_at: Annotated[
+        Instant | None, Meta(description="When the next message is due; null: none is pending that is not parked.")
+    ]
+    oldest_overdue_ms: Annotated[
+        int, Meta(ge=0, description="How long the first pending message that is not parked is overdue.")
+    ]
     lateness: Lateness
     step_p99_ms: Annotated[
         float | None, Meta(description="99th percentile of the duration of steps that committed; null: none yet.")

@@ -13,6 +13,7 @@ from chronos.core.message import Entry
 from chronos.errors import StoreCorrupt
 
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
+LANE_STATE_VERSION = b"\x01"
 
 PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
 """States of an id. A replaced message has no state of its own: its id belongs to the message that replaced it."""
@@ -47,6 +48,18 @@ class Totals(Struct, frozen=True, array_like=True, gc=False):
     rejected: int = 0
     ignored: int = 0
     probes: int = 0
+    parked: int = 0
+    """Times a message was parked in a lane."""
+
+
+class LaneState(Struct, frozen=True, array_like=True, gc=False):
+    """The state of a lane that is not empty. Field order is the layout."""
+
+    length: int
+    """Number of messages in it."""
+    due_ms: int
+    """With `offset`: no message of the lane is before this position (epoch ms)."""
+    offset: int
 
 
 class State(Struct, frozen=True, array_like=True, gc=False):
@@ -72,6 +85,8 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     history_minute: int = 0
     """Last minute of the epoch for which the cursor history has a row."""
     totals: Totals = Totals()
+    parked: int = 0
+    """Those of the pending messages that are parked in lanes."""
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -100,6 +115,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(Entry).decode
 _decode_id_state = msgspec.msgpack.Decoder(IdState).decode
+_decode_lane_state = msgspec.msgpack.Decoder(LaneState).decode
 _decode_state = msgspec.msgpack.Decoder(State).decode
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
@@ -134,9 +150,26 @@ def unpack_id_state(data: bytes) -> IdState:
         raise _damaged("an id state", error) from error
 
 
+def pack_lane_state(lane_state: LaneState) -> bytes:
+    """Return the bytes of a lane's state."""
+    assert lane_state.length > 0, "an empty lane has no state"
+    return LANE_STATE_VERSION + _encode(lane_state)
+
+
+def unpack_lane_state(data: bytes) -> LaneState:
+    """Return the lane's state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
+    if data[:1] != LANE_STATE_VERSION:
+        raise _unknown("a lane's state", data)
+    try:
+        return _decode_lane_state(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("a lane's state", error) from error
+
+
 def pack_state(state: State) -> bytes:
     """Return the bytes of a shard's state."""
     assert state.pending >= 0, "the number of pending messages is negative"
+    assert 0 <= state.parked <= state.pending, "parked messages are counted wrongly"
     assert state.applied >= 0, "a position in the progress log is negative"
     return STATE_VERSION + _encode(state)
 

@@ -1,6 +1,6 @@
 """The digest of a shard: one short text, equal for any two replicas at the same progress record.
 
-It covers the state, every pending message, every id state that is still in force, and the counts. It does not cover what
+It covers the state, every pending message and every lane, every id state that is still in force, and the counts. It does not cover what
 the delete worker may drop at any moment (settled entries, expired id states, the cursor history), so it does not depend
 on when that worker ran. Digests are only compared: any change of the computation takes the next version.
 """
@@ -11,10 +11,22 @@ from collections.abc import Iterator
 import msgspec
 
 from chronos.core.codec import FRESH, PENDING, pack_state, unpack_id_state, unpack_state
-from chronos.core.keys import COUNT, ENTRY, EXPIRY, ID_STATE, OFFSET_MAX, STATE_KEY, entry_key, expiry_key
+from chronos.core.keys import (
+    COUNT,
+    ENTRY,
+    EXPIRY,
+    ID_STATE,
+    LANE,
+    LANE_STATE,
+    OFFSET_MAX,
+    PARKED,
+    STATE_KEY,
+    entry_key,
+    expiry_key,
+)
 from chronos.core.step import StoreView
 
-VERSION = b"\x01"
+VERSION = b"\x02"
 
 DIGEST_BYTES = 16
 """Long enough that different stores never have the same digest by accident; no protection against forgery."""
@@ -48,6 +60,9 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
         found.update(b"".join(map(_pack, rows)))
+    for space in (LANE, PARKED, LANE_STATE):
+        for rows in _portions(view, space, _beyond(space)):
+            found.update(b"".join(map(_pack, rows)))
     return found.hexdigest()
 
 

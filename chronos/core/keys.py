@@ -6,14 +6,29 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
     i  id bytes                   id state: the last known state of an id
     x  settled_ms u64  id bytes   expiry: id states that the delete worker may drop, by the time they were settled
     c  minute u64                 count: pending messages due in that minute of the epoch
+    l  lane  due_ms u64  offset u64   lane: a parked message
+    p  due_ms u64  offset u64     parked: the lane of the parked message at that position
+    n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
+
+The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32.
 """
 
 import re
 from struct import Struct
 
 ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
+LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
+
+Lane = tuple[str, int]
+"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC or UNCREATED."""
+
+WHOLE_TOPIC = -1
+"""Partition of the lane of messages without a key, whose topic has no partition with a leader."""
+
+UNCREATED = -2
+"""Partition of the lane of all messages for a topic that could not be created so far."""
 
 OFFSET_MAX = 2**64 - 1
 """As the offset of a position: after every message due at that time (`u64`)."""
@@ -26,6 +41,8 @@ MINUTE_MS = 60_000
 _position = Struct(">cQQ")
 _position_alone = Struct(">xQQ")
 _number = Struct(">cQ")
+_lane_partition = Struct(">xI")
+_lane_position = Struct(">QQ")
 _GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][0-9]{0,18})")
 
 STATE_KEY = META + b"state"
@@ -65,6 +82,43 @@ def key_number(key: bytes) -> int:
     """Return the integer after the prefix of an expiry, count or cursor history key."""
     assert len(key) >= 9, "the key has no number"
     return int.from_bytes(key[1:9], "big")
+
+
+def pack_lane(lane: Lane) -> bytes:
+    """Return the bytes of a lane in keys: no lane's bytes begin another's."""
+    topic, partition = lane
+    return topic.encode() + _lane_partition.pack(partition + 2)
+
+
+def unpack_lane(data: bytes) -> Lane:
+    """Return the lane in the bytes."""
+    (partition,) = _lane_partition.unpack(data[-5:])
+    return data[:-5].decode(), partition - 2
+
+
+def lane_key(lane: Lane, due_ms: int, offset: int) -> bytes:
+    """Return the key of a parked message; the messages of a lane are ordered by due time, then by source offset."""
+    return LANE + pack_lane(lane) + _lane_position.pack(due_ms, offset)
+
+
+def lane_position(key: bytes) -> tuple[int, int]:
+    """Return `(due_ms, offset)` of a parked message's key."""
+    due_ms, offset = _lane_position.unpack(key[-16:])
+    return due_ms, offset
+
+
+def parked_key(due_ms: int, offset: int) -> bytes:
+    """Return the key under which the lane of the parked message at a position is kept."""
+    return _position.pack(PARKED, due_ms, offset)
+
+
+parked_position = _position_alone.unpack
+"""Return `(due_ms, offset)` of such a key."""
+
+
+def lane_state_key(lane: Lane) -> bytes:
+    """Return the key of the state of a lane."""
+    return LANE_STATE + pack_lane(lane)
 
 
 def generated_id(shard: int, due_ms: int, offset: int) -> bytes:

@@ -27,10 +27,11 @@ class Outcome(IntEnum):
     SKIPPED = 5
     EXPIRED = 6
     DEAD = 7
+    PARKED = 8
 
 
 RESCHEDULING = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
-"""Outcomes after which a message is still pending, at another time."""
+"""Outcomes after which a message is still pending, at another time. (`PARKED` leaves its time as it is.)"""
 
 
 class Decision(Struct, frozen=True, array_like=True, gc=False):
@@ -46,6 +47,17 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     """The next due time (epoch ms) of a message that is rescheduled; otherwise 0."""
     occurrence: int = 1
     attempt: int = 1
+    lane: int = 0
+    """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`; or `keys.UNCREATED`."""
+
+
+class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
+    """The position up to which the messages of a lane left it in one step. Field order is the layout."""
+
+    topic: str
+    partition: int
+    due_ms: int
+    offset: int
 
 
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -65,7 +77,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     cursor_offset: int
     pull_offset: int
     counts: tuple[int, ...]
-    """Messages between the last cursor and this one by outcome, from `Outcome.DELIVERED` on."""
+    """Messages selected by outcome, from `Outcome.DELIVERED` on: those between the last cursor and this one, and those that
+    left a lane."""
     refused: tuple[tuple[int, int], ...] = ()
     """`(offset, Reason)` of every delay record below `pull_offset` that was refused, in order."""
     decisions: tuple[Decision, ...] = ()
@@ -75,6 +88,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     unreadable: tuple[tuple[int, int], ...] = ()
     """`(first, last)` of every range of offsets that was stepped over, because its batch cannot be read. A step with ranges
     pulls nothing else; the first offset of each is among `refused`, with the reason `UNREADABLE`."""
+    lanes: tuple[LaneCursor, ...] = ()
+    """The cursor of every lane that messages left."""
 
     @property
     def selected(self) -> int:
@@ -95,11 +110,17 @@ def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, .
     return tuple(counts)
 
 
-DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5
+LANES_MAX = 50
+"""Most lanes that messages leave in one step: the progress record names each with its topic."""
+
+DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5
 """Most bytes of a decision: its array, then the fields of `Decision`."""
 
 REFUSED_BYTES_MAX = 1 + 9 + 2
 """Most bytes of a refused record: its array, an offset, a reason."""
+
+LANE_BYTES_MAX = 1 + 251 + 5 + 9 + 9
+"""Most bytes of a lane's cursor: its array, a topic's name, then the other fields of `LaneCursor`."""
 
 REST_BYTES_MAX = 16_384
 """Most bytes of the other fields, names included, and of the record batch around them."""
@@ -107,7 +128,7 @@ REST_BYTES_MAX = 16_384
 
 def progress_bytes_max(messages: int) -> int:
     """Return the most bytes that the record batch takes whose step refuses and selects `messages` messages each."""
-    return messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX) + REST_BYTES_MAX
+    return messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX) + LANES_MAX * LANE_BYTES_MAX + REST_BYTES_MAX
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -15,8 +15,13 @@ from chronos.core.keys import (
     entry_position,
     id_key,
     key_number,
+    lane_key,
+    parked_key,
+    parked_position,
     parse_generated_id,
+    unpack_lane,
 )
+from chronos.core.lanes import lane_of
 from chronos.core.message import Entry, entry_id
 from chronos.core.step import StoreView
 from chronos.core.timefmt import MS_MAX
@@ -68,7 +73,11 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
-        (stored,) = view.get([entry_key(id_state.due_ms, id_state.offset)])
+        position = (id_state.due_ms, id_state.offset)
+        (stored,) = view.get([entry_key(*position)])
+        if stored is None and id_state.state == PENDING:
+            lane = lane_of(view, *position)
+            (stored,) = (None,) if lane is None else view.get([lane_key(lane, *position)])
         return Found(
             id=message_id,
             state=STATE_NAMES[id_state.state],
@@ -116,14 +125,19 @@ def page(
     None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last.
     """
     assert limit > 0
-    position = state.cursor if after is None else max(state.cursor, after)
-    start = max(_key_after(position), entry_key(min(due_from_ms, MS_MAX), 0))
-    stop = entry_key(min(due_to_ms, MS_MAX + 1), 0)
-    if start >= stop:
-        return [], None
-    scan_max = limit if target is None else PAGE_SCAN_MAX
-    found = view.scan(start, stop, scan_max, PAGE_SCAN_BYTES)
+    first = max((min(due_from_ms, MS_MAX), 0), (0, 0) if after is None else _next(after))
+    stop = (min(due_to_ms, MS_MAX + 1), 0)
     rows: list[MessageRow] = []
+    if state.parked and first <= state.cursor:
+        # Parked messages are at or before the cursor, all other pending ones after it.
+        rows, through = _parked_page(view, shard, first, min(stop, _next(state.cursor)), target, limit)
+        if through is not None:
+            return rows, through
+    first = max(first, _next(state.cursor))
+    if first >= stop:
+        return rows, None
+    scan_max = limit - len(rows) if target is None else PAGE_SCAN_MAX
+    found = view.scan(entry_key(*first), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
     for key, data in found:
         place_ms, offset = entry_position(key)
         entry = unpack_entry(data)
@@ -133,14 +147,38 @@ def page(
                 return rows, (place_ms, offset)
     if not found:
         return rows, None
-    through = entry_position(found[-1][0])
+    end = entry_position(found[-1][0])
     # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
-    at_end = len(found) < scan_max and not view.scan(_key_after(through), stop, 1, 1)
-    return rows, None if at_end else through
+    at_end = len(found) < scan_max and not view.scan(_key_after(end), entry_key(*stop), 1, 1)
+    return rows, None if at_end else end
+
+
+def _parked_page(
+    view: StoreView, shard: int, first: Position, stop: Position, target: str | None, limit: int
+) -> tuple[list[MessageRow], Position | None]:
+    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more parked ones."""
+    index = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
+    rows: list[MessageRow] = []
+    size = 0
+    for key, lane in index:
+        place_ms, offset = parked_position(key)
+        if target is not None and unpack_lane(lane)[0] != target:
+            continue
+        # One at a time: the bytes of several are not known before they are read.
+        (data,) = view.get([lane_key(unpack_lane(lane), place_ms, offset)])
+        if data is None:
+            continue  # it left its lane after the scan
+        entry = unpack_entry(data)
+        rows.append(MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
+        size += len(data)
+        if len(rows) == limit or size > PAGE_SCAN_BYTES:
+            return rows, (place_ms, offset)
+    return rows, parked_position(index[-1][0]) if index else None
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
-    """Return the stored due time of the first pending message, in the past if the shard is behind; None if none is pending."""
+    """Return the stored due time of the first pending message outside lanes, in the past if the shard is behind; None if there
+    is none. Messages parked in lanes are overdue through no fault of the shard."""
     rows = view.scan(_key_after(state.cursor), entry_key(MS_MAX + 1, 0), 1, 1)
     return entry_position(rows[0][0])[0] if rows else None
 
@@ -174,5 +212,10 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
 
 def _key_after(position: Position) -> bytes:
     """Return the first key that an entry after the position can have."""
+    return entry_key(*_next(position))
+
+
+def _next(position: Position) -> Position:
+    """Return the first position after this one."""
     due_ms, offset = position
-    return entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
+    return (due_ms, offset + 1) if offset < OFFSET_MAX else (due_ms + 1, 0)

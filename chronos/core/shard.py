@@ -23,6 +23,7 @@ from chronos.core.codec import (
     EXPIRED,
     PENDING,
     IdState,
+    LaneState,
     State,
     Totals,
     pack_entry,
@@ -35,15 +36,17 @@ from chronos.core.keys import (
     MINUTE_MS,
     OFFSET_MAX,
     STATE_KEY,
+    Lane,
     count_key,
     cursor_history_key,
     entry_key,
     entry_position,
     expiry_key,
 )
+from chronos.core.lanes import Lanes
 from chronos.core.message import Action, Entry, Record, Rejection, entry_id
 from chronos.core.parsing import parse
-from chronos.core.progress import RESCHEDULING, Decision, Outcome, Progress, count_outcomes
+from chronos.core.progress import RESCHEDULING, Decision, LaneCursor, Outcome, Progress, count_outcomes
 from chronos.core.rules import Rules
 from chronos.core.staging import stage, stage_unreadable
 from chronos.core.step import (
@@ -59,6 +62,7 @@ from chronos.core.step import (
     fitting,
     placed_ms,
     unpacked,
+    with_leaving,
 )
 from chronos.core.wheel import Item, Position, Wheel
 from chronos.errors import LogMismatch
@@ -74,12 +78,13 @@ COUNTS_CACHED_MAX = 200_000
 
 
 class Shard:
-    """The state of one shard in memory: its `State`, the wheel and the cached counts, all of it read from the store."""
+    """The state of one shard in memory: its `State`, the wheel, lanes and cached counts, all of it read from the store."""
 
     def __init__(self, *, rules: Rules, state: State, view: StoreView) -> None:
         self.rules = rules
         self.state = state
         self.wheel = Wheel(state.cursor)
+        self.lanes = Lanes(view, rules.shard, parked=state.parked)
         self._view = view
         self._counts: dict[int, int] = {}
         # Replay never decides again: its rules reject nothing that a setting could reject.
@@ -160,12 +165,13 @@ class Shard:
         del items[count:]
         return unpacked(items, items[-1][:2], complete=False)
 
-    def replay_select(self, staged: Staged, cursor: Position) -> Selection:
-        """Return the messages that the master selected when it moved the cursor to `cursor`."""
+    def replay_select(self, staged: Staged, cursor: Position, lanes: Sequence[LaneCursor] = ()) -> Selection:
+        """Return the messages that the master selected when it moved the cursor to `cursor`, and the lanes' cursors to `lanes`."""
         while self.wheel.through < cursor:
             self._read_ahead(cursor[0])
         stored = [item for item in self.wheel.peek(cursor[0], self.wheel.messages) if item[:2] <= cursor]
-        return unpacked(self._merge(staged, stored, cursor), cursor, complete=True)
+        selection = unpacked(self._merge(staged, stored, cursor), cursor, complete=True)
+        return with_leaving(selection, self.lanes.replay(lanes, staged), complete=True) if lanes else selection
 
     def _merge(self, staged: Staged, stored: list[Item], through: Position) -> list[Item]:
         """Return the stored and staged entries up to the position `through`, in order."""
@@ -210,15 +216,19 @@ class Shard:
             delta[due_ms // MINUTE_MS] -= 1
         for due_ms, _ in placed.values():
             delta[due_ms // MINUTE_MS] += 1
-        count_settled(selection.items, delta)
+        left = selection.left
+        count_settled(selection.items[left:] if left else selection.items, delta)
         decisions = {decision.offset: decision for decision in progress.decisions}
         id_states = dict(staged.id_states)
-        rescheduled = self._settle(selection, decisions, cursor, id_states)
+        rescheduled, parked = self._settle(selection, decisions, cursor, id_states)
         for due_ms, _ in rescheduled.values():
             delta[due_ms // MINUTE_MS] += 1
         deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
-        if rescheduled:
-            deletes += [entry_key(decisions[source].due_ms, source) for source in rescheduled if source not in placed]
+        if rescheduled or parked:
+            moved = (rescheduled.keys() | parked) - {source for _, source, _ in selection.items[:left]}
+            deletes += [entry_key(decisions[source].due_ms, source) for source in moved if source not in placed]
+            if parked:
+                placed = {source: place for source, place in placed.items() if source not in parked}
             placed = placed | rescheduled
         puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
         puts += [
@@ -226,7 +236,28 @@ class Shard:
             for message_id, id_state in id_states.items()
             if id_state.state == PENDING
         ]
-        return Writes(puts=puts, deletes=deletes, delta=delta, id_states=id_states, rescheduled=rescheduled)
+        lanes: dict[Lane, LaneState | None] = {}
+        parked_delta = 0
+        if left or parked or staged.unparked:
+            written = self.lanes.writes(staged, selection, decisions, _settled_ms(cursor))
+            puts += written.puts
+            deletes += written.deletes
+            lanes, parked_delta = written.lanes, written.parked
+            for due_ms, _ in staged.unparked.values():
+                delta[due_ms // MINUTE_MS] -= 1
+            for due_ms, _, _ in selection.items[:left]:
+                delta[due_ms // MINUTE_MS] -= 1
+            for source in parked:
+                delta[decisions[source].due_ms // MINUTE_MS] += 1
+        return Writes(
+            puts=puts,
+            deletes=deletes,
+            delta=delta,
+            id_states=id_states,
+            rescheduled=rescheduled,
+            lanes=lanes,
+            parked=parked_delta,
+        )
 
     def apply(
         self,
@@ -276,6 +307,7 @@ class Shard:
             progress_ms=timestamp_ms,
             history_minute=max(minute, state.history_minute),
             totals=_added(state.totals, staged, selection, progress.decisions),
+            parked=state.parked + writes.parked,
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
         assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"
@@ -288,6 +320,7 @@ class Shard:
             id_states=id_states,
             removed=[(due_ms, source) for source, due_ms in staged.removed.items()],
             arrived=self._arrived(staged.placed, cursor) + self._arrived(writes.rescheduled, cursor),
+            lanes=writes.lanes,
         )
 
     def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
@@ -306,7 +339,7 @@ class Shard:
         unselected = decided.difference(item[:2] for item in selection.items) if decided else decided
         for subject, recorded, found in (
             ("settled messages", progress.selected, len(selection.items)),
-            ("their outcomes", progress.counts, count_outcomes(len(selection.items), progress.decisions)),
+            ("their outcomes", _all_counts(progress.counts), count_outcomes(len(selection.items), progress.decisions)),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
             ("refused records", len(progress.refused), len(staged.refused)),
             ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
@@ -321,20 +354,28 @@ class Shard:
 
     def _settle(
         self, selection: Selection, decisions: Mapping[int, Decision], cursor: Position, id_states: dict[bytes, IdState]
-    ) -> dict[int, Placed]:
-        """Add the new id states of the selection to `id_states`, without their time; return the rescheduled entries."""
-        items, entries = selection.items, selection.entries
+    ) -> tuple[dict[int, Placed], set[int]]:
+        """Add the new id states of the selection to `id_states`, without their time.
+
+        Return the rescheduled entries, and the source offsets of the parked ones.
+        """
+        items, entries, left = selection.items, selection.entries, selection.left
         rescheduled: dict[int, Placed] = {}
+        parked: set[int] = set()
         for at in selection.with_id:
             due_ms, offset, _ = items[at]
-            id_states[entries[at].id] = IdState(DELIVERED, due_ms, offset)  # type: ignore[index]
+            id_states[entries[at].id] = IdState(DELIVERED, due_ms if at >= left else _settled_ms(cursor), offset)  # type: ignore[index]
         if not decisions:
-            return rescheduled
-        for (due_ms, offset, _), entry in zip(items, entries, strict=True):
+            return rescheduled, parked
+        for at, ((due_ms, offset, _), entry) in enumerate(zip(items, entries, strict=True)):
             decision = decisions.get(offset)
             if decision is None:
                 continue
             message_id = entry_id(entry, self.rules.shard, offset)
+            if decision.outcome is Outcome.PARKED:
+                parked.add(offset)
+                id_states[message_id] = IdState(PENDING, due_ms, offset)
+                continue
             if decision.outcome in RESCHEDULING:
                 next_ms = placed_ms(decision.next_due_ms, 0, cursor[0])
                 repeated = decision.outcome in (Outcome.AGAIN, Outcome.SKIPPED)
@@ -350,8 +391,8 @@ class Shard:
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is not a decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
-                id_states[message_id] = IdState(ended, due_ms, offset)
-        return rescheduled
+                id_states[message_id] = IdState(ended, due_ms if at >= left else _settled_ms(cursor), offset)
+        return rescheduled, parked
 
     def _count(self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]) -> dict[int, int]:
         """Return the new count of every minute that changed, and add its row to the write."""
@@ -377,6 +418,8 @@ class Shard:
         assert changes.state.cursor >= self.state.cursor, "the cursor only moves forward"
         self.state = changes.state
         self._counts.update(changes.counts)
+        if changes.lanes:
+            self.lanes.install(changes.lanes)
         wheel = self.wheel
         for due_ms, offset in changes.removed:
             wheel.forget(due_ms, offset)
@@ -385,13 +428,24 @@ class Shard:
             wheel.add(*item)
 
     def next_due_ms(self) -> int | None:
-        """Return the due time (epoch ms) of the next message, or the end of the wheel if it is empty; None if none is pending."""
-        if self.state.pending == 0:
+        """Return the due time (epoch ms) of the next message, or the end of the wheel if it is empty; None if none is pending
+        outside lanes."""
+        if self.state.pending == self.state.parked:
             return None
         held_ms = self.wheel.next_due_ms()
         through_ms, through_offset = self.wheel.through
         unknown_ms = through_ms + 1 if through_offset == OFFSET_MAX else through_ms
         return unknown_ms if held_ms is None else held_ms
+
+
+def _all_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the counts of a progress record that may be older than the newest outcomes."""
+    return counts + (0,) * (len(Outcome) - len(counts))
+
+
+def _settled_ms(cursor: Position) -> int:
+    """Return the due time of the settled entry of a message that left a lane: behind the cursor, whatever its offset."""
+    return cursor[0] - 1
 
 
 def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
@@ -411,4 +465,5 @@ def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequ
         rejected=totals.rejected + len(staged.refused) - staged.ignored,
         ignored=totals.ignored + staged.ignored,
         probes=totals.probes + staged.probes,
+        parked=totals.parked + outcomes.count(Outcome.PARKED),
     )

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from chronos.core.codec import CANCELLED, DELIVERED, PENDING, IdState, State, pack_entry, unpack_entry
-from chronos.core.keys import entry_key, generated_id, parse_generated_id
+from chronos.core.keys import entry_key, generated_id, lane_key, parse_generated_id
+from chronos.core.lanes import lane_of
 from chronos.core.message import (
     EXPIRE_AT,
     Action,
@@ -205,7 +206,7 @@ class _Staging:
             return None
         place = self.staged.placed.get(id_state.offset)
         if place is None:
-            (data,) = self.view.get([entry_key(id_state.due_ms, id_state.offset)])
+            (data,) = self.view.get([self._stored_key(id_state)])
             assert data is not None, "the state of a pending id names no entry"
         else:
             data = place[1]
@@ -235,8 +236,22 @@ class _Staging:
     def _remove(self, id_state: IdState) -> None:
         """Take a pending message out of this batch or out of the store."""
         if self.staged.placed.pop(id_state.offset, None) is None:
-            assert (id_state.due_ms, id_state.offset) > self.state.cursor, "a pending message is not after the cursor"
-            self.staged.removed[id_state.offset] = id_state.due_ms
+            due_ms, offset = id_state.due_ms, id_state.offset
+            if (due_ms, offset) > self.state.cursor:
+                self.staged.removed[offset] = due_ms
+            else:
+                lane = lane_of(self.view, due_ms, offset)
+                assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+                self.staged.unparked[offset] = (due_ms, lane)
+
+    def _stored_key(self, id_state: IdState) -> bytes:
+        """Return the key of a pending message in the store: in its lane if the cursor has passed it."""
+        due_ms, offset = id_state.due_ms, id_state.offset
+        if (due_ms, offset) > self.state.cursor:
+            return entry_key(due_ms, offset)
+        lane = lane_of(self.view, due_ms, offset)
+        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+        return lane_key(lane, due_ms, offset)
 
 
 def _is_beyond_expiry(action: Action, entry: Entry) -> bool:

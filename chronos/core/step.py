@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from chronos.core.codec import IdState, State, unpack_entry
-from chronos.core.keys import MINUTE_MS
+from chronos.core.codec import IdState, LaneState, State, unpack_entry
+from chronos.core.keys import MINUTE_MS, Lane
 from chronos.core.message import Command, Entry, Reason, Record, Rejection
 from chronos.core.size import count_within
 from chronos.core.wheel import Item, Position
@@ -72,6 +72,8 @@ class Staged(Struct, kw_only=True):
     """Source offset -> entry that is to be put into the store."""
     removed: dict[int, int] = msgspec.field(default_factory=dict)
     """Source offset -> due time (epoch ms) of stored entries that leave their position."""
+    unparked: dict[int, tuple[int, Lane]] = msgspec.field(default_factory=dict)
+    """Source offset -> due time (epoch ms) and lane of parked messages that leave their lane by an action."""
     id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
     """Id -> its new state; a settled one gets its time from the progress record."""
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -94,8 +96,20 @@ class Staged(Struct, kw_only=True):
             self.ignored += 1
 
 
+class Leaving(Struct, frozen=True, kw_only=True):
+    """The first messages of a lane, selected to leave it."""
+
+    lane: Lane
+    items: list[Item]
+    """In order, at least one."""
+    entries: list[Entry]
+    """The items, unpacked."""
+    is_all: bool
+    """True if nothing else is in the lane."""
+
+
 class Selection(Struct, frozen=True, kw_only=True):
-    """Due messages in order, and the cursor once all of them are settled."""
+    """The messages of one step: those that leave lanes, then due ones in order, and the cursor once those are settled."""
 
     items: list[Item]
     entries: list[Entry]
@@ -104,7 +118,14 @@ class Selection(Struct, frozen=True, kw_only=True):
     """Indices of the entries that carry an id: only these have an id state, and only these can have failed before."""
     cursor: Position
     complete: bool
-    """True if everything that is due was selected."""
+    """True if everything that is due was selected, and everything in the open lanes."""
+    leaving: tuple[Leaving, ...] = ()
+    """The lanes of the first items."""
+
+    @property
+    def left(self) -> int:
+        """Number of items that leave a lane; the other items are due."""
+        return sum(len(leaving.items) for leaving in self.leaving)
 
 
 class Writes(Struct, frozen=True, kw_only=True):
@@ -118,6 +139,10 @@ class Writes(Struct, frozen=True, kw_only=True):
     """All new id states; those of settled ids have no time yet."""
     rescheduled: dict[int, Placed]
     """Source offset -> entry at its next time, of messages that stay pending."""
+    lanes: dict[Lane, LaneState | None]
+    """Every lane that changed -> its new state; None: it is empty."""
+    parked: int
+    """Change of the number of parked messages."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -133,6 +158,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     """Positions that the wheel must forget."""
     arrived: list[Item]
     """Entries that the wheel must hold."""
+    lanes: dict[Lane, LaneState | None]
+    """Every lane that changed -> its new state; None: it is empty."""
 
 
 def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
@@ -146,6 +173,21 @@ def unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selectio
     entries = [unpack_entry(data) for _, _, data in items]
     with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
     return Selection(items=items, entries=entries, with_id=with_id, cursor=cursor, complete=complete)
+
+
+def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: bool) -> Selection:
+    """Return the selection with the messages that leave these lanes in front."""
+    items = [item for lane in leaving for item in lane.items]
+    entries = [entry for lane in leaving for entry in lane.entries]
+    assert all(entry.id is not None for entry in entries), "a parked message has no id"
+    return Selection(
+        items=items + selection.items,
+        entries=entries + selection.entries,
+        with_id=[*range(len(items)), *(len(items) + at for at in selection.with_id)],
+        cursor=selection.cursor,
+        complete=complete,
+        leaving=tuple(leaving),
+    )
 
 
 def fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:

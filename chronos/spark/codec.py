@@ -17,7 +17,7 @@ from chronos.core.parsing import parse
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
-from chronos.spark.decisions import OUTCOMES
+from chronos.spark.decisions import LEFT_LANE, OUTCOMES
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -113,7 +113,7 @@ _STEP_TYPES: list[tuple[str, Any]] = [
 _DECISION_TYPES: list[tuple[str, Any]] = [
     ("shard", pa.int32()), ("progress_offset", pa.int64()), ("decided_ms", pa.int64()), ("position_due_ms", pa.int64()),
     ("source_offset", pa.int64()), ("outcome", pa.string()), ("reason", pa.string()), ("next_due_ms", pa.int64()),
-    ("occurrence", pa.int32()), ("attempt", pa.int32()),
+    ("occurrence", pa.int32()), ("attempt", pa.int32()), ("lane", pa.int32()), ("target", pa.string()),
 ]  # fmt: skip
 
 
@@ -124,12 +124,19 @@ def unpack_decisions(batches: Batches) -> Batches:
         for shard, offset, timestamp_ms, value in _rows(batch):
             step, at = unpack_progress(value), [shard, offset, timestamp_ms]
             refused = [*step.refused, *_unreadable(step)]
-            rows += [[*at, None, source, "refused", _reason(reason), None, 1, 1] for source, reason in refused]
+            rows += [
+                [*at, None, source, "refused", _reason(reason), None, 1, 1, None, None] for source, reason in refused
+            ]
             rows += [
                 [*at, made.due_ms, made.offset, OUTCOMES[Outcome(made.outcome)], _reason(made.reason),
-                 made.next_due_ms or None, made.occurrence, made.attempt]
+                 made.next_due_ms or None, made.occurrence, made.attempt,
+                 made.lane if made.outcome is Outcome.PARKED else None, None]
                 for made in step.decisions
             ]  # fmt: skip
+            rows += [
+                [*at, lane.due_ms, lane.offset, LEFT_LANE, None, None, 1, 1, lane.partition, lane.topic]
+                for lane in step.lanes
+            ]
         yield _columns(rows, _DECISION_TYPES)
 
 

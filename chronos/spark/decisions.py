@@ -4,6 +4,9 @@ from chronos.core.progress import Outcome
 
 OUTCOMES = {
     Outcome.AGAIN: "again", Outcome.RETRY: "retry", Outcome.DEFERRED: "deferred", Outcome.SKIPPED: "skipped",
-    Outcome.EXPIRED: "expired", Outcome.DEAD: "dead-letter",
+    Outcome.EXPIRED: "expired", Outcome.DEAD: "dead-letter", Outcome.PARKED: "parked",
 }  # fmt: skip
 """Name of each outcome that a progress record lists; plain deliveries are not listed."""
+
+LEFT_LANE = "left-lane"
+"""Name of the rows that hold the cursors of lanes: every message parked in the lane before, up to this position, left it."""

@@ -117,7 +117,7 @@ DEAD_LETTERS = Table(
     columns=(*RAW, *RECEIPT, *WHY),
 )  # fmt: skip
 
-COUNTS = ("delivered", "again", "retried", "deferred", "skipped", "expired", "dead")
+COUNTS = ("delivered", "again", "retried", "deferred", "skipped", "expired", "dead", "parked")
 """Columns of `progress` for `core.progress.Progress.counts`, in the order of `core.progress.Outcome`."""
 
 PROGRESS = Table(
@@ -143,7 +143,7 @@ PROGRESS = Table(
 
 DECISIONS = Table(
     name="decisions",
-    meaning="Every refusal and every outcome other than delivery, from the progress records.",
+    meaning="Every refusal, every outcome other than delivery, and every cursor of a lane, from the progress records.",
     partitioned_by="decided_ms",
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
@@ -151,11 +151,15 @@ DECISIONS = Table(
         ("decided_ms", LongType(), False, "broker's timestamp of the progress record"),
         ("position_due_ms", LongType(), True, "due time of the position the message was selected at; null for `refused`"),
         ("source_offset", LongType(), False, "offset in the delay partition"),
-        ("outcome", StringType(), False, "`refused`, `again`, `retry`, `deferred`, `skipped`, `expired` or `dead-letter`"),
+        ("outcome", StringType(), False, "`refused`, `again`, `retry`, `deferred`, `skipped`, `expired`, `dead-letter` or `parked`;"
+         " `left-lane`: the cursor of a lane, up to which its messages left it"),
         ("reason", StringType(), True, "reason, as in `chronos-reason`"),
         ("next_due_ms", LongType(), True, "next due time of a message that stays pending"),
         ("occurrence", IntegerType(), False, "occurrence of a series, from 1"),
         ("attempt", IntegerType(), False, "attempt at a delivery, from 1"),
+        ("lane", IntegerType(), True, "partition of the target whose lane it is, of `parked` and `left-lane`; -1: the topic as a"
+         " whole; -2: a topic that could not be created"),
+        ("target", StringType(), True, "topic of the lane, of `left-lane`"),
     ),
 )  # fmt: skip
 

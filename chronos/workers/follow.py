@@ -116,7 +116,7 @@ class Follower:
         else:
             staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
         assert staged.pull_offset == progress.pull_offset
-        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes)
         changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
         self._store.write(changes.puts, changes.deletes)
         shard.install(changes)

@@ -5,17 +5,20 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was reada
 never stops the others).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chronos.core.keys import Lane
+from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry, Reason, Record, Rejection
-from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
+from chronos.core.progress import LANES_MAX, Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.errors import (
@@ -27,6 +30,7 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.letters import LetterTopics
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
@@ -145,6 +149,7 @@ class Master:
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
+        self._lanes = LaneTurns(shard, pusher.opened)
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -173,8 +178,10 @@ class Master:
         if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_ALONE_MS:
             self._heartbeat()
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
+        # Without parked messages there are no lanes, and nothing is asked.
+        open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self._lanes.look(now_ms))
         try:
-            records, reached_ms = self._pull(now_ms, to_end=is_heartbeat)
+            records, reached_ms = self._pull(now_ms, to_end=is_heartbeat, something_leaves=open_lanes)
         except BatchUnreadable as error:
             records, reached_ms = [], self._reached_ms
             staged = self._step_over(error)
@@ -187,7 +194,7 @@ class Master:
                 self._letters.rejected.refuse(now_ms, refusal)
                 return now_ms
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
-        selection = self._select(staged, until_ms, now_ms)
+        selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
         if not selection.items and not records and not staged.unreadable and not is_heartbeat:
             return self._idle(now_ms)
         if not selection.items and not staged.unreadable and self._may_linger(staged, len(records), now_ms):
@@ -250,12 +257,12 @@ class Master:
             )
         return "; ".join(texts) or None
 
-    def _pull(self, now_ms: int, *, to_end: bool) -> tuple[list[Record], int]:
+    def _pull(self, now_ms: int, *, to_end: bool, something_leaves: bool) -> tuple[list[Record], int]:
         """Return the next records, and the last time (epoch ms) at which the end of the log was reached.
 
         Every record that was readable at that time has been pulled, so messages that were due by then may still be
         selected now: a backlog costs one request to the broker, not one a step. `to_end`: ask for the end although nothing
-        is due. With pulling off the end counts as reached.
+        is due. `something_leaves`: messages leave lanes. With pulling off the end counts as reached.
         """
         limits = self._limits
         due_ms = self.due_ms = self._shard.next_due_ms()
@@ -270,12 +277,14 @@ class Master:
             # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
             self._is_blind = not rejected.is_patient(now_ms)
             return [], now_ms if self._is_blind else self._reached_ms
-        if to_end or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
+        # The cursor of a step that empties lanes follows the present time, so that what left is kept for its retention.
+        asks = to_end or (something_leaves and not self._poison_search.separate)
+        if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
             asked_ms, end = self._end(now_ms)
             records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
             if reached:
                 self._reached_ms, self._awaited = asked_ms, None
-        elif something_due and self._poison_search.separate and self._puller.waiting == 0:
+        elif (something_due or something_leaves) and self._poison_search.separate and self._puller.waiting == 0:
             records = []
         else:
             records = self._puller.batch(limits.messages, limits.bytes)
@@ -298,23 +307,38 @@ class Master:
                 " them; check NTP on both"
             )
 
-    def _select(self, staged: Staged, until_ms: int, now_ms: int) -> Selection:
+    def _select(self, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool) -> Selection:
         limits, search = self._limits, self._poison_search
-        set_aside = search.refusals.set_aside
         apart = search.separate or self._letters.rejected.failures > 0
         if not limits.push or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
-        selection = self._look_ahead.selection(staged, until_ms, search.messages_max, limits.bytes)
+        if not open_lanes:
+            return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, search.messages_max, limits.bytes)
+
+        def is_apart(due: Selection) -> bool:
+            return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
+
+        alone = search.messages_max < limits.messages
+        batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone)
+        select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
+        return self._lanes.select(staged, batch, select_due, is_apart)
+
+    def _select_due(
+        self, staged: Staged, until_ms: int, now_ms: int, targets_max: int, messages_max: int, bytes_max: int
+    ) -> Selection:
+        search = self._poison_search
+        set_aside = search.refusals.set_aside
+        selection = self._look_ahead.selection(staged, until_ms, messages_max, bytes_max)
         # A message that failed before is selected alone, so that a second failure does not abort other messages.
         entries = selection.entries
         tried = (at for at in selection.with_id if entries[at].attempt > 1 and entries[at].target not in set_aside)
         count = max(1, next(tried, len(entries)))
         if set_aside:
             count = min(count, search.refusals.within_step(selection, now_ms))
-        if len(self._look_ahead.targets(selection)) > TARGETS_MAX:
-            count = min(count, _within_targets(entries, TARGETS_MAX))
+        if len(self._look_ahead.targets(selection)) > targets_max:
+            count = min(count, _within_targets(entries, targets_max))
         if count < len(entries):
-            selection = self._shard.select(staged, until_ms, count, limits.bytes)
+            selection = self._shard.select(staged, until_ms, count, bytes_max)
         if not self._is_blind or not selection.complete:
             return selection
         # A cursor after everything due at a time says that every record of that time was pulled (`workers.delete`).
@@ -332,6 +356,7 @@ class Master:
             refusals=search.refusals,
             look_ahead=self._look_ahead,
             defers_dead_letters=not letters.dead_letter.is_open(now_ms),
+            lanes=self._occupied_lanes(),
         )
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
@@ -352,8 +377,9 @@ class Master:
             search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
+            self._lanes.committed()
         self._apply(staged, selection, progress, appended)
-        return plan.due_ms
+        return sorted(plan.due_ms) if selection.leaving else plan.due_ms
 
     def _prepare_next(
         self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
@@ -373,12 +399,20 @@ class Master:
                     if following is not None:
                         search = self._poison_search
                         self._pusher.plan_next(
-                            following, poison_offset=search.poison_offset, refusals=search.refusals, look_ahead=ahead
+                            following,
+                            poison_offset=search.poison_offset,
+                            refusals=search.refusals,
+                            look_ahead=ahead,
+                            lanes=self._occupied_lanes(),
                         )
                 if pulled >= limits.messages:
                     ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
         return prepare
+
+    def _occupied_lanes(self) -> Set[Lane]:
+        """Return the lanes that are not empty."""
+        return self._shard.lanes.states.keys() if self._shard.state.parked else frozenset()
 
     def _clock_was_set(self) -> bool:
         return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
@@ -457,6 +491,7 @@ class Master:
             decisions=tuple(decisions),
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
+            lanes=cursors(selection.leaving),
         )
 
     def _search_poison(
@@ -547,6 +582,8 @@ class Master:
             return now_ms
         due_ms = self._shard.next_due_ms() if limits.push else None
         wake_ms = self._committed_ms + HEARTBEAT_MS
+        if limits.push and self._shard.state.parked:
+            wake_ms = min(wake_ms, self._lanes.next_look_ms())
         rejected = self._letters.rejected
         if not rejected.is_open(now_ms):
             wake_ms = min(wake_ms, rejected.until_ms)

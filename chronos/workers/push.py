@@ -5,11 +5,11 @@ one message and never an aborted transaction (law 8). Other failures are handled
 which isolates the poison record by halving the selection.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from msgspec import Struct
 
-from chronos.core.keys import murmur2, parse_generated_id, partition_of
+from chronos.core.keys import UNCREATED, WHOLE_TOPIC, Lane, murmur2, parse_generated_id, partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
     ATTEMPT,
@@ -34,10 +34,7 @@ from chronos.core.timefmt import format_time
 from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
 from chronos.workers.refusals import Refusals, Retries, SetAside
-from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
-
-NO_LEADER_WAIT_MS = 1_000
-"""Delay until a message for a partition without a leader is selected again."""
+from chronos.workers.targets import NOT_YET, SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
@@ -109,11 +106,13 @@ class Pusher:
         refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
         defers_dead_letters: bool = False,
+        lanes: Set[Lane] = frozenset(),
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
 
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
         `refusals`: messages of targets that are set aside are deferred, unless this selection attempts them.
+        `lanes`: those that were not empty before this step.
         `defers_dead_letters`: messages that would be dead-lettered are deferred.
         """
         plan = PlannedTransaction(
@@ -125,7 +124,7 @@ class Pusher:
         if not selection.items:
             return plan
         targets = self.targets.describe(look_ahead.targets(selection), now_ms)
-        limits = self._fast_path_limits(targets, refusals)
+        limits = self._fast_path_limits(targets, refusals, lanes)
         attempted = refusals.attempted(selection, now_ms)
         early = look_ahead.transaction(selection, limits, poison_offset)
         if early is not None:
@@ -133,11 +132,24 @@ class Pusher:
             plan.due_ms = early.due_ms
             return plan
 
+        # A due message follows the messages in its lane, unless all of them leave in this step, before it.
+        occupied = lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all}
+        left = {offset for _, offset, _ in selection.items[: selection.left]}
+
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
-            target, set_aside = targets[entry.target], refusals.set_aside.get(entry.target)
-            is_poison = offset == poison_offset or (set_aside is not None and offset in set_aside.offsets)
-            waits = set_aside is not attempted
-            self._decide(plan, due_ms, offset, entry, target, now_ms, set_aside, is_poison=is_poison, waits=waits)
+            set_aside = refusals.set_aside.get(entry.target)
+            self._decide(
+                plan,
+                due_ms,
+                offset,
+                entry,
+                targets[entry.target],
+                now_ms,
+                set_aside,
+                is_poison=offset == poison_offset or (set_aside is not None and offset in set_aside.offsets),
+                waits=set_aside is not attempted,
+                occupied=frozenset() if offset in left else occupied,
+            )
 
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
@@ -163,12 +175,13 @@ class Pusher:
         poison_offset: int | None,
         refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
+        lanes: Set[Lane] = frozenset(),
     ) -> None:
         """Compute what `plan` would return for the next selection, if every message of it takes the fast path."""
         topics = {entry.target for entry in selection.entries}
         if len(topics) > TARGETS_MAX:
             return  # the step will select fewer messages
-        limits = self._fast_path_limits(self.targets.known(topics), refusals)
+        limits = self._fast_path_limits(self.targets.known(topics), refusals, lanes)
         plan = PlannedTransaction(messages=[], decisions=[], due_ms=[])
         if self._write(plan, selection, limits, poison_offset, None):
             look_ahead.keep_transaction(selection, limits, poison_offset, plan)
@@ -212,16 +225,27 @@ class Pusher:
             append_due(due_ms)
         return True
 
-    def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals) -> dict[str, int]:
-        """Return, for each plain and allowed target that is not set aside, the packed size in bytes up to which a message needs
-        no decision."""
+    def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals, lanes: Set[Lane]) -> dict[str, int]:
+        """Return, for each plain and allowed target that is not set aside and has no lane, the packed size in bytes up to which
+        a message needs no decision."""
+        with_lane = {topic for topic, _ in lanes}
         return {
             topic: target.info.bytes_max - RECEIPT_BYTES
             for topic, target in targets.items()
             if target.info is not None
             and target.is_plain
             and topic not in refusals.set_aside
+            and topic not in with_lane
             and self._rules.allows(topic)
+        }
+
+    def opened(self, lanes: Set[Lane], now_ms: int) -> set[Lane]:
+        """Return the lanes that messages may leave: what keeps a message there is not so any more. Raises LogUnavailable."""
+        targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
+        return {
+            (topic, partition)
+            for topic, partition in lanes
+            if not self._rules.allows(topic) or _is_open(partition, targets[topic])
         }
 
     def _decide(
@@ -236,8 +260,12 @@ class Pusher:
         *,
         is_poison: bool,
         waits: bool,
+        occupied: Set[Lane],
     ) -> None:
-        """Deliver the message, or decide another outcome for it; `waits`: its target is set aside and not attempted now."""
+        """Deliver the message, or decide another outcome for it.
+
+        `waits`: its target is set aside and not attempted now. `occupied`: the lanes with messages that come before it.
+        """
         info = target.info
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
@@ -259,13 +287,24 @@ class Pusher:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.NO_KEY, detail)
         elif is_poison:
             self._retry(plan, due_ms, offset, entry, now_ms, set_aside)
+        elif (lane := _lane(entry, info, occupied)) is not None:
+            plan.decisions.append(
+                Decision(
+                    due_ms,
+                    offset,
+                    Outcome.PARKED,
+                    Reason.NO_LEADER,
+                    occurrence=entry.occurrence,
+                    attempt=entry.attempt,
+                    lane=lane,
+                )
+            )
         elif set_aside is not None and waits:
             # Messages that were attempted before come last, so that one of them does not hold up the others.
             next_ms = max(set_aside.next_ms, now_ms + 1) + (entry.attempt > 1)
             self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, next_ms)
-        elif (partition := _partition(entry, info, offset)) is None:
-            self._defer(plan, due_ms, offset, entry, Reason.NO_LEADER, now_ms + NO_LEADER_WAIT_MS)
         else:
+            partition = _partition(entry, info, offset)
             headers = self._with_receipt(entry, offset)
             size = batch_bytes(entry.key, entry.value, headers)
             if size > info.bytes_max:
@@ -281,7 +320,7 @@ class Pusher:
         """Decide about a message whose target was not found: dead-letter it after the second description, else defer it."""
         assert target.missing_since_ms is not None
         # A description from before the message was due proves nothing: the topic may have been created since.
-        if target.described_ms >= due_ms and target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS:
+        if target.described_ms >= due_ms and target.is_missing:
             detail = "two looks did not find the topic"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, detail)
         else:
@@ -386,14 +425,42 @@ class Pusher:
         return topic, key, value, headers + why, partition
 
 
-def _partition(entry: Entry, info: TopicInfo, offset: int) -> int | None:
-    """Return -1 for the client's choice, an open partition if not all are, None if the message must wait."""
+def _is_open(partition: int, target: Target) -> bool:
+    """Return whether messages may leave a lane of the target: they can be delivered, or can only be dead-lettered.
+
+    For a partition that does not exist there is no leader to wait for.
+    """
+    info = target.info
+    if info is None:
+        return target.is_missing
+    if info is NOT_YET:
+        return False
+    if not info.writable or partition == UNCREATED:
+        return True
+    return len(info.closed) < info.partitions if partition == WHOLE_TOPIC else partition not in info.closed
+
+
+def _lane(entry: Entry, info: TopicInfo, occupied: Set[Lane]) -> int | None:
+    """Return the partition of the lane in which the message must wait; None if it can be delivered."""
+    if info is NOT_YET or (entry.target, UNCREATED) in occupied:
+        return UNCREATED
+    if entry.key is None:
+        lane, is_led = WHOLE_TOPIC, len(info.closed) < info.partitions
+    else:
+        lane = partition_of(entry.key, info.partitions)
+        is_led = lane not in info.closed
+    return None if is_led and (entry.target, lane) not in occupied else lane
+
+
+def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:
+    """Return -1 for the client's choice, or an open partition if not all are."""
     if not info.closed:
         return -1
     if entry.key is not None:
-        keyed = partition_of(entry.key, info.partitions)
-        return None if keyed in info.closed else keyed
-    return _open_partition(info, offset)
+        return partition_of(entry.key, info.partitions)
+    partition = _open_partition(info, offset)
+    assert partition is not None, "a message for a topic without an open partition is parked"
+    return partition
 
 
 def _open_partition(info: TopicInfo, number: int) -> int | None:

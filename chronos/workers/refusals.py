@@ -104,8 +104,11 @@ class Refusals:
         """Poison records of targets that are not set aside."""
 
     def attempted(self, selection: Selection, now_ms: int) -> SetAside | None:
-        """Return the set aside target whose messages the step attempts; None for an ordinary step."""
-        if not self.set_aside or not selection.entries:
+        """Return the set aside target whose messages the step attempts; None for an ordinary step.
+
+        A step with messages that leave a lane is an ordinary one: in a lane they are not attempted, but deferred.
+        """
+        if not self.set_aside or not selection.entries or selection.leaving:
             return None
         is_attempt = self._is_attempt(selection.entries[0].target, selection.items[0][1], now_ms)
         return self.set_aside[selection.entries[0].target] if is_attempt else None
@@ -162,7 +165,11 @@ class Refusals:
         for each in self.set_aside.values():
             if each.offsets:
                 each.offsets.difference_update(offset for _, offset, _ in selection.items)
-        if target is None or not delivered:
+        if target is None:
+            return
+        if not delivered:
+            # Parked, expired or too large: this says nothing about the target, but the other messages take their turn.
+            target.end_turn(now_ms)
             return
         target.refused, target.messages, target.refuses_all, target.final = 0, 0, False, False
         target.messages_max *= 2

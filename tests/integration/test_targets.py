@@ -467,55 +467,73 @@ def test_topics_created_by_chronos_take_the_largest_record_whole(place: Place) -
 
 
 @pytest.mark.integration
-def test_a_message_for_a_leaderless_partition_waits_and_others_do_not(tmp_path: Path) -> None:
-    """It is deferred as long as the broker is down, then delivered; it is never dead-lettered. The same holds for a partition
-    with too few in-sync replicas."""
+@pytest.mark.timeout(300)
+def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_path: Path) -> None:
+    """Each is parked once, also over a restart, and can be cancelled; then they are delivered in order, never dead-lettered.
+
+    The same holds for a partition with too few in-sync replicas."""
     with cluster(3, heap_mb=320) as kafka:
         place = Place(kafka, tmp_path)
         lonely = kafka.create_topic(f"{place.topics.delay}.lonely", partitions=3, replication=1)
+        single = kafka.create_topic(f"{place.topics.delay}.single", partitions=1, replication=1)
         strict = kafka.create_topic(f"{place.topics.delay}.strict", replication=3, config={"min.insync.replicas": 3})
         admin = kafka.admin()
 
-        def leader_of(partition: int) -> int:
+        def leader_of(topic: str, partition: int) -> int:
             """The node id of the leader; -1 without one."""
-            return int(admin.list_topics(lonely, timeout=10).topics[lonely].partitions[partition].leader)
+            return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
 
-        def is_leaderless(partition: int) -> bool:
+        def is_leaderless(topic: str, partition: int) -> bool:
             """False also while no broker answers, as may happen while one is killed."""
             try:
-                return leader_of(partition) < 0
+                return leader_of(topic, partition) < 0
             except KafkaException:
                 return False
 
+        down = kafka.node(leader_of(single, 0))
+        (dead,) = [number for number in range(3) if kafka.node(leader_of(lonely, number)) is down]
         keys = [b"k%d" % number for number in range(60)]
-        stuck = [key for key in keys if partition_of(key, 3) == 0]
+        keyed = [Sent(b"%s %d" % (key, turn), schedule(lonely, target_key=key)) for turn in range(4) for key in keys]
+        stuck = [sent for sent in keyed if partition_of((sent.value or b"").split()[0], 3) == dead]
+        bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]
+        many = [Sent(b"s%d" % number, schedule(single)) for number in range(5_000)]
+        wanting = [Sent(b"w%d" % number, schedule(strict)) for number in range(5)]
+        waiting = len(stuck) + len(many) + len(wanting)
         with place.service as service:
             service.start()
-            down = kafka.node(leader_of(0))
             down.kill()
-            assert wait_until(lambda: is_leaderless(0), deadline=time.monotonic() + 30)
+            assert wait_until(
+                lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0), deadline=time.monotonic() + 30
+            )
             service.wait_ready()
-            keyed = [Sent(key, schedule(lonely, target_key=key)) for key in keys]
-            bare = [Sent(b"b%d" % number, schedule(lonely)) for number in range(60)]
-            wanting = [Sent(b"w%d" % number, schedule(strict)) for number in range(5)]
+            place.send(*many[:100], Sent(b"never", schedule(single), key=b"mine"), *many[100:])
             place.send(*mixed(mixed(keyed, [*bare, *wanting]), place.others(0, 200)))
-
-            try:
-                place.check_others(200)
-            except AssertionError:
-                print(service.tail(), service.shards())
-                raise
+            place.check_others(200)
             with Tail(kafka.bootstrap, place.topics.dead_letter) as letters:
-                waiting = len(stuck) + len(wanting)
-                service.wait_until(lambda: service.pending() == waiting, "deliver to the partitions that take records")
+                service.wait_until(
+                    lambda: service.shards()[0]["parked"] == service.pending() == waiting + 1,
+                    "deliver to the partitions with a leader, and park the others",
+                )
                 letters.settle(2.5)
                 assert letters.records[place.topics.dead_letter] == []
-            assert service.pending() == waiting > 10
-            assert service.shards()[0]["paused"] is None
+            assert len(stuck) > 20
+            assert service.get("/v1/messages/mine")["state"] == "pending"
+            assert service.ask("DELETE", "/v1/messages/mine")[1]["result"] == "cancelled"
+            service.stop()
+            service.start()
+            (shard,) = service.shards()
+            assert (shard["parked"], shard["pending"], shard["paused"]) == (waiting, waiting, None)
+            assert (shard["totals"]["parked"], shard["totals"]["carried"]) == (waiting + 1, 0)
 
             down.start()
-            found = place.arrived(lonely, len(keys) + len(bare))
+            found = place.arrived(lonely, len(keyed) + len(bare))
             assert sorted(found) == sorted([sent.value or b"" for sent in keyed + bare])
+            for key in keys:
+                assert [value for value in found if value.split()[0] == key] == [
+                    b"%s %d" % (key, turn) for turn in range(4)
+                ]
+            assert place.arrived(single, len(many)) == [sent.value for sent in many]
             assert place.arrived(strict, len(wanting)) == [sent.value for sent in wanting]
             assert place.dead(0) == []
-            assert service.pending() == 0
+            service.wait_until(lambda: service.pending() == 0, "settle everything")
+            assert service.shards()[0]["parked"] == 0

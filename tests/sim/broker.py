@@ -90,6 +90,8 @@ class Brokers:
         """Until when each broker answers no request."""
         self.paused_since: list[int] = [0] * BROKERS
         """When each broker paused, shorter breaks included."""
+        self.leaderless: dict[str, int] = {}
+        """Until when each partition, by name, has no leader although its broker answers."""
         self.trimming: Callable[[Partition, str], None] = lambda partition, by: None
         """Called after a trim with the partition and the name of the node that trimmed it."""
         self.epochs: dict[int, int] = {}
@@ -135,7 +137,11 @@ class Brokers:
         return is_open and has_key and len(value or b"") <= self.bytes_max[topic]
 
     def is_paused(self, partition: Partition) -> bool:
-        return self.paused[partition.broker] > self.world.now_ms
+        return self.paused_until_ms(partition) > self.world.now_ms
+
+    def paused_until_ms(self, partition: Partition) -> int:
+        """Until when the partition cannot be read or written."""
+        return max(self.paused[partition.broker], self.leaderless.get(partition.name, 0))
 
     # Records
 
@@ -226,7 +232,7 @@ class Brokers:
         if partition not in transaction.unmarked:
             return
         if self.is_paused(partition):
-            self.world.at(self.paused[partition.broker] + 1, self.mark, transaction, partition)
+            self.world.at(self.paused_until_ms(partition) + 1, self.mark, transaction, partition)
             return
         transaction.unmarked.remove(partition)
         partition.held = [held for held in partition.held if held[1] is not transaction]
@@ -257,6 +263,7 @@ class Brokers:
     def heal(self) -> None:
         """End all faults."""
         self.paused = [0] * BROKERS
+        self.leaderless.clear()
         self.refusing_ms.clear()
         for transaction in self.open.values():
             if transaction.state != "open":

@@ -68,6 +68,8 @@ class Checker:
         self.refused: dict[tuple[int, int], int] = {}
         self.committers: dict[tuple[int, int], str] = {}
         """(shard, role epoch) -> the data directory that committed under it."""
+        self.parked: set[tuple[int, int, int]] = set()
+        """(shard, due time, offset) of each message that was parked in a lane."""
         self.digests: dict[tuple[int, int], bytes] = {}
         self.deliveries = 0
 
@@ -115,6 +117,11 @@ class Checker:
         for decision in progress.decisions:
             if decision.offset >= progress.pull_offset:
                 raise broken("9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset")
+            if decision.outcome == Outcome.PARKED:
+                parked = (shard, decision.due_ms, decision.offset)
+                if parked in self.parked:
+                    raise broken("8", f"{parked[::2]} was parked twice at one position")
+                self.parked.add(parked)
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""

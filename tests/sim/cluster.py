@@ -39,6 +39,7 @@ class Cluster:
         self.sleep_dice = random.Random(f"sleeping {seed}")
         self.bulk_dice = random.Random(f"bulk {seed}")
         self.letter_dice = random.Random(f"letters {seed}")
+        self.leader_dice = random.Random(f"leaders {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)

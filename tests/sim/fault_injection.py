@@ -115,6 +115,10 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.2:
             for _ in range(dice.choice([1, 3])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._block_dead_letter_topic)
+        dice = self.cluster.leader_dice
+        if dice.random() < 0.3:
+            for _ in range(dice.choice([1, 2, 6])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_leaders)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):
@@ -149,6 +153,21 @@ class FaultInjection(ClusterPart):
         broker, wait_ms = draw.randrange(BROKERS), draw.choice([100, 1_500, 8_000])
         self.world.trace(f"broker {broker} pauses for {wait_ms}")
         self.brokers.pause(broker, self.world.now_ms + wait_ms)
+
+    def _lose_leaders(self) -> None:
+        """Some or all partitions of a target lose their leader; messages for it become due meanwhile."""
+        dice = self.cluster.leader_dice
+        topic = dice.choice([topic for topic in ("a", "b", "flaky") if topic in self.brokers.topics])
+        partitions = self.brokers.topics[topic]
+        wait_ms = dice.choice([1_000, 8_000, 15_000, 40_000])
+        for partition in dice.sample(partitions, dice.choice([1, len(partitions)])):
+            self.world.trace(f"{partition.name} has no leader for {wait_ms}")
+            self.brokers.leaderless[partition.name] = self.world.now_ms + wait_ms
+        for _ in range(dice.choice([0, 5, 20])):
+            self.world.after(dice.randrange(wait_ms), self.producers.send)
+        for _ in range(dice.choice([0, 20])):
+            # Actions while the parked messages leave their lanes, some in the very step.
+            self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
 
     def _set_clock(self) -> None:
         draw = self.world.random

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chronos.core.assignment import _Table
+from chronos.core.lanes import Lanes
 from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
@@ -210,6 +211,24 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a node that leaves keeps its shards": [
         (_Table, "_may_stay", "not member.leaving", "True"),
+    ],
+    "a message leaves its lane although an action has taken it out": [
+        (Lanes, "select", "items = _remaining(rows, staged)", "items = rows"),
+    ],
+    "a replica empties a lane beyond its cursor": [
+        (Lanes, "replay", "stop = _after(lane, (cursor.due_ms, cursor.offset))", "_, stop = self._range(lane)"),
+    ],
+    "lanes are not read after a restart": [
+        (Lanes, "__init__", "None if parked else {}", "{}"),
+    ],
+    "a message stays in the lane that it left": [
+        (Lanes, "writes", "change[lane] -= len(leaving.items)", "change[lane] -= len(leaving.items)\ndeletes.clear()"),
+    ],
+    "a closed lane is taken for open": [
+        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or True"),
+    ],
+    "a lane stays closed": [
+        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or False"),
     ],
     "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),

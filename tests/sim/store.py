@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH, PENDING, State, unpack_id_state, unpack_state
-from chronos.core.keys import COUNT, ENTRY, ID_STATE, STATE_KEY, entry_position
+from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, STATE_KEY, entry_position
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
@@ -150,7 +150,7 @@ class SimStore(MemoryStore):
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
                 or (space == ID_STATE and unpack_id_state(value).state == PENDING)
-                or space == COUNT
+                or space in (COUNT, LANE, PARKED, LANE_STATE)
                 or key == STATE_KEY
             ):
                 rows[key] = value

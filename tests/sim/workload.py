@@ -65,6 +65,10 @@ class Producers:
             for _ in range(count):
                 self._write(None, shard, Expectation(verb="schedule", malformed=True, unreadable=True), [])
 
+    def act(self) -> None:
+        """Send one action on an id that may be pending."""
+        self._send_action(None)
+
     def _end(self, transaction: Transaction, commit: bool) -> None:
         if transaction.state == "open":
             self.brokers.decide(transaction, commit=commit)

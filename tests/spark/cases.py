@@ -82,7 +82,7 @@ class Case:
         row = {
             "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
             "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
-            "attempt": 1,
+            "attempt": 1, "lane": None, "target": None,
         }  # fmt: skip
         self.decisions.append(row | changed)
         return self
@@ -127,6 +127,8 @@ class Case:
             if row["outcome"] != "refused":
                 row["decided_ms"] = self.steps[row["progress_offset"] // 2]["timestamp_ms"]
         for row in self.messages:
+            row["target"] = self._own(row["target"])
+        for row in self.decisions:
             row["target"] = self._own(row["target"])
         for row in self.deliveries:
             row["topic"] = self._own(row["topic"])

@@ -30,7 +30,7 @@ READ_MS = START_MS + 24 * HOUR_MS
 
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 VERBS = ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
-OUTCOMES = ["delivered"] * 6 + ["again", "retry", "deferred", "skipped", "expired", "dead"]
+OUTCOMES = ["delivered"] * 6 + ["parked"] * 3 + ["again", "retry", "deferred", "skipped", "expired", "dead"]
 
 Row = dict[str, Any]
 
@@ -50,6 +50,7 @@ def _random_step(dice: random.Random) -> Step:
         disturbances=(),
         behind=dice.random() < 0.5,
         aborted=dice.random() < 0.2,
+        lanes=dice.choice([(), (0,), (1, -1), (-1, 0, 1)]),
     )
 
 
@@ -78,9 +79,10 @@ class RecordingMaster(Master):
         self.deliveries: list[tuple[Message, int]] = []
 
     def step(self, step: Step) -> Any:
-        before = len(self.delivered)
+        before, left = len(self.delivered), len(self.model.left)
         selection = super().step(step)
         committed_ms = self.progress[-1][1] if self.progress else 0
+        self.deliveries += [(message, committed_ms) for message in self.model.left[left:]]
         self.deliveries += [(message, committed_ms) for message in self.delivered[before:]]
         return selection
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection
 from chronos.core.parsing import parse
-from chronos.core.progress import Decision, Outcome, Progress, pack_progress
+from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, pack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
@@ -94,8 +94,10 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
     step = Progress(
         role_epoch=7, log_epoch=3, cluster="shop",
                                    node="n1", instance="i", cursor_due_ms=99, cursor_offset=2**64 - 1, pull_offset=12,
-        counts=(5, 0, 1, 0, 0, 0, 1), refused=((3, 18), (4, 200), (8, 21)), unreadable=((8, 10),),
-        decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2), Decision(51, 7, Outcome.DEAD, 33)),
+        counts=(5, 0, 1, 0, 0, 0, 1, 1), refused=((3, 18), (4, 200), (8, 21)), unreadable=((8, 10),),
+        decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2), Decision(51, 7, Outcome.DEAD, 33),
+                   Decision(52, 8, Outcome.PARKED, 36, lane=2)),
+        lanes=(LaneCursor("orders", -1, 49, 5),),
     )  # fmt: skip
     batch = pa.RecordBatch.from_pydict(
         {"shard": [1], "offset": [4], "timestamp_ms": [100], "value": [pack_progress(step)]}
@@ -105,14 +107,16 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
     assert row == {
         "shard": 1, "offset": 4, "timestamp_ms": 100, "role_epoch": 7, "log_epoch": 3, "node": "n1", "instance": "i",
         "cursor_due_ms": 99, "cursor_offset": "18446744073709551615", "pull_offset": 12, "delivered": 5, "again": 0,
-        "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "refused": 3, "value": pack_progress(step),
+        "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "parked": 1, "refused": 3, "value": pack_progress(step),
     }  # fmt: skip
     (decisions,) = unpack_decisions(iter([batch]))
     assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]
     assert [tuple(found.values())[3:] for found in decisions.to_pylist()] == [
-        (None, 3, "refused", "unknown", None, 1, 1),
-        (None, 4, "refused", "reason-200", None, 1, 1),
-        *((None, offset, "refused", "unreadable", None, 1, 1) for offset in (8, 9, 10)),
-        (50, 6, "retry", "refused-by-broker", 70, 1, 2),
-        (51, 7, "dead-letter", "target-missing", None, 1, 1),
+        (None, 3, "refused", "unknown", None, 1, 1, None, None),
+        (None, 4, "refused", "reason-200", None, 1, 1, None, None),
+        *((None, offset, "refused", "unreadable", None, 1, 1, None, None) for offset in (8, 9, 10)),
+        (50, 6, "retry", "refused-by-broker", 70, 1, 2, None, None),
+        (51, 7, "dead-letter", "target-missing", None, 1, 1, None, None),
+        (52, 8, "parked", "no-leader", None, 1, 1, 2, None),
+        (49, 5, "left-lane", None, None, 1, 1, -1, "orders"),
     ]

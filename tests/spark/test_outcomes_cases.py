@@ -118,6 +118,23 @@ def carried_on() -> list[Case]:
         .decide("retry", 0, DUE + 1, next_due_ms=SETTLED_MS + 1, attempt=2),
         Case("deferred, and delivered in its turn", {A: ("delivered", None)}).send(0, DUE)
         .decide("deferred", 0, DUE + 1, next_due_ms=LATER).deliver(0, DUE, LATER + 1),
+        Case("parked, and still in its lane", {A: ("pending", "not-settled")}).send(0, DUE)
+        .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2),
+        Case("parked, and another lane moved on", {A: ("pending", "not-settled")}).send(0, DUE)
+        .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2).step(T, 0, 0).step(DUE + 1, DUE + 1, PULLED)
+        .step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED)
+        .decide("left-lane", 0, LATER, in_step=2, position_due_ms=LATER, lane=1, target="target"),
+        Case("parked, and delivered when its lane was open", {A: ("delivered", None)}).send(0, DUE)
+        .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2).deliver(0, DUE, LATER).step(T, 0, 0)
+        .step(DUE + 1, DUE + 1, PULLED).step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED)
+        .decide("left-lane", 0, LATER, in_step=2, position_due_ms=DUE, lane=2, target="target"),
+        Case("parked, and lost when it left its lane", {A: ("missing", None)}).send(0, DUE)
+        .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2).step(T, 0, 0)
+        .step(DUE + 1, DUE + 1, PULLED).step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED)
+        .decide("left-lane", 0, LATER, in_step=2, position_due_ms=DUE, lane=2, target="target"),
+        Case("parked, and cancelled in its lane", {A: ("cancelled", None)}).send(0, DUE, **mine)
+        .decide("parked", 0, DUE + 1, position_due_ms=DUE, lane=2).act("cancel", 900, b"mine", at_ms=LATER)
+        .step(T, 0, 0).step(DUE + 1, DUE + 1, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("put off before the window, and moved into it while it waited", {A: ("missing", None)})
         .send(0, T - HOUR_MS, timestamp_ms=T - 2 * HOUR_MS, **mine)
         .decide("deferred", 0, T - HOUR_MS, next_due_ms=T - 1_000)

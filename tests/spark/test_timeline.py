@@ -11,11 +11,11 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Action, ConditionalSchedule, Record, Rejection
 from chronos.core.message import OnConflict as Policy
 from chronos.core.parsing import parse
-from chronos.core.progress import Progress, unpack_progress
+from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
-from chronos.spark.audit.timeline import OFFSET_END, Event, PromisedDelivery, follow
-from chronos.spark.decisions import OUTCOMES
+from chronos.spark.audit.timeline import NEVER, OFFSET_END, Event, PromisedDelivery, follow
+from chronos.spark.decisions import LEFT_LANE, OUTCOMES
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Step, histories
 
@@ -30,6 +30,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
     records = iter(master.producers.records)
     record = next(records, None)
     cursor = (0, OFFSET_END)
+    parked: set[tuple[int, int, int]] = set()
     for step in steps:
         refused = step.rejections()
         while record is not None and record.offset < step.pull_offset:
@@ -37,8 +38,9 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
                 _take(record, cursor, found, owners)
             record = next(records, None)
         cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
-        for decided in _decisions(step, cursor):
+        for decided in [*_left_lanes(step, cursor, parked), *_decisions(step, cursor)]:
             found[owners[decided.offset]].append(decided)
+        parked |= {(made.due_ms, made.offset, made.lane) for made in step.decisions if made.outcome is Outcome.PARKED}
     return found
 
 
@@ -63,7 +65,19 @@ def _decisions(step: Progress, cursor: tuple[int, int]) -> Iterator[Event]:
     assert cursor[1] != OFFSET_END or step.cursor_offset == OFFSET_MAX
     for made in step.decisions:
         verb = OUTCOMES[made.outcome]  # type: ignore[index]
-        yield Event(verb, made.offset, 0, made.next_due_ms, *cursor, occurrence=made.occurrence, attempt=made.attempt)
+        is_parked = made.outcome is Outcome.PARKED
+        yield Event(verb, made.offset, 0, made.due_ms if is_parked else made.next_due_ms, *cursor,
+                    occurrence=made.occurrence, attempt=made.attempt, lane=made.lane if is_parked else None)  # fmt: skip
+
+
+def _left_lanes(step: Progress, cursor: tuple[int, int], parked: set[tuple[int, int, int]]) -> Iterator[Event]:
+    """For each message parked before, the first step in which the cursor of its lane reaches it."""
+    for lane in step.lanes:
+        for place in sorted(parked):
+            due_ms, offset, partition = place
+            if partition == lane.partition and (due_ms, offset) <= (lane.due_ms, lane.offset):
+                parked.discard(place)
+                yield Event(LEFT_LANE, offset, 0, due_ms, *cursor, lane=partition)
 
 
 def promised_by(master: Master) -> list[PromisedDelivery]:
@@ -85,16 +99,23 @@ def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> Non
     assert ended["expired"] == model.totals["expired"]
     assert ended["dead-letter"] == model.totals["dead"]
     open_ = [promised for promised in found if promised.ended is None]
-    behind = [promised for promised in open_ if (promised.place_ms, promised.source_offset) <= model.cursor]
+    # What left a lane counts as settled once the cursor is past that step, even if it is the last one.
+    left = {(message.offset, message.occurrence) for message in model.left}
+    behind = [
+        promised
+        for promised in open_
+        if (promised.place_ms, promised.source_offset) <= model.cursor
+        or (promised.place_ms == model.cursor[0] + 1 and (promised.source_offset, promised.occurrence) in left)
+    ]
     assert Counter((promised.source_offset, promised.occurrence) for promised in behind) == Counter(
-        (message.offset, message.occurrence) for message in master.delivered
+        (message.offset, message.occurrence) for message in [*master.delivered, *model.left]
     )
     ahead = {promised.source_offset: promised for promised in open_ if promised not in behind}
     assert ahead.keys() == model.pending.keys()
     for offset, promised in ahead.items():
         message = model.pending[offset]
         assert (promised.place_ms, promised.due_ms, promised.occurrence, promised.attempt) == (
-            message.place_ms, message.due_ms, message.occurrence, message.attempt,
+            message.place_ms if message.lane is None else NEVER, message.due_ms, message.occurrence, message.attempt,
         )  # fmt: skip
 
 

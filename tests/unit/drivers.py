@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
 from chronos.core.keys import STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
+from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, entry_id
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
-from chronos.core.step import Selection, Staged
+from chronos.core.step import Selection, Staged, with_leaving
 from tests.unit.histories import (
     DEDUPLICATION_MS,
     MAX_DELAY_MS,
@@ -33,6 +34,7 @@ OUTCOMES = {
     "skipped": Outcome.SKIPPED,
     "expired": Outcome.EXPIRED,
     "dead": Outcome.DEAD,
+    "parked": Outcome.PARKED,
 }
 
 MASTER_RULES = Rules(
@@ -100,7 +102,8 @@ class Master:
         plain = Step((), 0, 3, 400, (("delivered", 0),), (), False, False)
         self.now_ms = until_ms
         for _ in range(200):
-            if self.step(plain).complete:
+            self.step(plain)
+            if self.shard.state.pending == 0:
                 break
         assert self.shard.state.pending == 0
 
@@ -122,6 +125,7 @@ class Master:
         # Parts of the next step that are computed before this one has ended must make no difference to it.
         ahead.select(selection, until_ms, step.messages_max, step.bytes_max)
         ahead.parse(self.producers.records[last : last + 2])
+        selection = self._open_lanes(staged, selection, step)
         if step.aborted:
             return selection
 
@@ -145,21 +149,47 @@ class Master:
         self.last_progress = progress
         self.progress.append((offset, timestamp_ms, pack_progress(progress)))
         self.snapshots.append(dict(self.store.rows))
-        self.delivered += model.apply(selection.cursor, chosen, timestamp_ms)
+        lanes = [((cursor.topic, cursor.partition), (cursor.due_ms, cursor.offset)) for cursor in progress.lanes]
+        self.delivered += model.apply(selection.cursor, chosen, timestamp_ms, lanes)
         self._check_store(offset, timestamp_ms)
         return selection
 
+    def _open_lanes(self, staged: Staged, selection: Selection, step: Step) -> Selection:
+        """Add the messages that leave the open lanes."""
+        lanes = self.shard.lanes
+        opened = [lane for lane in sorted(lanes.states) if lane[1] in step.lanes]
+        found = [lanes.select(lane, staged, step.messages_max, step.bytes_max) for lane in opened]
+        leaving = [lane for lane in found if lane is not None]
+        return with_leaving(selection, leaving, complete=selection.complete) if leaving else selection
+
+    def _check_leaving(self, selection: Selection, step: Step) -> None:
+        """What leaves a lane is a prefix of it, within the limits; a message that failed before leaves alone."""
+        for leaving in selection.leaving:
+            parked = self.model.lane(leaving.lane)
+            count = len(leaving.items)
+            assert leaving.items == [(*message.position, message.packed()) for message in parked[:count]]
+            assert leaving.is_all == (count == len(parked))
+            assert count == 1 or (
+                count <= step.messages_max and all(message.attempt == 1 for message in parked[:count])
+            )
+            size = sum(len(data) for _, _, data in leaving.items)
+            assert size <= step.bytes_max or count == 1
+        offered = {leaving.lane for leaving in selection.leaving}
+        lanes = {(m.intent.target, m.lane) for m in self.model.pending.values() if m.lane in step.lanes}
+        assert offered == lanes, "an open lane stands still"
+
     def _check_selection(self, staged: Staged, selection: Selection, until_ms: int, step: Step) -> None:
         model, until = self.model, (until_ms, LAST)
+        self._check_leaving(selection, step)
         due = model.due(until)
-        count = len(selection.items)
-        assert selection.items == [(*message.position, message.packed()) for message in due[:count]]
-        assert [message.packed() for message in due[:count]] == [data for _, _, data in selection.items]
+        items = selection.items[selection.left :]
+        count = len(items)
+        assert items == [(*message.position, message.packed()) for message in due[:count]]
         assert selection.cursor >= model.cursor
         assert model.due(selection.cursor) == due[:count]
         assert selection.cursor <= max(until, model.cursor)
         assert selection.complete == (selection.cursor == max(until, model.cursor))
-        size = sum(len(data) for _, _, data in selection.items)
+        size = sum(len(data) for _, _, data in items)
         assert count <= step.messages_max
         assert size <= step.bytes_max or count == 1
         if not selection.complete:
@@ -172,10 +202,15 @@ class Master:
         chosen = {}
         for at, ((_, offset, _), entry) in enumerate(zip(selection.items, selection.entries, strict=True)):
             outcome, in_ms = step.outcomes[at % len(step.outcomes)]
+            if outcome not in ("delivered", "expired", "dead", "parked"):
+                next_due_ms = self.now_ms + in_ms
+            else:
+                next_due_ms = 0
             repeated, tried = outcome in ("again", "skipped"), outcome == "retry"
             chosen[offset] = ChosenOutcome(
                 outcome=outcome,
-                next_due_ms=self.now_ms + in_ms if outcome not in ("delivered", "expired", "dead") else 0,
+                next_due_ms=next_due_ms,
+                lane=in_ms % 3 - 1 if outcome == "parked" else 0,
                 occurrence=entry.occurrence + repeated,
                 attempt=entry.attempt + tried,
             )
@@ -190,6 +225,7 @@ class Master:
                 next_due_ms=choice.next_due_ms,
                 occurrence=choice.occurrence,
                 attempt=choice.attempt,
+                lane=choice.lane,
             )
             for due_ms, offset, _ in selection.items
             if (choice := chosen[offset]).outcome != "delivered"
@@ -208,6 +244,7 @@ class Master:
             decisions=decisions,
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
+            lanes=cursors(selection.leaving),
         )
         return unpack_progress(pack_progress(progress))
 
@@ -259,7 +296,7 @@ class Replica:
             staged = shard.stage_unreadable(progress.unreadable)
         else:
             staged = shard.replay_stage(records, progress.rejections())
-        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
+        selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes)
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)
         shard.install(changes)

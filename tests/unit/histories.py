@@ -53,6 +53,8 @@ class Step:
     records_max: int = 1_000
     unreadable: int = 0
     """Offsets that follow and cannot be read; the step is about them if nothing else is left to be pulled."""
+    lanes: tuple[int, ...] = (-1, 0, 1)
+    """The partitions whose lanes are open."""
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
@@ -90,7 +92,8 @@ disturbances = st.sampled_from(
 )
 
 outcomes = st.tuples(
-    st.sampled_from(["delivered"] * 4 + ["again", "retry", "deferred", "skipped", "expired", "dead"]), _in_ms
+    st.sampled_from(["delivered"] * 4 + ["parked"] * 3 + ["again", "retry", "deferred", "skipped", "expired", "dead"]),
+    _in_ms,
 )
 
 steps = st.builds(
@@ -105,6 +108,7 @@ steps = st.builds(
     aborted=st.sampled_from([False, False, False, True]),
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
     unreadable=st.sampled_from([0, 0, 0, 0, 1, 3]),
+    lanes=st.sampled_from([(), (0,), (1, -1), (-1, 0, 1)]),
 )
 
 histories = st.lists(steps, min_size=1, max_size=12)

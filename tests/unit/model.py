@@ -10,8 +10,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chronos.core.codec import IdState, State, Totals, pack_entry, pack_id_state, pack_state
-from chronos.core.keys import STATE_KEY, count_key, cursor_history_key, entry_key, expiry_key, id_key
+from chronos.core.codec import IdState, LaneState, State, Totals, pack_entry, pack_id_state, pack_lane_state, pack_state
+from chronos.core.keys import (
+    STATE_KEY,
+    count_key,
+    cursor_history_key,
+    entry_key,
+    expiry_key,
+    id_key,
+    lane_key,
+    lane_state_key,
+    pack_lane,
+    parked_key,
+)
 from chronos.core.message import Entry, Reason
 
 MINUTE_MS = 60_000
@@ -70,6 +81,7 @@ class ChosenOutcome:
     next_due_ms: int = 0
     occurrence: int = 1
     attempt: int = 1
+    lane: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +98,8 @@ class Message:
     intent: Intent
     occurrence: int = 1
     attempt: int = 1
+    lane: int | None = None
+    """The partition of its target in whose lane it is parked."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -124,6 +138,10 @@ class Model:
     id_states: dict[bytes, tuple[str, int, int, int]] = field(default_factory=dict)
     """Id -> state, place, offset and settling time, for every message there ever was."""
     stored_ids: set[bytes] = field(default_factory=set)
+    lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Lane that is not empty -> no message of it is before this position."""
+    left: list[Message] = field(default_factory=list)
+    """Messages delivered from a lane."""
     other_rows: dict[bytes, bytes] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
 
@@ -222,7 +240,7 @@ class Model:
         return None
 
     def _move(self, message: Message, due_ms: int, timestamp_ms: int) -> None:
-        moved = replace(message, place_ms=self._place(due_ms, timestamp_ms), due_ms=due_ms, moved=True)
+        moved = replace(message, place_ms=self._place(due_ms, timestamp_ms), due_ms=due_ms, moved=True, lane=None)
         self.pending[message.offset] = moved
         self._set_state(moved, "pending")
         self.totals["changed"] += 1
@@ -239,18 +257,44 @@ class Model:
             self.ended.append(message.id)
 
     def due(self, until: tuple[int, int]) -> list[Message]:
-        """Messages pending up to a position, in order."""
-        return sorted((m for m in self.pending.values() if m.position <= until), key=lambda m: m.position)
+        """Messages pending up to a position outside lanes, in order."""
+        found = (m for m in self.pending.values() if m.lane is None and m.position <= until)
+        return sorted(found, key=lambda m: m.position)
 
-    def apply(self, cursor: tuple[int, int], chosen: Mapping[int, ChosenOutcome], timestamp_ms: int) -> list[Message]:
-        """Settle everything up to the cursor; return the delivered messages in order."""
-        old_cursor, delivered = self.cursor, []
+    def lane(self, lane: tuple[str, int], until: tuple[int, int] = (LAST, LAST)) -> list[Message]:
+        """Messages parked in a lane up to a position, in order."""
+        found = (m for m in self.pending.values() if (m.intent.target, m.lane) == lane and m.position <= until)
+        return sorted(found, key=lambda m: m.position)
+
+    def apply(
+        self,
+        cursor: tuple[int, int],
+        chosen: Mapping[int, ChosenOutcome],
+        timestamp_ms: int,
+        lanes: Sequence[tuple[tuple[str, int], tuple[int, int]]] = (),
+    ) -> list[Message]:
+        """Settle everything up to the cursor, and up to the cursor of each lane.
+
+        Return the delivered messages that were due, in order; those that left a lane are added to `left`.
+        """
+        old_cursor = self.cursor
+        delivered: list[Message] = []
+        leaving = []
+        for lane, until in lanes:
+            leaving += self.lane(lane, until)
+            self.lane_starts[lane] = (until[0], until[1] + 1)
         due = self.due(cursor)
         self.cursor = max(self.cursor, cursor)
-        for message in due:
+        for message, ends in [*((m, self.left) for m in leaving), *((m, delivered) for m in due)]:
             choice = chosen.get(message.offset, ChosenOutcome())
+            if choice.outcome == "parked":
+                self._park(message, choice.lane)
+                continue
+            if message.lane is not None:
+                # What leaves a lane ends behind the cursor.
+                message = replace(message, lane=None, place_ms=self.cursor[0] - 1)
             if choice.outcome in ("delivered", "again"):
-                delivered.append(message)
+                ends.append(message)
                 self.totals["delivered"] += 1
             if choice.outcome in ("again", "retry", "deferred", "skipped"):
                 self._reschedule(message, choice)
@@ -267,10 +311,20 @@ class Model:
                 self.id_states[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_ids:
                     self.other_rows[expiry_key(timestamp_ms, message_id)] = b""
+        lengths = Counter((m.intent.target, m.lane) for m in self.pending.values() if m.lane is not None)
+        self.lane_starts = {lane: start for lane, start in self.lane_starts.items() if lengths[lane]}
         if timestamp_ms // MINUTE_MS > self.history_minute:
             self.history_minute = timestamp_ms // MINUTE_MS
             self.other_rows[cursor_history_key(self.history_minute)] = entry_key(*old_cursor)
         return delivered
+
+    def _park(self, message: Message, partition: int) -> None:
+        lane = (message.intent.target, partition)
+        parked = replace(message, lane=partition, moved=True)
+        self.pending[message.offset] = parked
+        self.lane_starts[lane] = min(self.lane_starts.get(lane, message.position), message.position)
+        self._set_state(parked, "pending")
+        self.totals["parked"] += 1
 
     def _reschedule(self, message: Message, choice: ChosenOutcome) -> None:
         repeated = choice.outcome in ("again", "skipped")
@@ -293,8 +347,17 @@ class Model:
     ) -> dict[bytes, bytes]:
         """Every row of the store, the state among them."""
         rows = dict(self.other_rows)
+        lengths: Counter[tuple[str, int]] = Counter()
         for message in [*self.pending.values(), *self.settled.values()]:
-            rows[entry_key(*message.position)] = message.packed()
+            if message.lane is None:
+                rows[entry_key(*message.position)] = message.packed()
+            else:
+                lane = (message.intent.target, message.lane)
+                rows[lane_key(lane, *message.position)] = message.packed()
+                rows[parked_key(*message.position)] = pack_lane(lane)
+                lengths[lane] += 1
+        for lane, length in lengths.items():
+            rows[lane_state_key(lane)] = pack_lane_state(LaneState(length, *self.lane_starts[lane]))
         for message_id in self.stored_ids:
             name, place_ms, offset, settled_ms = self.id_states[message_id]
             rows[id_key(message_id)] = pack_id_state(IdState(STATES[name], place_ms, offset, settled_ms))
@@ -314,5 +377,6 @@ class Model:
             progress_ms=progress_ms,
             history_minute=self.history_minute,
             totals=Totals(**self.totals),
+            parked=sum(message.lane is not None for message in self.pending.values()),
         )
         return rows | {STATE_KEY: pack_state(state)}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core import codec
-from chronos.core.codec import FRESH, Identity, IdState, State, Totals
+from chronos.core.codec import FRESH, Identity, IdState, LaneState, State, Totals
 from chronos.core.message import Entry
 from chronos.errors import StoreCorrupt
 
@@ -33,7 +33,7 @@ STATE = State(
     applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
     role_epoch=7, log_epoch=8,
     instance="i", node="n", progress_ms=9, history_minute=10,
-    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21),
+    totals=Totals(11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22), parked=3,
 )  # fmt: skip
 IDENTITY = Identity(
     cluster="c",
@@ -55,13 +55,14 @@ GOLDEN: list[tuple[str, Any, str]] = [
     ("entry", PLAIN, "019ac005a174c09292a161c4013192a161c0c004c00101"),
     ("id_state", ID_STATE, "019403cf0000018bcfe56be829cf0000018bcfe569f4"),
     ("id_state", IdState(codec.PENDING, 300, 70_000), "019401cd012cce0001117000"),
-    ("state", STATE, "019d0102030405060708a169a16e090a9b0b0c0d0e0f101112131415"),
-    ("state", FRESH, "019d000000cfffffffffffffffff00000000a0a000009b0000000000000000000000"),
+    ("state", STATE, "019e0102030405060708a169a16e090a9c0b0c0d0e0f1011121314151603"),
+    ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009c00000000000000000000000000"),
+    ("lane_state", LaneState(3, 1_700_000_001_000, 41), "019303cf0000018bcfe56be829"),
     ("identity", IDENTITY, "0197a1630104a164a26469a170a27069"),
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 3, "id_state": 1, "state": 13, "identity": 0}
+DEFAULTS = {"entry": 3, "id_state": 1, "lane_state": 0, "state": 14, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:

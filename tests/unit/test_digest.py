@@ -8,9 +8,33 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import DELIVERED, FRESH, PENDING, IdState, State, pack_id_state, pack_state, unpack_state
+from chronos.core.codec import (
+    DELIVERED,
+    FRESH,
+    PENDING,
+    IdState,
+    LaneState,
+    State,
+    pack_id_state,
+    pack_lane_state,
+    pack_state,
+    unpack_state,
+)
 from chronos.core.digest import PORTION_ROWS, digest
-from chronos.core.keys import COUNT, MINUTE_MS, STATE_KEY, count_key, cursor_history_key, entry_key, expiry_key, id_key
+from chronos.core.keys import (
+    COUNT,
+    MINUTE_MS,
+    STATE_KEY,
+    count_key,
+    cursor_history_key,
+    entry_key,
+    expiry_key,
+    id_key,
+    lane_key,
+    lane_state_key,
+    pack_lane,
+    parked_key,
+)
 from chronos.core.progress import unpack_progress
 from chronos.core.shard import Shard
 from chronos.workers.delete import Deleter, id_states_kept_ms
@@ -126,6 +150,9 @@ def found(changes: dict[bytes, bytes | None]) -> str:
         {count_key(NOW_MS // MINUTE_MS): (3).to_bytes(8, "big")},
         {count_key(NOW_MS // MINUTE_MS): None},
         {COUNT + b"\xff" * 8: b"\0"},
+        {lane_key(("orders", 2), NOW_MS - 5, 3): b"parked"},
+        {parked_key(NOW_MS - 5, 3): pack_lane(("orders", 2))},
+        {lane_state_key(("orders", 2)): pack_lane_state(LaneState(1, NOW_MS - 5, 3))},
     ],
 )
 def test_every_difference_that_matters_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:
@@ -157,7 +184,7 @@ def test_an_empty_store_has_the_digest_of_a_fresh_state() -> None:
 
 def test_the_digest_of_a_format_stays_as_it_is() -> None:
     """Nodes of two versions compare digests: a change of the computation needs a new version byte."""
-    assert found({}) == "100b395cd9fbdda9969d7f1af0ecd130"
+    assert found({}) == "b2a945355403e7c835762cc16ad76d5c"
 
 
 def test_more_rows_than_one_portion_are_all_covered() -> None:

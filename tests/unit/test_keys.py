@@ -27,14 +27,36 @@ def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert keys.expiry_key(0x0102, b"order-7") == b"x" + bytes.fromhex("0000000000000102") + b"order-7"
     assert keys.count_key(0x0102) == b"c" + bytes.fromhex("0000000000000102")
     assert keys.cursor_history_key(0x0102) == b"t" + bytes.fromhex("0000000000000102")
+    lane = bytes.fromhex("6f7264657273 00 00000004")
+    assert keys.pack_lane(("orders", 2)) == lane
+    assert keys.lane_key(("orders", 2), 0x0102, 0x03) == b"l" + lane + entry_key(0x0102, 0x03)[1:]
+    assert keys.parked_key(0x0102, 0x03) == b"p" + entry_key(0x0102, 0x03)[1:]
+    assert keys.lane_state_key(("orders", 2)) == b"n" + lane
     assert keys.STATE_KEY == b"mstate"
     assert keys.IDENTITY_KEY == b"midentity"
 
 
 def test_the_spaces_of_the_store_do_not_overlap() -> None:
-    spaces = [keys.ENTRY, keys.ID_STATE, keys.EXPIRY, keys.COUNT, keys.CURSOR_HISTORY, keys.META]
+    spaces = [keys.ENTRY, keys.ID_STATE, keys.EXPIRY, keys.COUNT, keys.CURSOR_HISTORY, keys.META,
+              keys.LANE, keys.PARKED, keys.LANE_STATE]  # fmt: skip
     assert len({space[0] for space in spaces}) == len(spaces)
     assert {len(space) for space in spaces} == {1}
+
+
+topics = st.sampled_from(["a", "ab", "a.b", "orders"])
+lanes = st.tuples(topics, st.sampled_from([keys.UNCREATED, keys.WHOLE_TOPIC, 0, 1, 255, 256, 2**31 - 1]))
+
+
+@given(lanes, positions, lanes, positions)
+def test_messages_of_a_lane_sort_by_due_time_and_no_other_lane_is_between_them(
+    one: keys.Lane, at: tuple[int, int], other: keys.Lane, then: tuple[int, int]
+) -> None:
+    assert (keys.lane_key(one, *at) < keys.lane_key(other, *then)) == (
+        (keys.pack_lane(one), at) < (keys.pack_lane(other), then)
+    )
+    assert not keys.pack_lane(one).startswith(keys.pack_lane(other)) or one == other
+    assert keys.unpack_lane(keys.pack_lane(one)) == one
+    assert keys.lane_position(keys.lane_key(one, *at)) == at == keys.parked_position(keys.parked_key(*at))
 
 
 @given(positions, positions)

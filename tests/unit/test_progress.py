@@ -13,8 +13,10 @@ from msgspec.structs import replace
 from chronos.config import load
 from chronos.core.message import Reason
 from chronos.core.progress import (
+    LANES_MAX,
     RESCHEDULING,
     Decision,
+    LaneCursor,
     Outcome,
     Progress,
     pack_progress,
@@ -35,26 +37,28 @@ SMALL = Progress(
     cursor_due_ms=1_700_000_000_000,
     cursor_offset=41,
     pull_offset=50,
-    counts=(2, 0, 0, 0, 0, 0, 0),
+    counts=(2, 0, 0, 0, 0, 0, 0, 0),
 )
 FULL = replace(
     SMALL,
-    counts=(0, 0, 1, 0, 0, 0, 1),
+    counts=(0, 0, 1, 0, 0, 0, 1, 1),
     probes=1,
     refused=((42, Reason.CONFLICT), (44, Reason.IGNORED), (45, Reason.UNREADABLE)),
     unreadable=((45, 48),),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
         Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE),
+        Decision(1_700_000_000_000, 43, Outcome.PARKED, Reason.NO_LEADER, lane=2),
     ),
+    lanes=(LaneCursor("orders", 1, 1_700_000_000_000, 39),),
 )
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970200000000000090900090"),
+    (SMALL, "029e0304a473686f70a36f6e65a3692d31cf0000018bcfe5680029329802000000000000009090009090"),
     (
         FULL,
-        "029d0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932970000010000000193922a0f922c10922d159297cf0000018bcfe56800280324cf0000018bcfe56be8010297cf0000018bcfe568002907220001010191922d30",
+        "029e0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010193922a0f922c10922d159398cf0000018bcfe56800280324cf0000018bcfe56be801020098cf0000018bcfe568002907220001010098cf0000018bcfe568002b0824000101020191922d309194a66f726465727301cf0000018bcfe5680027",
     ),
 ]
 
@@ -68,6 +72,7 @@ def test_progress_records_have_the_bytes_of_existing_logs(progress: Progress, da
 def test_outcomes_and_reasons_keep_their_numbers() -> None:
     assert {outcome.name: int(outcome) for outcome in Outcome} == {
         "DELIVERED": 1, "AGAIN": 2, "RETRY": 3, "DEFERRED": 4, "SKIPPED": 5, "EXPIRED": 6, "DEAD": 7,
+        "PARKED": 8,
     }  # fmt: skip
     assert {Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED} == RESCHEDULING
     numbers = {reason.name: int(reason) for reason in Reason}
@@ -103,17 +108,19 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
 
 def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-3][0][2] = 99
+    fields[-4][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    without = replace(FULL, unreadable=())
+    without = replace(FULL, lanes=())
     assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == without
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(without, probes=0)
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-3])) == replace(without, probes=0, decisions=())
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(without, unreadable=())
+    without = replace(without, unreadable=(), probes=0)
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-3])) == without
+    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-4])) == replace(without, decisions=())
 
 
 @given(st.binary(max_size=80))
@@ -131,7 +138,7 @@ def test_refusals_are_looked_up_by_offset() -> None:
 def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
     """Every message refused, and as many dead-lettered, with the longest names and the greatest numbers there can be."""
     offset, most = 2**63 - 1, 2**63 - 1
-    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1)
+    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1)
     largest = replace(
         SMALL,
         role_epoch=most,
@@ -142,10 +149,11 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         cursor_due_ms=MS_MAX,
         cursor_offset=2**64 - 1,
         pull_offset=offset,
-        counts=(messages,) * 7,
+        counts=(messages,) * len(Outcome),
         refused=tuple((offset - number, 255) for number in range(messages, 0, -1)),
         decisions=(worst,) * messages,
         probes=messages,
+        lanes=(LaneCursor("t" * 249, 2**31 - 1, MS_MAX, offset),) * LANES_MAX,
     )
     data = pack_progress(largest)
     config = load(None, {}, [f"delivery.batch_messages={messages}"])

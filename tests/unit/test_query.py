@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from chronos.core.codec import FRESH, State
 from chronos.core.keys import OFFSET_MAX
+from chronos.core.lanes import cursors
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
 from chronos.core.query import INTERVALS_MAX, MessageRow, find, next_place_ms, page, timeline
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
+from chronos.core.step import with_leaving
 from tests.unit.model import Rows
 
 MINUTE_MS = 60_000
@@ -32,10 +34,15 @@ class Played:
     def state(self) -> State:
         return self.shard.state
 
-    def step(self, records: list[Record], until_ms: int, fates: dict[int, Decision] | None = None) -> None:
-        """Take the records and settle everything up to a time."""
+    def step(
+        self, records: list[Record], until_ms: int, fates: dict[int, Decision] | None = None, *, leave: int = 0
+    ) -> None:
+        """Take the records and settle everything up to a time, and up to `leave` messages of each lane."""
         staged = self.shard.stage(records)
         selection = self.shard.select(staged, until_ms, 1_000, 10**9)
+        if leave:
+            found = [self.shard.lanes.select(lane, staged, leave, 10**9) for lane in sorted(self.shard.lanes.states)]
+            selection = with_leaving(selection, [lane for lane in found if lane is not None], complete=False)
         chosen = {item[1] for item in selection.items}
         decisions = tuple(fate for offset, fate in sorted((fates or {}).items()) if offset in chosen)
         progress = Progress(
@@ -43,7 +50,7 @@ class Played:
                                        node="n", instance="i", cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
             counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused), decisions=decisions,
+            refused=tuple(staged.refused), decisions=decisions, lanes=cursors(selection.leaving),
         )  # fmt: skip
         changes = self.shard.apply(
             staged, selection, progress, offset=self.state.applied, timestamp_ms=max(until_ms, NOW_MS)
@@ -62,6 +69,54 @@ class Played:
     def find(self, message_id: bytes) -> str | None:
         found = find(self.rows, self.state, SHARD, SHARDS, message_id)
         return None if found is None else found.state
+
+
+def parked(lane: int, due_ms: int, offset: int) -> Decision:
+    return Decision(due_ms, offset, Outcome.PARKED, lane=lane)
+
+
+def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
+    """Also by the generated id, in the minute of its due time, and once it has left its lane."""
+    played = Played()
+    due = [NOW_MS + 10, NOW_MS + 20, NOW_MS + 20, NOW_MS + 30, NOW_MS + 2 * MINUTE_MS]
+    targets = ["orders", "orders", "mails", "orders", "orders"]
+    sent = [played.send(at, target=to, key=b"a" if at == due[3] else None)
+            for at, to in zip(due, targets, strict=True)]  # fmt: skip
+    played.step(sent, NOW_MS)
+    lanes = [2, -1, 0, 2]
+    played.step([], NOW_MS + 40, {at: parked(lane, due[at], at) for at, lane in enumerate(lanes)})
+    ids = [b"%d-%d-%d" % (SHARD, due[at], at) if at != 3 else b"a" for at in range(5)]
+    assert [played.find(message_id) for message_id in ids] == ["pending"] * 5
+    first = find(played.rows, played.state, SHARD, SHARDS, ids[0])
+    assert first is not None
+    assert first.entry is not None
+    assert (played.state.pending, played.state.parked) == (5, 4)
+    assert timeline(played.rows, NOW_MS, NOW_MS + 3 * MINUTE_MS, MINUTE_MS) == [4, 0, 1]
+    assert next_place_ms(played.rows, played.state) == due[4]
+
+    def listed(limit: int, target: str | None = None, due_from_ms: int = 0) -> list[bytes]:
+        rows: list[MessageRow] = []
+        after = None
+        for _ in range(20):
+            found, after = page(played.rows, played.state, SHARD, after=after, due_from_ms=due_from_ms,
+                                due_to_ms=10**15, target=target, limit=limit)  # fmt: skip
+            assert len(found) <= limit
+            rows += found
+            if after is None:
+                break
+        return [row.id for row in rows]
+
+    assert [listed(limit) for limit in (1, 2, 4, 5, 100)] == [ids] * 5
+    assert listed(2, "mails") == [ids[2]]
+    assert listed(2, due_from_ms=due[1]) == ids[1:]
+
+    played.step([], NOW_MS + 50, {1: Decision(due[1], 1, Outcome.DEAD)}, leave=1)
+    assert [played.find(message_id) for message_id in ids] == ["delivered", "dead", "delivered", "pending", "pending"]
+    left = find(played.rows, played.state, SHARD, SHARDS, ids[0])
+    assert left is not None
+    assert left.entry is not None
+    assert listed(100) == ids[3:]
+    assert timeline(played.rows, NOW_MS, NOW_MS + 3 * MINUTE_MS, MINUTE_MS) == [1, 0, 1]
 
 
 def test_a_message_is_found_by_its_key_through_all_its_states():

@@ -25,7 +25,8 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
-from chronos.spark.audit.timeline import AGAIN, OFFSET_END, SKIPPED, Event, follow
+from chronos.spark.audit.timeline import AGAIN, OFFSET_END, PARKED, SKIPPED, Event, follow
+from chronos.spark.decisions import LEFT_LANE
 
 OUTCOMES = (
     "delivered", "missing", "duplicated", "early", "cancelled", "replaced", "expired", "dead-lettered", "rejected",
@@ -121,7 +122,9 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     moved = _moved_here(messages, refusals, acting, span)
     decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
-    decided_offsets = decided.select("shard", f.col("source_offset").alias("offset")).distinct()
+    decided_offsets = (
+        decided.where(f.col("outcome") != LEFT_LANE).select("shard", f.col("source_offset").alias("offset")).distinct()
+    )
     marked = (
         here.select(*_NARROW)
         .join(refusals, ["shard", "offset"], "left")
@@ -241,16 +244,16 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
         _signed("cursor_offset").alias("cursor_offset"), "pull_offset",
     )  # fmt: skip
     owners = records.where(f.col("verb").isin("schedule", "replace")).select(
-        "shard", f.col("offset").alias("source_offset"), "id"
+        "shard", f.col("offset").alias("source_offset"), "id", f.col("target").alias("own_target")
     )
     decisions = (
-        decided.join(owners, ["shard", "source_offset"])
+        _with_lanes_left(decided.join(owners, ["shard", "source_offset"]), decided)
         .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
         .select(
-            "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), f.col("progress_offset").alias("seq"),
+            "shard", "id", f.col("pull_offset").alias("at"), f.lit(0).alias("kind"), _order().alias("seq"),
             f.col("outcome").alias("verb"), f.col("source_offset").alias("offset"),
-            f.col("decided_ms").alias("timestamp_ms"), f.col("next_due_ms").alias("due_ms"), "cursor_due_ms",
-            "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt",
+            f.col("decided_ms").alias("timestamp_ms"), _next_due_ms().alias("due_ms"), "cursor_due_ms",
+            "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt", "lane",
         )
     )  # fmt: skip
     staged = with_cursor_before(records, steps).select(
@@ -262,9 +265,45 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
     return staged.unionByName(decisions, allowMissingColumns=True)
 
 
+def _order() -> Column:
+    """The order of steps; in a step, messages leave their lanes before it is decided about them."""
+    return 2 * f.col("progress_offset") + (f.col("outcome") != LEFT_LANE).cast("int")
+
+
+def _next_due_ms() -> Column:
+    """The due time after a decision; a parked message keeps that of its position."""
+    return f.when(f.col("outcome") == PARKED, f.col("position_due_ms")).otherwise(f.col("next_due_ms"))
+
+
+def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
+    """Decisions about messages, with `own_target` -> the same, and for each `parked` a row `left-lane` of the step in which the
+    lane's cursor first reached the message, with its position as `next_due_ms`."""
+    of_messages = made.where(f.col("outcome") != LEFT_LANE).drop("target")
+    cursors = decided.where(f.col("outcome") == LEFT_LANE).select(
+        "shard", "lane", f.col("target").alias("own_target"), f.col("position_due_ms").alias("_due_ms"),
+        f.col("source_offset").alias("_offset"), f.col("progress_offset").alias("_at"),
+        f.struct("due_date", "due_hour", "progress_offset", "decided_ms").alias("_step"),
+    )  # fmt: skip
+    passed = (f.col("_due_ms") > f.col("position_due_ms")) | (
+        (f.col("_due_ms") == f.col("position_due_ms")) & (f.col("_offset") >= f.col("source_offset"))
+    )
+    left = (
+        of_messages.where(f.col("outcome") == PARKED)
+        .join(cursors, ["shard", "lane", "own_target"])
+        .where((f.col("_at") > f.col("progress_offset")) & passed)
+        .groupBy("shard", "source_offset", "id", "lane", "position_due_ms", "progress_offset")
+        .agg(f.min_by("_step", "_at").alias("_step"))
+        .select(
+            "shard", "source_offset", "id", "lane", f.lit(LEFT_LANE).alias("outcome"),
+            f.col("position_due_ms").alias("next_due_ms"), "_step.*", f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
+        )
+    )  # fmt: skip
+    return of_messages.unionByName(left, allowMissingColumns=True)
+
+
 _EVENT = (
     "verb", "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
-    "takes_over", "reason", "occurrence", "attempt",
+    "takes_over", "reason", "occurrence", "attempt", "lane",
 )  # fmt: skip
 
 

@@ -12,12 +12,17 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from chronos.spark.decisions import LEFT_LANE
+
 SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = "schedule", "replace", "reschedule", "cancel", "fire-now"
-RETRY, DEFERRED, AGAIN, SKIPPED, EXPIRED, DEAD_LETTER = (
-    "retry", "deferred", "again", "skipped", "expired", "dead-letter",
+RETRY, DEFERRED, AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PARKED = (
+    "retry", "deferred", "again", "skipped", "expired", "dead-letter", "parked",
 )  # fmt: skip
 
 CANCELLED, REPLACED = "cancelled", "replaced"
+
+NEVER = 2**62
+"""Stands for the place of a message that waits in a lane: no cursor of the shard passes it."""
 
 OFFSET_END = 2**63 - 1
 """Stands for the cursor's greatest offset, which no signed column holds: behind everything due then."""
@@ -33,7 +38,7 @@ class Event(Struct, frozen=True, gc=False):
     timestamp_ms: int
     """Broker's timestamp of the delay record; for a decision, of the progress record."""
     due_ms: int | None
-    """The requested due time; for a decision, the next one."""
+    """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of its position."""
     cursor_due_ms: int
     """The cursor before the step that staged the record; for a decision, after its step."""
     cursor_offset: int
@@ -44,6 +49,8 @@ class Event(Struct, frozen=True, gc=False):
     reason: str | None = None
     occurrence: int = 1
     attempt: int = 1
+    lane: int | None = None
+    """The partition whose lane the message entered, or left (`parked`, `left-lane`)."""
 
 
 class PromisedDelivery(Struct, frozen=True, gc=False):
@@ -74,15 +81,20 @@ class _Current(Struct):
     place_ms: int
     occurrence: int = 1
     attempt: int = 1
+    lane: int | None = None
+    """The partition in whose lane the message waits."""
+    left_ms: int = 0
+    """A due time that the cursor reached only after the message left a lane."""
 
     def is_behind(self, cursor_due_ms: int, cursor_offset: int) -> bool:
         """Return whether a cursor at this position had settled the message."""
-        return (self.place_ms, self.offset) <= (cursor_due_ms, cursor_offset)
+        return self.lane is None and (self.place_ms, self.offset) <= (cursor_due_ms, cursor_offset)
 
     def promised(self, ended: str | None = None, reason: str | None = None) -> PromisedDelivery:
         """The promised delivery, as the message is now."""
+        place_ms = max(self.place_ms, self.left_ms) if self.lane is None else NEVER
         return PromisedDelivery(self.offset, self.occurrence, self.target, self.accepted_ms, self.requested_due_ms, self.due_ms,
-                    self.place_ms, self.attempt, ended, reason)  # fmt: skip
+                    place_ms, self.attempt, ended, reason)  # fmt: skip
 
 
 def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
@@ -133,10 +145,22 @@ def _move(current: _Current, event: Event) -> None:
     due_ms = event.timestamp_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
     current.due_ms = current.requested_due_ms = due_ms
     current.place_ms = _placed(event, due_ms)
+    current.lane = None
 
 
 def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bool]:
     """Apply a decision: the delivery it ended, if any, and whether the message stays pending."""
+    if event.verb == PARKED:
+        assert event.due_ms is not None
+        current.lane, current.place_ms = event.lane, event.due_ms
+        return None, True
+    if event.verb == LEFT_LANE:
+        # A step may decide otherwise about a message that leaves a lane; then it is not in that lane any more.
+        if (current.lane, current.place_ms) == (event.lane, event.due_ms):
+            current.lane, current.left_ms = None, event.cursor_due_ms + 1
+        return None, True
+    if current.lane is not None:  # it leaves its lane in this step
+        current.lane, current.left_ms = None, event.cursor_due_ms + 1
     if event.verb in (EXPIRED, DEAD_LETTER):
         return current.promised(event.verb, event.reason), False
     promised: PromisedDelivery | None = None
