@@ -146,7 +146,7 @@ class Refusals:
             log.warning("target set aside", topic=topic, refused=REFUSED_MAX)
             return
         target.refused += 1
-        target.messages += selection.entries[0].attempt == 1
+        target.messages += selection.entries[0].attempt == 1 or target.final
         target.since_ms = now_ms if target.refused == 1 else min(target.since_ms, now_ms)
         shared = target.refuses_all
         target.final = shared or (target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms())
