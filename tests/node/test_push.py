@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH, pack_entry, unpack_entry
+from chronos.core.keys import WHOLE_TOPIC
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Entry
-from chronos.core.progress import unpack_progress
+from chronos.core.message import Entry, Reason
+from chronos.core.progress import Outcome, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
-from chronos.core.step import Selection
+from chronos.core.step import Leaving, Selection
 from chronos.ports import TopicSpec
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.refusals import Refusals, SetAside
 from tests.harness.clock import HandClock
 from tests.unit.test_replica import Case
 
@@ -114,6 +116,28 @@ def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> N
     pusher.plan_next(selection, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
+
+
+def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(log: EmbeddedLog) -> None:
+    """Due messages still queue up behind it, although the target may be attempted now."""
+    lane, refusals, selection = ("orders", WHOLE_TOPIC), Refusals(), selected(None, None, None)
+    refusals.set_aside["orders"] = SetAside(next_ms=NOW_MS, turn_ms=NOW_MS)
+    leaving = Leaving(lane=lane, items=selection.items[:1], entries=selection.entries[:1], is_all=False)
+    plan = pusher_on(log).plan(
+        replace(selection, leaving=(leaving,)),
+        [],
+        NOW_MS,
+        poison_offset=None,
+        refusals=refusals,
+        look_ahead=look_ahead(),
+        lanes={lane},
+    )
+    assert not plan.messages
+    assert [(made.offset, made.outcome, made.reason) for made in plan.decisions] == [
+        (7, Outcome.DEFERRED, Reason.REFUSED_BY_BROKER),
+        (8, Outcome.PARKED, Reason.NO_LEADER),
+        (9, Outcome.PARKED, Reason.NO_LEADER),
+    ]
 
 
 def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:

@@ -172,7 +172,7 @@ FAULTS: dict[str, list[Change]] = {
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
     "one description is enough to dead-letter": [
-        (Pusher, "_miss", "target.described_ms - target.missing_since_ms >= SECOND_LOOK_MS", "True"),
+        (Pusher, "_miss", "target.is_missing", "True"),
     ],
     "messages are selected before they are due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),

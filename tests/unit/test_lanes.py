@@ -68,7 +68,7 @@ class Queues:
         attempt = 2 if offset in failed else 1
         return pack_entry(Entry(b"%d" % offset, 5, "t", None, {}, None, 1, attempt=attempt))
 
-    def step(self, *, alone: bool = False, fails: bool = False) -> list[int]:
+    def step(self, *, alone: bool = False, fails: bool = False, apart: bool = False) -> list[int]:
         """The offsets that one step selects. Nothing is applied: the next step finds the same queues."""
         self.turns.look(NOW_MS)
 
@@ -79,7 +79,11 @@ class Queues:
             return selection if tried is None else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
 
         batch = Batch(messages=self.messages, bytes=10**6, alone=alone)
-        self.selection = self.turns.select(Staged(pull_offset=0, watermark_ms=0), batch, select_due)
+        staged = Staged(pull_offset=0, watermark_ms=0)
+        if apart:
+            self.selection = self.turns.select(staged, batch, select_due, lambda due: True)
+        else:
+            self.selection = self.turns.select(staged, batch, select_due)
         if not fails:
             self.turns.committed()
         return [offset for _, offset, _ in self.selection.items]
@@ -128,6 +132,12 @@ def test_a_message_that_failed_before_is_selected_alone_in_the_turn_of_its_queue
     assert steps == [[0], [2, 3], [4], [0], [2, 3], [4]]
     assert Queues(0, {("a", 0): 2}, failed=(0,)).step() == [0]
     assert Queues(0, {("a", 0): 3}, failed=(1,)).step() == [0]
+
+
+def test_due_messages_that_share_no_step_with_lanes_have_a_turn_of_their_own():
+    queues = Queues(2, {("a", 0): 2, ("b", 0): 2})
+    steps = [queues.step(apart=True) for _ in range(4)]
+    assert steps == [[0, 1, 2, 3], [2, 3, 0, 1], [4, 5], [0, 1, 2, 3]]
 
 
 def test_one_message_at_a_time_comes_from_each_queue_in_turn():

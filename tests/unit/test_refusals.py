@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from chronos.core.codec import pack_entry
 from chronos.core.message import Entry
-from chronos.core.step import Selection
+from chronos.core.step import Leaving, Selection
 from chronos.workers.refusals import PROVEN_AT, REFUSED_MAX, TURN_MS, Refusals, Retries, SetAside
 
 NOW_MS = 1_800_000_000_000
@@ -54,6 +56,23 @@ def test_between_attempts_a_step_has_all_messages() -> None:
     assert refusals.within_step(run, end_ms) == 2
     refusals.committed(run, end_ms, MESSAGES, delivered=True)
     assert refusals.within_step(run, end_ms) == 1
+
+
+def test_a_step_with_messages_that_leave_a_lane_is_no_attempt() -> None:
+    refusals, run = refusing(), selected("bad", first=50)
+    assert refusals.attempted(run, NOW_MS) is target(refusals)
+    leaving = Leaving(lane=("bad", 0), items=run.items, entries=run.entries, is_all=True)
+    assert refusals.attempted(replace(run, leaving=(leaving,)), NOW_MS) is None
+
+
+def test_others_take_their_turn_although_attempts_deliver_nothing() -> None:
+    """Every message of them was parked, or expired: this neither ends nor lengthens the pauses of the target."""
+    refusals = refusing()
+    for now_ms, ready in ((NOW_MS, True), (NOW_MS + TURN_MS, False)):
+        refusals.committed(selected("bad", first=50), now_ms, MESSAGES, delivered=False)
+        assert target(refusals).is_ready(now_ms) == ready
+    assert target(refusals).is_ready(NOW_MS + 2 * TURN_MS)
+    assert target(refusals).messages_max == 1
 
 
 def test_pauses_grow_up_to_the_longest_one() -> None:
