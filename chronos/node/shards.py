@@ -10,7 +10,7 @@ from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
 from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
-from chronos.workers.master import Limits
+from chronos.workers.limits import Limits
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import Replica

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 
-import msgspec
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from chronos.core.keys import Lane
 from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Entry, Reason, Record, Rejection
+from chronos.core.message import Reason, Record, Rejection
 from chronos.core.progress import LANES_MAX, Decision, Progress, count_outcomes, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
@@ -32,9 +31,10 @@ from chronos.errors import (
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.letters import LetterTopics
+from chronos.workers.limits import Limits
+from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
-from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher, within_targets
 
 log = structlog.get_logger("chronos.master")
 
@@ -54,32 +54,6 @@ PULL_LINGER_MS = 8
 LINGERING_MAX = 1_000
 """A batch of this size is committed without waiting for more records."""
 
-POISON_FAILURES = 2
-"""Failures in a row of a message alone in its transaction that make it the poison record: the first one after an abort may
-be OUT_OF_ORDER_SEQUENCE_NUMBER, which no message causes (measured)."""
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of one step."""
-
-    messages: int
-    """Most records pulled, and most messages selected."""
-    bytes: int
-    """Most bytes pulled, and most bytes selected."""
-    wheel_messages: int
-    """Messages in the wheel above which it is shrunk."""
-    wheel_bytes: int
-    """Bytes in the wheel above which it is shrunk."""
-    wheel_horizon_ms: int
-    """How far ahead an idle master reads messages into the wheel."""
-    pull: bool
-    """False: no delay records are pulled, and messages are selected without those that are not pulled."""
-    push: bool
-    """False: no messages are selected."""
-    wait_for_transactions: bool = False
-    """True: a message is selected only once every record in the log when it was due is pulled, however long a producer's
-    open transaction holds it back. False: every record that was readable then."""
-
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
     """The part of a progress record that names its writer."""
@@ -89,24 +63,6 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
     instance: str
     role_epoch: int
     log_epoch: int
-
-
-class PoisonSearch(Struct, kw_only=True):
-    """The search for a poison record, across failed transactions; outlives a leadership, because a failure may cost the
-    producer."""
-
-    messages_max: int
-    """Messages that the next step selects: halved by a failure, doubled by a success."""
-    offset: int | None = None
-    """Source offset of the message that was alone in the last transaction that failed."""
-    failures: int = 0
-    """Consecutive failures of that message."""
-    poison_offset: int | None = None
-    """Source offset of the poison record: the next plan retries or dead-letters it."""
-    separate: bool = False
-    """A message and rejected records failed together: from now on they take turns."""
-    refusals: Refusals = msgspec.field(default_factory=Refusals)
-    """The targets of the poison records found."""
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -336,7 +292,7 @@ class Master:
         if set_aside:
             count = min(count, search.refusals.within_step(selection, now_ms))
         if len(self._look_ahead.targets(selection)) > targets_max:
-            count = min(count, _within_targets(entries, targets_max))
+            count = min(count, within_targets(entries, targets_max))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, bytes_max)
         if not self._is_blind or not selection.complete:
@@ -366,7 +322,8 @@ class Master:
             self._writer.send(plan.messages, pack_progress(progress))
             appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
-            self._search_poison(error, staged, selection, plan, now_ms)
+            failure = Failure(error=error, staged=staged, selection=selection, plan=plan, now_ms=now_ms)
+            search.failed(failure, letters=letters, pusher=self._pusher, shard=self._shard.rules.shard)
             raise
         if staged.rejections:
             letters.rejected.took()
@@ -494,70 +451,6 @@ class Master:
             lanes=cursors(selection.leaving),
         )
 
-    def _search_poison(
-        self,
-        error: TransactionAborted | ProducerLost,
-        staged: Staged,
-        selection: Selection,
-        plan: PlannedTransaction,
-        now_ms: int,
-    ) -> None:
-        """Halve the next selection until a single message fails, then declare it the poison record.
-
-        A failure that no message caused halves the selection too: a smaller one may finish within the time-out.
-        An attempt for a target that is set aside is halved alone, unless that target refuses every message.
-        """
-        search = self._poison_search
-        attempted, size = search.refusals.attempted(selection, now_ms), len(selection.items)
-        self._letters.dead_letter.judge(now_ms, failed=True)
-        if error.poison_likely:
-            self._pusher.targets.forget_all()
-            if self._may_be_letters(error, staged, selection, plan, now_ms):
-                return
-        if size and (attempted is None or not error.poison_likely):
-            search.messages_max = max(1, size // 2)
-        if not error.poison_likely or not size:
-            return
-        if size > 1 and (attempted is None or not attempted.refuses_all):
-            if attempted is not None:
-                attempted.messages_max = size // 2
-                attempted.end_turn(now_ms)
-            return
-        offset = selection.items[0][1]
-        search.failures = search.failures + 1 if search.offset == offset else 1
-        search.offset = offset
-        if search.failures >= POISON_FAILURES:
-            shard = self._shard.rules.shard
-            log.warning("message refused by the broker", shard=shard, offset=offset, messages=size, why=str(error))
-            search.poison_offset = offset
-            search.refusals.refuse(selection, now_ms, self._pusher.retries)
-
-    def _may_be_letters(
-        self,
-        error: TransactionAborted | ProducerLost,
-        staged: Staged,
-        selection: Selection,
-        plan: PlannedTransaction,
-        now_ms: int,
-    ) -> bool:
-        """Return whether records for the rejected or the dead-letter topic may have failed the transaction.
-
-        The next one does without them, or has nothing else: so they are found without halving, and hold up no message.
-        """
-        letters, why = self._letters, str(error)
-        if staged.rejections:
-            if selection.items:
-                self._poison_search.separate = True
-            else:
-                letters.rejected.fail(now_ms, why)
-        elif plan.dead_letters and plan.dead_letters == len(plan.messages):
-            letters.dead_letter.fail(now_ms, why)
-        elif plan.dead_letters:
-            letters.dead_letter.suspect(now_ms, why)
-        else:
-            return False
-        return True
-
     def _bound_wheel(self) -> bool:
         """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""
         limits, wheel = self._limits, self._shard.wheel
@@ -601,13 +494,3 @@ class Master:
         """End the leadership; the next master resolves a transaction that is open."""
         self._puller.close()
         self._writer.close()
-
-
-def _within_targets(entries: Sequence[Entry], targets_max: int) -> int:
-    """Return how many leading entries, at least one, have at most `targets_max` targets."""
-    seen: set[str] = set()
-    for at, entry in enumerate(entries):
-        seen.add(entry.target)
-        if len(seen) > targets_max:
-            return at
-    return len(entries)

@@ -5,7 +5,7 @@ one message and never an aborted transaction (law 8). Other failures are handled
 which isolates the poison record by halving the selection.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
@@ -469,3 +469,13 @@ def _open_partition(info: TopicInfo, number: int) -> int | None:
         return -1
     led = [partition for partition in range(info.partitions) if partition not in info.closed]
     return led[number % len(led)] if led else None
+
+
+def within_targets(entries: Sequence[Entry], targets_max: int) -> int:
+    """Return how many leading entries, at least one, have at most `targets_max` targets."""
+    seen: set[str] = set()
+    for at, entry in enumerate(entries):
+        seen.add(entry.target)
+        if len(seen) > targets_max:
+            return at
+    return len(entries)

@@ -38,7 +38,9 @@ from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.letters import LetterTopic, LetterTopics
-from chronos.workers.master import Limits, Master, PoisonSearch, StepResult, WriterEpoch
+from chronos.workers.limits import Limits
+from chronos.workers.master import Master, StepResult, WriterEpoch
+from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost, start_state

@@ -11,7 +11,7 @@ from functools import partial
 
 from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, Request, Roles, ShardRoles
 from chronos.workers.checkpoint import CHECKPOINTS_MIN
-from chronos.workers.master import Limits
+from chronos.workers.limits import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage

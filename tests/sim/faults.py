@@ -26,6 +26,7 @@ from chronos.workers.follow import Follower
 from chronos.workers.letters import LetterTopic
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
+from chronos.workers.poison import PoisonSearch
 from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
@@ -94,7 +95,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_check_pulled", "> CLOCK_TOLERANCE_MS", "> 10**9"),
     ],
     "an abort drops the staged records": [
-        (Master, "_commit", "self._search_poison(error, staged, selection, now_ms)", "self._puller.release(10**9)\nraise"),
+        (Master, "_commit", "search.failed(failure, letters=letters, pusher=self._pusher, shard=self._shard.rules.shard)", "self._puller.release(10**9)\nraise"),
     ],
     "the wheel keeps removed entries": [
         (Shard, "install", "wheel.forget(due_ms, offset)", "pass"),
@@ -153,7 +154,7 @@ FAULTS: dict[str, list[Change]] = {
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
     ],
     "refused records that cannot be written stop the shard": [
-        (Master, "_may_be_letters", "self._poison_search.separate = True", "pass"),
+        (PoisonSearch, "_may_be_letters", "self.separate = True", "pass"),
     ],
     "a topic that refused records is never tried again": [
         (LetterTopic, "is_open", "return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS", "return self.failures == 0"),

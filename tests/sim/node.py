@@ -16,7 +16,7 @@ from chronos.core.roles import OK, Member, ReplicaReport
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
-from chronos.workers.master import Limits
+from chronos.workers.limits import Limits
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost

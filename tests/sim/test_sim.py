@@ -40,7 +40,7 @@ def test_fifty_clusters_break_no_law_and_finish_their_work() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_thousand_clusters_break_no_law_and_finish_their_work() -> None:
     for seed in range(50, SEEDS):
         simulate(seed)
@@ -52,7 +52,7 @@ def test_a_seed_that_failed_once_does_not_fail_again(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     with planted(fault):
