@@ -289,16 +289,17 @@ def short_broker() -> Iterator[Broker]:
 
 @pytest.mark.integration
 def test_messages_wait_for_a_topic_that_cannot_be_created_yet(tmp_path: Path, short_broker: Broker) -> None:
-    """A lack of brokers is temporary: no message is dead-lettered, and other messages are delivered meanwhile."""
+    """A lack of brokers is temporary: they are parked, none is dead-lettered, and other messages are delivered meanwhile."""
     place = Place(short_broker, tmp_path, delivery__create_topics=True, topics__replication_factor=1)
     waiting = f"{place.topics.delay}.waiting"
     with place.service as service:
         service.start()
         place.send(*mixed([Sent(b"w%d" % n, schedule(waiting)) for n in range(20)], place.others(0, 200)))
         place.check_others(200)
-        service.wait_until(
-            lambda: service.shards()[0]["totals"]["carried"] > 60, "try again for longer than two metadata requests"
-        )
+        service.wait_until(lambda: service.shards()[0]["parked"] == 20, "park the messages")
+        with Tail(short_broker.bootstrap, place.topics.dead_letter) as letters:
+            letters.settle(2.5)  # longer than two metadata requests
+            assert letters.records[place.topics.dead_letter] == []
         short_broker.create_topic(waiting)
         assert place.arrived(waiting, 20) == [b"w%d" % n for n in range(20)]
         place.dead(0)
