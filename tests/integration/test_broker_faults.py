@@ -160,13 +160,15 @@ def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_
 
 
 def freeze_in_a_transaction(broker: Broker, flow: KafkaFlow, service: Service) -> None:
-    """Freeze the process while it has a transaction open."""
+    """Freeze the process while it has a transaction open; messages are added for as long as that takes."""
     for _ in range(1_000):
         service.freeze()
         if stays_open(broker, flow):
             return
         service.thaw()
-        service.wait_until(lambda: service.pending() > 0, "have more to deliver", timeout_s=1.0)
+        if service.pending() == 0:
+            flow.write(5_000, now_ms() - 500, now_ms() + 2_000)
+            flow.flush()
     raise AssertionError("the service had no open transaction in any of 1,000 tries")
 
 
