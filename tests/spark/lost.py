@@ -65,7 +65,20 @@ def write_lost(
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS
     each = messages // shards
     steps = [
-        (number, at, end_ms + (at - 3) * HOUR_MS, 1, 1, "n", "i", cursor_ms, str(OFFSET_MAX), pulled, *[0] * 8, b"")
+        (
+            number,
+            at,
+            end_ms + (at - 3) * HOUR_MS,
+            1,
+            1,
+            "n",
+            "i",
+            cursor_ms,
+            str(OFFSET_MAX),
+            pulled,
+            *[0] * (len(schema.COUNTS) + 1),
+            b"",
+        )
         for number in range(shards)
         for at, (cursor_ms, pulled) in enumerate([(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)])
     ]
