@@ -318,20 +318,6 @@ def test_a_foreign_record_in_the_progress_topic_is_named(place: Place) -> None:
     assert all(word in text for word in words), text
 
 
-# --------------------------------------------------------------------------------------------------------- reading
-
-
-def test_a_batch_that_cannot_be_decompressed_is_named(place: Place) -> None:
-    """120 MB of zeros are some kilobytes in zstd and pass the topic's limit; what came before them is delivered."""
-    place.send(*place.others(3, first_ms=0, last_ms=100))
-    produce(
-        place.kafka.bootstrap, place.topics.delay, [Sent(b"\0" * 120_000_000)],
-        compression_type="zstd", message_max_bytes=200_000_000, queue_buffering_max_kbytes=500_000,
-    )  # fmt: skip
-    place.wait_degraded(f"offset 3 of {place.topics.delay}/0 cannot be read", "Decompression")
-    place.check_others()
-
-
 # ------------------------------------------------------------------------------------------------------- the watch
 
 
