@@ -14,7 +14,6 @@ Keeps laws 3 and 5: a replica that is assigned master first fences every earlier
 committed, and commits only after an epoch record of its own. The reaction to a failure depends on its branch of `errors`.
 """
 
-import re
 from collections.abc import Callable
 
 import structlog
@@ -40,6 +39,7 @@ from chronos.workers.follow import Follower
 from chronos.workers.letters import LetterTopic, LetterTopics
 from chronos.workers.limits import Limits
 from chronos.workers.master import Master, StepResult, WriterEpoch
+from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
@@ -55,22 +55,14 @@ POLL_MS = 200
 PREDECESSOR_POLL_MS = POLL_MS // 10
 """Time between the checks while the previous master may still finish its step."""
 
-PAUSE_MS = 500
-"""Pause after a failure that an immediate retry cannot fix."""
-
-ABORT_PAUSE_MS = 50
-"""Pause after an aborted transaction without a poison record, doubled each time up to PAUSE_MS."""
+HALVINGS_MAX = 20
+"""Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, with a margin."""
 
 REPLAYED_FLUSH = 200
 """A replay of this many progress records (tenths of a second) is flushed: a node killed again must not repeat it."""
 
-HALVINGS_MAX = 20
-"""Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, with a margin."""
-
 REPLAY_LOG_MS = 1_000
 """How often a long replay logs its position."""
-
-DIGITS = re.compile(r"\d+")
 
 
 class Replica(ReplicaView):
@@ -105,8 +97,6 @@ class Replica(ReplicaView):
         """
         self.number = rules.shard
         self.store = store
-        self.paused: str | None = None
-        """Why the replica is paused, for people; None if it is not."""
         self.commits = 0
         """Transactions committed by this process."""
         self.aborts = 0
@@ -121,6 +111,7 @@ class Replica(ReplicaView):
         self.known = False
         """The state is that of the store; False: it must not be reported."""
         self._role = ReplicaState.STARTING
+        self._pause_reason = PauseReason(rules.shard)
         self._log = log_port
         self._clock = clock
         self._rules = rules
@@ -138,7 +129,7 @@ class Replica(ReplicaView):
         self._bounded = bounded
         self._poison_search = PoisonSearch(messages_max=limits.messages)
         self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic())
-        self._pause_ms = ABORT_PAUSE_MS
+        self._backoff = Backoff()
         self._sleeping = False
         """True if records that arrive do not end the wait after the last step, but only time does."""
         self._led_epoch: int | None = None
@@ -167,11 +158,9 @@ class Replica(ReplicaView):
         try:
             return self._turn_or_restore(now_ms)
         except Retry as error:
-            self._pause(error)
+            self._pause_reason.set(error)
             self._restart()
-            wake_ms = now_ms + self._pause_ms
-            self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
-            return wake_ms
+            return now_ms + self._backoff.take()
 
     def _turn_or_restore(self, now_ms: int) -> int:
         """Do one turn. A Retry, and with it a new start that restores a checkpoint, if a log was trimmed ahead of the store:
@@ -214,7 +203,7 @@ class Replica(ReplicaView):
     def fail(self, why: str) -> None:
         """Mark the replica as failed after a step that raised; open clients are left to the end of the process."""
         self._become(ReplicaState.FAILED)
-        self.paused = why
+        self._pause_reason.text = why
 
     def _become(self, role: ReplicaState) -> None:
         if role != self._role:
@@ -244,7 +233,7 @@ class Replica(ReplicaView):
         """Open the follower at the store's positions; the logs must hold everything from there on."""
         if self._assigned().kind == "none":
             self._become(ReplicaState.NONE)
-            self.paused = None
+            self._pause_reason.text = None
             return self._sleep_until(now_ms + POLL_MS)
         if self.store.background_error() is not None:
             self.store.reopen()
@@ -302,7 +291,7 @@ class Replica(ReplicaView):
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replayed)
-        self._resume()
+        self._pause_reason.clear()
         self._delete(now_ms)
         return now_ms + POLL_MS
 
@@ -319,7 +308,7 @@ class Replica(ReplicaView):
         watermarks = self._log.watermarks(self._progress_topic, self.number)
         if follower.position < watermarks.high:
             if watermarks.stable < watermarks.high and follower.position >= watermarks.stable:
-                self._pause(LogUnavailable(
+                self._pause_reason.set(LogUnavailable(
                     f"{self._progress_topic}/{self.number} ends in a transaction that is not resolved yet"
                 ))  # fmt: skip
             return now_ms + POLL_MS
@@ -369,11 +358,11 @@ class Replica(ReplicaView):
             raise
         except Retry as error:
             self._count_abort(error)
-            self._pause(error)
+            self._pause_reason.set(error)
             return self._sleep_until(now_ms + PAUSE_MS)
         self._led_epoch = self.state.log_epoch
         self._become(ReplicaState.MASTER)
-        self._resume()
+        self._pause_reason.clear()
         epoch, pending = self.state.log_epoch, self.state.pending
         log.info("master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed)
         return now_ms
@@ -397,18 +386,19 @@ class Replica(ReplicaView):
             if isinstance(error, LogUnavailable) and self._pusher is not None:
                 self._pusher.targets.forget_all()
             self._count_abort(error)
-            self._pause(error)
+            self._pause_reason.set(error)
             return self._sleep_until(now_ms + PAUSE_MS)
         if master.last is not None:
             self.last = master.last
             self.refused = master.last.refused
             self.commits += 1
             self.trouble = None
-            self._aborts_in_a_row, self._pause_ms = 0, ABORT_PAUSE_MS
+            self._aborts_in_a_row = 0
+            self._backoff.reset()
         if (degraded := master.degraded()) is None:
-            self._resume()
+            self._pause_reason.clear()
         else:
-            self._pause(degraded)
+            self._pause_reason.set(degraded)
         delete_ms = self._delete(now_ms)
         return min(wake_ms, delete_ms)
 
@@ -423,12 +413,10 @@ class Replica(ReplicaView):
         log.warning("transaction aborted", shard=self.number, why=str(error))
         self._aborts_in_a_row += 1
         if self._aborts_in_a_row > HALVINGS_MAX:
-            self._pause(error)
+            self._pause_reason.set(error)
         if error.poison_likely and self._aborts_in_a_row <= HALVINGS_MAX:
             return now_ms
-        wake_ms = now_ms + self._pause_ms
-        self._pause_ms = min(2 * self._pause_ms, PAUSE_MS)
-        return self._sleep_until(wake_ms)
+        return self._sleep_until(now_ms + self._backoff.take())
 
     # --- parts of phases
 
@@ -499,10 +487,8 @@ class Replica(ReplicaView):
         if wait_ms == 0:
             return True
         self._become(ReplicaState.WAITING)
-        self._pause(claim.waiting(self.state, wait_ms))
+        self._pause_reason.set(claim.waiting(self.state, wait_ms))
         return False
-
-    # --- pausing
 
     def _check_guard(self) -> None:
         why = self._guard()
@@ -511,15 +497,3 @@ class Replica(ReplicaView):
         error = self.store.background_error()
         if error is not None:
             raise ApplyFailed(f"the store takes no writes: {error}. Make room on its disk, or look at the disk itself")
-
-    def _pause(self, error: Retry | str) -> None:
-        text = str(error)
-        # A reason in which only numbers change (bytes, milliseconds) is the same reason and is logged once.
-        if self.paused is None or DIGITS.sub("", self.paused) != DIGITS.sub("", text):
-            log.warning("paused", shard=self.number, why=text)
-        self.paused = text
-
-    def _resume(self) -> None:
-        if self.paused is not None:
-            log.info("resumed", shard=self.number)
-            self.paused = None

@@ -7,6 +7,7 @@ from chronos.core.codec import State
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
+from chronos.workers.pauses import PauseReason
 from chronos.workers.replica_state import ReplicaState
 
 
@@ -17,11 +18,17 @@ class ReplicaView:
     _role: ReplicaState
     _follower: Follower | None
     _master: Master | None
+    _pause_reason: PauseReason
 
     @property
     def role(self) -> ReplicaState:
         """The present state of the replica."""
         return self._role
+
+    @property
+    def paused(self) -> str | None:
+        """Why the replica is paused, for people; None if it is not."""
+        return self._pause_reason.text
 
     @property
     def state(self) -> State:
