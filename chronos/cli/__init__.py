@@ -14,6 +14,7 @@ from chronos.errors import ChronosError
 
 EXTRAS = {
     "confluent_kafka": "server",
+    "cronsim": "server",
     "fsspec": "server",
     "prometheus_client": "server",
     "pydantic": "server",

@@ -30,6 +30,12 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     offset: int
     settled_ms: int = 0
     """Broker time (epoch ms) at which the message stopped being pending; 0 while it is pending."""
+    reason: int = 0
+    """The `Reason` why it was not delivered, or not yet; 0: none."""
+    attempts: int = 0
+    """Attempts to deliver it; 0: not known."""
+    tried_ms: int = 0
+    """Time (epoch ms) of the last attempt; 0: none."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):

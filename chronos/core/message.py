@@ -119,6 +119,52 @@ class Record(Struct, frozen=True, gc=False):
     """The timestamp is the producer's (`CreateTime`), in any unit: it must not influence a time of the shard."""
 
 
+class Repeat(IntEnum):
+    """The kind of a repetition (`chronos-repeat`)."""
+
+    EVERY = 1
+    BACKOFF = 2
+    CRON = 3
+
+
+class LatePolicy(IntEnum):
+    """The policy for a series that is found behind after an outage (`chronos-late-policy`)."""
+
+    FIRE_ONCE = 1
+    FIRE_ALL = 2
+    SKIP = 3
+
+
+class Repetition(Struct, frozen=True, array_like=True, gc=False):
+    """The rhythm of a series. Field order is the layout: append only, with a default."""
+
+    kind: int
+    """A `Repeat`."""
+    values: tuple[int, ...] = ()
+    """`EVERY`: the interval (ms). `BACKOFF`: base (ms), factor in thousandths, cap (ms). `CRON`: none."""
+    cron: str = ""
+    """`CRON`: the expression, with 5 or 6 fields."""
+    zone: str = ""
+    """`CRON`: the time zone; empty: UTC."""
+    times: int = 0
+    """Most occurrences; 0: without limit."""
+    until_ms: int = 0
+    """The last due time (epoch ms) that an occurrence may have; 0: without limit."""
+    late_policy: int = LatePolicy.FIRE_ONCE
+    planned_ms: int = 0
+    """Time (epoch ms) of the pending occurrence in the rhythm, where that is not its due time; 0: it is."""
+
+
+class Options(Struct, frozen=True, array_like=True, gc=False):
+    """What few messages ask for. Field order is the layout: append only, with a default."""
+
+    attempts_max: int = 0
+    """Most attempts to deliver it (`chronos-attempts`); 0: the configuration's."""
+    spread_ms: int = 0
+    """The window (ms) over which messages with the same due time are spread; 0: none."""
+    repetition: Repetition | None = None
+
+
 class Entry(Struct, frozen=True, array_like=True, gc=False):
     """A pending message as the store keeps it. Field order is the layout: append only, with a default."""
 
@@ -138,6 +184,8 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     occurrence: int = 1
     attempt: int = 1
     """The attempt to deliver it that comes next, from 1 on."""
+    options: Options | None = None
+    """None for a plain message."""
 
 
 class ConditionalSchedule(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chronos.core import codec
 from chronos.core.codec import FRESH, Identity, IdState, LaneState, State, Totals
-from chronos.core.message import Entry
+from chronos.core.message import Entry, LatePolicy, Options, Reason, Repeat, Repetition
 from chronos.errors import StoreCorrupt
 
 ENTRY = Entry(
@@ -28,6 +28,16 @@ ENTRY = Entry(
     attempt=2,
 )
 PLAIN = Entry(id=None, due_ms=5, target="t", key=None, headers=[("a", b"1"), ("a", None)], value=None, timestamp_ms=4)
+SERIES = Entry(
+    b"s", 5, "t", None, {}, b"v", 4, occurrence=2,
+    options=Options(
+        attempts_max=3, spread_ms=60_000,
+        repetition=Repetition(
+            Repeat.CRON, (), "0 9 * * *", "Europe/Lisbon", times=10, until_ms=1_700_000_000_000,
+            late_policy=LatePolicy.SKIP, planned_ms=6,
+        ),
+    ),
+)  # fmt: skip
 ID_STATE = IdState(codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500)
 STATE = State(
     applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
@@ -50,11 +60,21 @@ GOLDEN: list[tuple[str, Any, str]] = [
     (
         "entry",
         ENTRY,
-        "019ac4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302",
+        "019bc4076f726465722d37cf0000018bcfe56be8a66f7264657273c401ff82ab7472616365706172656e74c40430302d31a5656d707479c0c4077061796c6f6164cf0000018bcfe56800cf0000018bcfe56fd00302c0",
     ),
-    ("entry", PLAIN, "019ac005a174c09292a161c4013192a161c0c004c00101"),
-    ("id_state", ID_STATE, "019403cf0000018bcfe56be829cf0000018bcfe569f4"),
-    ("id_state", IdState(codec.PENDING, 300, 70_000), "019401cd012cce0001117000"),
+    (
+        "entry",
+        SERIES,
+        "019bc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306",
+    ),
+    ("entry", PLAIN, "019bc005a174c09292a161c4013192a161c0c004c00101c0"),
+    ("id_state", ID_STATE, "019703cf0000018bcfe56be829cf0000018bcfe569f4000000"),
+    ("id_state", IdState(codec.PENDING, 300, 70_000), "019701cd012cce0001117000000000"),
+    (
+        "id_state",
+        IdState(codec.DEAD, 300, 70_000, 1_700_000_000_500, Reason.TARGET_MISSING, 5, 1_700_000_000_400),
+        "019705cd012cce00011170cf0000018bcfe569f42105cf0000018bcfe56990",
+    ),
     ("state", STATE, "019e0102030405060708a169a16e090a9c0b0c0d0e0f1011121314151603"),
     ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009c00000000000000000000000000"),
     ("lane_state", LaneState(3, 1_700_000_001_000, 41), "019303cf0000018bcfe56be829"),
@@ -62,7 +82,7 @@ GOLDEN: list[tuple[str, Any, str]] = [
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 3, "id_state": 1, "lane_state": 0, "state": 14, "identity": 0}
+DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "state": 14, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:
