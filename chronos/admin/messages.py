@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
+from chronos.admin.filters import to_filter
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import Planned, new_time, plan_action, time_ms
 from chronos.admin.schemas import (
@@ -28,7 +29,7 @@ from chronos.admin.validation import decode_body
 from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import Entry, Reason
 from chronos.core.query import Found, MessageRow, find, page
-from chronos.core.timefmt import MS_MAX, format_time
+from chronos.core.timefmt import format_time
 from chronos.core.wheel import Position
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
@@ -165,10 +166,14 @@ class Messages:
     async def page(self, call: Call) -> tuple[int, object]:
         """Pending messages of all shards in the order of their due times."""
         query: PageQuery = call.query
-        due_from_ms = 0 if query.due_from is UNSET else _time("due_from", query.due_from)
-        due_to_ms = MS_MAX + 1 if query.due_to is UNSET else _time("due_to", query.due_to)
+        matching = to_filter(
+            target=query.target,
+            due_from=query.due_from,
+            due_to=query.due_to,
+            id_prefix=query.id_prefix,
+            headers=[] if query.header is UNSET else [_header_condition(text) for text in query.header],
+        )
         after = None if query.after is UNSET else _page_key(query.after)
-        target = None if query.target is UNSET else query.target
 
         context, peers = self._context, self._context.peers
         held, missing = peers.split(peers.requested(query.shards))
@@ -179,8 +184,7 @@ class Messages:
                     number,
                     page(
                         context.shards[number].store, context.shards[number].state, number,
-                        after=_after(after, number), due_from_ms=due_from_ms, due_to_ms=due_to_ms, target=target,
-                        limit=query.limit,
+                        begin=_after(after, number), matching=matching, limit=query.limit,
                     ),
                 )
                 for number in held
@@ -334,11 +338,9 @@ def _page_key(text: str) -> PageKey:
     return due_ms, shard, offset
 
 
-def _time(field: str, value: int | str) -> int:
-    try:
-        return time_ms(value)
-    except ValueError as error:
-        raise wrong_field(field, str(error)) from None
+def _header_condition(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
 
 
 def _id_of(request: web.Request) -> bytes:

@@ -109,7 +109,11 @@ class PeerClient:
 
         The nodes that hold the first of the shards are asked one after the other until one answers for all.
         """
-        parameters = {name: str(value) for name, value in query.items() if value is not msgspec.UNSET}
+        parameters = {
+            name: value if isinstance(value, list) else str(value)
+            for name, value in query.items()
+            if value is not msgspec.UNSET
+        }
         parameters["shards"] = ",".join(map(str, shards))
         for member in self.holders(shards[0]):
             try:
@@ -125,7 +129,7 @@ class PeerClient:
         raise self._no_holder(shards[0])
 
     async def ask_member(
-        self, member: Member, method: str, path: str, query: Mapping[str, str], body: bytes | None = None
+        self, member: Member, method: str, path: str, query: Mapping[str, str | list[str]], body: bytes | None = None
     ) -> tuple[int, bytes]:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:

@@ -40,6 +40,7 @@ TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
 HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
+HEADER_CONDITION_PATTERN = "^[^=]+="
 PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 
@@ -48,6 +49,7 @@ PATTERN_TEXTS = {
     BASE64_PATTERN: "is not base64",
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
+    HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
     PAGE_PATTERN: "is not a page key; give back `after` of the page before",
 }
 """Error texts for values that do not match a pattern; no error shows a regular expression."""
@@ -666,12 +668,37 @@ PageKey = Annotated[
 ]
 
 
+HeaderCondition = Annotated[
+    str,
+    Meta(
+        pattern=HEADER_CONDITION_PATTERN,
+        title="NAME=VALUE",
+        description="The name of a header, `=`, and its value as text.",
+    ),
+]
+IdPrefix = Annotated[
+    str, Meta(max_length=1_500, title="id prefix", description="UTF-8 text, or `base64:` and the bytes in base64.")
+]
+CONDITIONS_MAX = 16
+"""Headers in one filter."""
+
+REPEATABLE = frozenset({"header"})
+"""Parameters that may be given several times."""
+
+
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which pending messages."""
+    """Which pending messages: all conditions must be true."""
 
     target: Annotated[str | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
     due_from: Annotated[Time | UnsetType, Meta(description="Only messages due at or after this time.")] = UNSET
     due_to: Annotated[Time | UnsetType, Meta(description="Only messages due before this time.")] = UNSET
+    id_prefix: Annotated[
+        IdPrefix | UnsetType, Meta(description="Only messages whose id begins so, generated ids included.")
+    ] = UNSET
+    header: Annotated[
+        Annotated[list[HeaderCondition], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
+        Meta(description="Only messages with this header, `NAME=VALUE`. May be repeated; all must be there."),
+    ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many messages; a page may hold fewer.")] = 100
     after: PageKey | UnsetType = UNSET
     shards: ShardList | UnsetType = UNSET

@@ -6,6 +6,7 @@ It starts last, when the node runs, and stops first: long polls end at once, oth
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,7 +20,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, plain
 from chronos.admin.routes import Route, table
-from chronos.admin.schemas import Fault, NoQuery
+from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.validation import invalid_faults, query_faults
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
@@ -180,9 +181,11 @@ def _query(request: web.Request, kind: type[Struct]) -> Struct:
     values = request.query
     if not values and kind is NoQuery:
         return NoQuery()
-    query = dict(values)
-    if len(query) != len(values):
-        repeated = sorted({name for name in values if len(values.getall(name)) > 1})
+    query: dict[str, Any] = {
+        name: values.getall(name) if name in REPEATABLE else value for name, value in values.items()
+    }
+    repeated = sorted({name for name in values if name not in REPEATABLE and len(values.getall(name)) > 1})
+    if repeated:
         raise invalid_faults([Fault(detail="parameter is given more than once", field=name) for name in repeated])
     try:
         return msgspec.convert(query, kind, strict=False)

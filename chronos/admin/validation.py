@@ -207,6 +207,6 @@ def _choices(kind: Any) -> list[Any]:
     return [choice for each in _members(kind) if get_origin(each) is Literal for choice in get_args(each)]
 
 
-def query_faults(query: Mapping[str, str], kind: type[Struct]) -> list[Fault]:
+def query_faults(query: Mapping[str, Any], kind: type[Struct]) -> list[Fault]:
     """The errors of the parameters of a query."""
     return list(check(dict(query), kind, strict=False, noun="parameter"))

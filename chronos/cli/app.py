@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import typer
 
+from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
 from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, at_least
 from chronos.cli.output import Format
 from chronos.cli.spark_app import archive_app, audit, backfill
@@ -150,16 +151,11 @@ def get(id: MessageId, output: Output = Format.text, server: Server = HERE) -> N
 
 @app.command(name="list")
 def list_messages(
-    target: Annotated[str | None, typer.Option("--to", metavar="TOPIC", help="Only messages for this topic.")] = None,
-    due_from: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="TIME", help="Only messages due at or after this time: RFC 3339, or -2h, now, +30m."
-        ),
-    ] = None,
-    due_to: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only messages due before this time; the same forms.")
-    ] = None,
+    target: Target = None,
+    due_from: DueFrom = None,
+    due_to: DueTo = None,
+    id_prefix: IdPrefix = None,
+    header: HasHeader = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
     ] = 50,
@@ -172,11 +168,12 @@ def list_messages(
     Examples:
       chronos list
       chronos list --from -2h --until +30m
-      chronos list --to orders -n 500 -o json
+      chronos list --target orders -n 500 -o json
+      chronos list --id-prefix reminder- --header tenant=17
     """
     from chronos.cli.listing import list_
 
-    list_(server, output, target=target, due_from=due_from, due_to=due_to, limit=limit)
+    list_(server, output, filter_of(target, due_from, due_to, id_prefix, header), limit)
 
 
 @app.command()

@@ -228,11 +228,11 @@ def _store_folders(config: "Config") -> list[tuple[int, str]]:
 def due_targets(store: "Store") -> set[str]:
     """The targets of the messages that are due next in a store."""
     from chronos.core.codec import FRESH, unpack_state
+    from chronos.core.filter import Filter
     from chronos.core.keys import STATE_KEY
     from chronos.core.query import page
-    from chronos.core.timefmt import MS_MAX
 
     (data,) = store.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
-    rows, _ = page(store, state, 0, after=None, due_from_ms=0, due_to_ms=MS_MAX + 1, target=None, limit=TARGETS_LOOK)
+    rows, _ = page(store, state, 0, begin=None, matching=Filter(), limit=TARGETS_LOOK)
     return {row.entry.target for row in rows}

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-import typer
-
 from chronos.cli.connect import connect
 from chronos.cli.output import Format, local, note, printable, relative, size
-from chronos.cli.times import moment
 from chronos.client import Client, requests
+from chronos.client.requests import FilterOptions
 
 FIRST_PAGE = 100
 """Messages of the first page: the first lines come at once."""
@@ -18,32 +16,21 @@ FIRST_PAGE = 100
 HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE")
 
 
-def list_(
-    server: str, output: Format, *, target: str | None, due_from: str | None, due_to: str | None, limit: int
-) -> None:
+def list_(server: str, output: Format, matching: FilterOptions, limit: int) -> None:
     """At most `limit` pending messages; as JSON one object, that of the HTTP interface."""
-    bounds: dict[str, Any] = {
-        "target": target,
-        "due_from": moment(due_from, "--from"),
-        "due_to": moment(due_to, "--until"),
-    }
-    try:
-        requests.page(**bounds)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     with connect(server) as client:
-        pages = _pages(client, bounds, limit)
+        pages = _pages(client, matching, limit)
         after = _print_json(pages) if output is Format.json else _print_table(pages)
     if after is not None and output is Format.text:
         note(f"there may be more; show them with -n {limit * 10}")
 
 
-def _pages(client: Client, bounds: dict[str, Any], limit: int) -> Iterator[dict[str, Any]]:
+def _pages(client: Client, matching: FilterOptions, limit: int) -> Iterator[dict[str, Any]]:
     """Pages that together hold at most `limit` messages."""
     after: str | None = None
     page_messages, left = FIRST_PAGE, limit
     while left > 0:
-        request = requests.page(**bounds, limit=min(page_messages, left), after=after)
+        request = requests.page(**matching, limit=min(page_messages, left), after=after)
         found: dict[str, Any] = client.call(request.as_json())
         yield found
         after, left = found["after"], left - len(found["messages"])

@@ -8,7 +8,7 @@ from chronos.client import requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
 from chronos.client.errors import ClientError
 from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
-from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
+from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, message, read_answer
 from chronos.client.times import Delay, Time
 
 if TYPE_CHECKING:
@@ -84,13 +84,11 @@ class AsyncClient:
         result: Result = await self.call(requests.fire(id))
         return result
 
-    async def pending(
-        self, *, target: str | None = None, due_from: Time | None = None, due_to: Time | None = None
-    ) -> AsyncIterator[MessageInfo]:
+    async def pending(self, **conditions: Unpack[FilterOptions]) -> AsyncIterator[MessageInfo]:
         """See `Client.pending`."""
         after: str | None = None
         while True:
-            found: Page = await self.call(requests.page(target=target, due_from=due_from, due_to=due_to, after=after))
+            found: Page = await self.call(requests.page(after=after, **conditions))
             for one in found.messages:
                 yield one
             after = found.after

@@ -12,7 +12,7 @@ from chronos.client import requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
 from chronos.client.errors import ClientError
 from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
-from chronos.client.requests import Attempts, Bytes, MessageOptions, Request, message, read_answer
+from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, message, read_answer
 from chronos.client.times import Delay, Time
 
 KEEP_S = 30.0
@@ -99,13 +99,14 @@ class Client:
         result: Result = self.call(requests.fire(id))
         return result
 
-    def pending(
-        self, *, target: str | None = None, due_from: Time | None = None, due_to: Time | None = None
-    ) -> Iterator[MessageInfo]:
-        """Iterate over pending messages in the order of their due times; they are fetched page by page."""
+    def pending(self, **conditions: Unpack[FilterOptions]) -> Iterator[MessageInfo]:
+        """Iterate over pending messages in the order of their due times, page by page; conditions as of `conditions`.
+
+        A message that is delivered, cancelled or moved meanwhile may be left out, or be there at its old time.
+        """
         after: str | None = None
         while True:
-            found: Page = self.call(requests.page(target=target, due_from=due_from, due_to=due_to, after=after))
+            found: Page = self.call(requests.page(after=after, **conditions))
             yield from found.messages
             after = found.after
             if after is None:

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -50,6 +50,16 @@ class MessageOptions(TypedDict, total=False):
     headers: Mapping[str, HeaderValue] | None
     on_conflict: OnConflict | None
     expire_at: Time | None
+
+
+class FilterOptions(TypedDict, total=False):
+    """All conditions of a filter. See `conditions`."""
+
+    target: str | None
+    due_from: Time | None
+    due_to: Time | None
+    id_prefix: str | bytes | None
+    headers: Mapping[str, str] | None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +119,38 @@ def message(
     return found
 
 
+def conditions(
+    *,
+    target: str | None = None,
+    due_from: Time | None = None,
+    due_to: Time | None = None,
+    id_prefix: str | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a filter of pending messages in the form of the HTTP interface: all conditions must be true of a message.
+
+    `target`      its target topic
+    `due_from`    it is due at or after this time
+    `due_to`      it is due before this time
+    `id_prefix`   its id begins so; generated ids are included
+    `headers`     it has these headers, among any others, with exactly these values
+
+    Raises ValueError or TypeError for arguments that cannot be sent.
+    """
+    found: dict[str, Any] = {}
+    if target is not None:
+        found["target"] = _checked("target", target)
+    if due_from is not None:
+        found["due_from"] = time_ms(due_from)
+    if due_to is not None:
+        found["due_to"] = time_ms(due_to)
+    if id_prefix is not None:
+        found["id_prefix"] = id_text(id_prefix)
+    if headers:
+        found["headers"] = {_checked("header", name): _checked("header", value) for name, value in headers.items()}
+    return found
+
+
 # --- Requests
 
 
@@ -153,25 +195,13 @@ def fire(id: str | bytes) -> Request:
     return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S)
 
 
-def page(
-    *,
-    target: str | None = None,
-    due_from: Time | None = None,
-    due_to: Time | None = None,
-    limit: int = PAGE_MESSAGES,
-    after: str | None = None,
-) -> Request:
-    """Some of the pending messages, from the place `after` on."""
-    query: dict[str, Any] = {"limit": limit}
-    if target is not None:
-        query["target"] = _checked("target", target)
-    if due_from is not None:
-        query["due_from"] = time_ms(due_from)
-    if due_to is not None:
-        query["due_to"] = time_ms(due_to)
+def page(*, limit: int = PAGE_MESSAGES, after: str | None = None, **conditions_: Unpack[FilterOptions]) -> Request:
+    """Some of the pending messages of which the filter is true, from the place `after` on."""
+    query: dict[str, Any] = {"limit": limit, **conditions(**conditions_)}
+    query["header"] = [f"{name}={value}" for name, value in query.pop("headers", {}).items()]
     if after is not None:
         query["after"] = after
-    return Request(method="GET", path=f"/v1/messages?{urlencode(query)}", decode=_page)
+    return Request(method="GET", path=f"/v1/messages?{urlencode(query, doseq=True)}", decode=_page)
 
 
 def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> Request:

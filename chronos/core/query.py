@@ -6,10 +6,11 @@ position from which the caller can continue.
 
 from msgspec import Struct
 
-from chronos.core.codec import DELIVERED, PENDING, STATE_NAMES, State, unpack_entry, unpack_id_state
+from chronos.core.codec import DELIVERED, PENDING, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
+from chronos.core.filter import Filter, after
 from chronos.core.keys import (
     MINUTE_MS,
-    OFFSET_MAX,
+    STATE_KEY,
     count_key,
     entry_key,
     entry_position,
@@ -67,6 +68,11 @@ class MessageRow(Struct, frozen=True, kw_only=True):
     offset: int
     entry: Entry
 
+    @property
+    def position(self) -> Position:
+        """Its position in the store."""
+        return self.place_ms, self.offset
+
 
 def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
     """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown."""
@@ -109,71 +115,93 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
 
 
 def page(
-    view: StoreView,
-    state: State,
-    shard: int,
-    *,
-    after: Position | None,
-    due_from_ms: int,
-    due_to_ms: int,
-    target: str | None,
-    limit: int,
+    view: StoreView, state: State, shard: int, *, begin: Position | None, matching: Filter, limit: int
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return at most `limit` pending messages with `due_from_ms <= place_ms < due_to_ms` after `after`, in order.
+    """Return at most `limit` pending messages after the position `begin` of which the filter is true, in order.
 
-    The second value is the position up to which the answer is complete, which the caller passes as `after` for the next page;
-    None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last.
+    The second value is the position up to which the answer is complete, which the caller passes as `begin` for the next page;
+    None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last. The shard may take
+    steps meanwhile: pages together return each message that is pending at the same position throughout exactly once.
+
+    1. read entries after the cursor of `state`,
+    2. read the cursor as it is now: entries at or before it are no longer pending, or were parked,
+    3. read parked messages: also those that were parked since 1 are found, at the positions they had.
     """
     assert limit > 0
-    first = max((min(due_from_ms, MS_MAX), 0), (0, 0) if after is None else _next(after))
-    stop = (min(due_to_ms, MS_MAX + 1), 0)
+    first = matching.start if begin is None else max(matching.start, after(begin))
+    start, stop = max(first, after(state.cursor)), matching.stop
     rows: list[MessageRow] = []
-    if state.parked and first <= state.cursor:
-        # Parked messages are at or before the cursor, all other pending ones after it.
-        rows, through = _parked_page(view, shard, first, min(stop, _next(state.cursor)), target, limit)
-        if through is not None:
-            return rows, through
-    first = max(first, _next(state.cursor))
-    if first >= stop:
-        return rows, None
-    scan_max = limit - len(rows) if target is None else PAGE_SCAN_MAX
-    found = view.scan(entry_key(*first), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
-    for key, data in found:
-        place_ms, offset = entry_position(key)
-        entry = unpack_entry(data)
-        if target is None or entry.target == target:
-            rows.append(MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
-            if len(rows) == limit:
-                return rows, (place_ms, offset)
-    if not found:
-        return rows, None
-    end = entry_position(found[-1][0])
-    # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
-    at_end = len(found) < scan_max and not view.scan(_key_after(end), entry_key(*stop), 1, 1)
-    return rows, None if at_end else end
+    through: Position | None = None
+    if start < stop:
+        scan_max = PAGE_SCAN_MAX if matching.is_selective else limit
+        found = view.scan(entry_key(*start), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
+        (now,) = view.get([STATE_KEY])
+        state = state if now is None else unpack_state(now)
+        for key, data in found:
+            place_ms, offset = entry_position(key)
+            if (place_ms, offset) > state.cursor:
+                entry = unpack_entry(data)
+                if matching.concerns(entry, shard, offset):
+                    rows.append(_row(entry, shard, place_ms, offset))
+                    if len(rows) == limit:
+                        break
+        if rows and len(rows) == limit:
+            through = rows[-1].position
+        elif found and view.scan(_key_after(entry_position(found[-1][0])), entry_key(*stop), 1, 1):
+            # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
+            through = entry_position(found[-1][0])
+    if not state.parked:
+        return rows, through
+    parked, parked_through = _parked(view, shard, first, stop if through is None else after(through), matching, limit)
+    through = through if parked_through is None else parked_through
+    by_position = {row.position: row for row in [*rows, *parked] if through is None or row.position <= through}
+    merged = [by_position[position] for position in sorted(by_position)]
+    if len(merged) > limit:
+        del merged[limit:]
+        through = merged[-1].position
+    return merged, through
 
 
-def _parked_page(
-    view: StoreView, shard: int, first: Position, stop: Position, target: str | None, limit: int
+def _parked(
+    view: StoreView, shard: int, first: Position, stop: Position, matching: Filter, limit: int
 ) -> tuple[list[MessageRow], Position | None]:
-    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more parked ones."""
+    """Return parked messages from `first` to before `stop`, as `page`; None if there are no more before `stop`."""
+    if first >= stop:
+        return [], None
     index = view.scan(parked_key(*first), parked_key(*stop), PAGE_SCAN_MAX, PAGE_SCAN_BYTES)
     rows: list[MessageRow] = []
     size = 0
     for key, lane in index:
-        place_ms, offset = parked_position(key)
-        if target is not None and unpack_lane(lane)[0] != target:
+        position = parked_position(key)
+        if matching.target is not None and unpack_lane(lane)[0] != matching.target:
             continue
         # One at a time: the bytes of several are not known before they are read.
-        (data,) = view.get([lane_key(unpack_lane(lane), place_ms, offset)])
+        data = _parked_data(view, position, lane)
         if data is None:
-            continue  # it left its lane after the scan
+            continue
         entry = unpack_entry(data)
-        rows.append(MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry))
         size += len(data)
+        if matching.concerns(entry, shard, position[1]):
+            rows.append(_row(entry, shard, *position))
         if len(rows) == limit or size > PAGE_SCAN_BYTES:
-            return rows, (place_ms, offset)
-    return rows, parked_position(index[-1][0]) if index else None
+            return rows, position
+    end = parked_position(index[-1][0]) if index else None
+    return rows, end if end is not None and view.scan(parked_key(*after(end)), parked_key(*stop), 1, 1) else None
+
+
+def _parked_data(view: StoreView, position: Position, lane: bytes) -> bytes | None:
+    """Return the parked message that the index had in `lane`; None if it is no longer parked."""
+    (data,) = view.get([lane_key(unpack_lane(lane), *position)])
+    if data is None:
+        # It left its lane after the index was read, perhaps for another one.
+        (lane_now,) = view.get([parked_key(*position)])
+        if lane_now is not None:
+            (data,) = view.get([lane_key(unpack_lane(lane_now), *position)])
+    return data
+
+
+def _row(entry: Entry, shard: int, place_ms: int, offset: int) -> MessageRow:
+    return MessageRow(id=entry_id(entry, shard, offset), place_ms=place_ms, offset=offset, entry=entry)
 
 
 def next_place_ms(view: StoreView, state: State) -> int | None:
@@ -212,10 +240,4 @@ def timeline(view: StoreView, from_ms: int, to_ms: int, step_ms: int) -> list[in
 
 def _key_after(position: Position) -> bytes:
     """Return the first key that an entry after the position can have."""
-    return entry_key(*_next(position))
-
-
-def _next(position: Position) -> Position:
-    """Return the first position after this one."""
-    due_ms, offset = position
-    return (due_ms, offset + 1) if offset < OFFSET_MAX else (due_ms + 1, 0)
+    return entry_key(*after(position))

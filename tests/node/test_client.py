@@ -92,6 +92,8 @@ def test_many_are_scheduled_at_once_and_listed_in_order(client):
     assert len({one.id for one in found}) == 700
     assert [one.due_at for one in found] == sorted(one.due_at for one in found)
     assert list(client.pending(target="listed", due_to=later(60))) == []
+    client.schedule("listed", id="l/tenant", delay="1h", headers={"tenant": "a=b"})
+    assert [info.id for info in client.pending(id_prefix="l/", headers={"tenant": "a=b"})] == ["l/tenant"]
 
 
 @pytest.mark.parametrize("name", ["a/b?c#d%", "..", b"\xff\x00", "ü", b"base64:x"])

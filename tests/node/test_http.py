@@ -392,6 +392,31 @@ def test_the_pages_contain_all_pending_messages_once_and_in_order(service):
     assert sorted(one["id"] for one in some) == sorted(f"page-{at}" for at in range(120) if at % 40 in (5, 6))
 
 
+def test_pending_messages_are_listed_by_id_prefix_and_header(service):
+    """Also by the prefix of a generated id; all conditions must be true; a header is compared as a whole."""
+    batch = [
+        message("sifted", id=f"{kind}-{at}", target={"headers": {"tenant": f"t{at % 2}", "lang": ["en", "de"]}})
+        for kind in ("sift", "other") for at in range(4)
+    ]  # fmt: skip
+    service.post("/v1/messages", [*batch, message("sifted")])
+    settled_shards(service)
+
+    def listed(query: str) -> list[str]:
+        status, answer = service.ask("GET", f"/v1/messages?target=sifted&{query}")
+        assert status == 200
+        return sorted(one["id"] for one in answer["messages"])
+
+    assert listed("id_prefix=sift-") == [f"sift-{at}" for at in range(4)]
+    assert listed("id_prefix=sift-&header=tenant=t1") == ["sift-1", "sift-3"]
+    assert listed("header=lang=de&header=tenant=t0&id_prefix=o") == ["other-0", "other-2"]
+    assert listed("header=tenant=t") == []
+    (plain,) = (one for shard in range(3) for one in listed(f"id_prefix={shard}-"))
+    assert plain.count("-") == 2
+    status, problem = service.ask("GET", "/v1/messages?header=tenant")
+    assert (status, problem["errors"][0]["field"]) == (422, "header")
+    assert "NAME=VALUE" in problem["detail"]
+
+
 def test_pages_are_merged_only_as_far_as_every_shard_has_answered():
     """Messages behind the end of an incomplete part are left to the next page."""
     shards = [

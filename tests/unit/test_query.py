@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chronos.core.codec import FRESH, State
+from chronos.core.filter import Filter
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.lanes import cursors
 from chronos.core.message import Record
@@ -20,6 +24,7 @@ from tests.unit.model import Rows
 MINUTE_MS = 60_000
 NOW_MS = 1_000 * MINUTE_MS
 SHARD, SHARDS = 1, 3
+EVERYTHING = Filter()
 
 
 class Played:
@@ -95,16 +100,7 @@ def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
     assert next_place_ms(played.rows, played.state) == due[4]
 
     def listed(limit: int, target: str | None = None, due_from_ms: int = 0) -> list[bytes]:
-        rows: list[MessageRow] = []
-        after = None
-        for _ in range(20):
-            found, after = page(played.rows, played.state, SHARD, after=after, due_from_ms=due_from_ms,
-                                due_to_ms=10**15, target=target, limit=limit)  # fmt: skip
-            assert len(found) <= limit
-            rows += found
-            if after is None:
-                break
-        return [row.id for row in rows]
+        return [row.id for row in read_all(played, limit, Filter(target=target, due_from_ms=due_from_ms))]
 
     assert [listed(limit) for limit in (1, 2, 4, 5, 100)] == [ids] * 5
     assert listed(2, "mails") == [ids[2]]
@@ -184,20 +180,15 @@ def test_a_generated_id_of_no_message_finds_nothing(other_id):
     assert played.find(other_id) is None
 
 
-def read_all(
-    played: Played, limit: int, target: str | None = None, span: tuple[int, int] = (0, 10**15)
-) -> list[MessageRow]:
+def read_all(played: Played, limit: int, matching: Filter = EVERYTHING) -> list[MessageRow]:
     """All pages, one after the other."""
     rows: list[MessageRow] = []
-    after = None
+    through = None
     for _ in range(10_000):
-        found, after = page(
-            played.rows, played.state, SHARD, after=after, due_from_ms=span[0], due_to_ms=span[1], target=target,
-            limit=limit,
-        )  # fmt: skip
+        found, through = page(played.rows, played.state, SHARD, begin=through, matching=matching, limit=limit)
         assert len(found) <= limit
         rows += found
-        if after is None:
+        if through is None:
             return rows
     raise AssertionError("the pages do not end")
 
@@ -219,7 +210,8 @@ def test_the_pages_hold_every_pending_message_once_and_in_order(dues, settled, l
     ]
     played.step(records, NOW_MS + settled)
     span = (NOW_MS + start, NOW_MS + start + length)
-    found = [(row.place_ms, row.offset) for row in read_all(played, limit, target, span)]
+    matching = Filter(target=target, due_from_ms=span[0], due_to_ms=span[1])
+    found = [(row.place_ms, row.offset) for row in read_all(played, limit, matching)]
     expected = sorted(
         (NOW_MS + due, at) for at, (due, _, topic) in enumerate(dues)
         if due > settled and target in (None, topic) and span[0] <= NOW_MS + due < span[1]
@@ -232,11 +224,100 @@ def test_a_page_scans_a_bounded_number_of_entries(monkeypatch):
     monkeypatch.setattr("chronos.core.query.PAGE_SCAN_MAX", 10)
     played = Played()
     played.step([played.send(NOW_MS + 100 + at) for at in range(25)], NOW_MS)
-    found, after = page(
-        played.rows, played.state, SHARD, after=None, due_from_ms=0, due_to_ms=10**15, target="nothing", limit=5
-    )
-    assert (found, after) == ([], (NOW_MS + 109, 9))
-    assert read_all(played, 5, "nothing") == []
+    matching = Filter(target="nothing")
+    found, through = page(played.rows, played.state, SHARD, begin=None, matching=matching, limit=5)
+    assert (found, through) == ([], (NOW_MS + 109, 9))
+    assert read_all(played, 5, matching) == []
+
+
+TEXTS = st.sampled_from(["", "1", "2"])
+
+
+@given(
+    sent=st.lists(st.tuples(st.sampled_from([None, "a", "ab", "b"]), st.lists(st.tuples(TEXTS, TEXTS), max_size=3)),
+                  max_size=12),
+    prefix=st.sampled_from([b"", b"a", b"ab", b"1-", b"2-"]),
+    wanted=st.lists(st.tuples(TEXTS, TEXTS), max_size=2),
+)  # fmt: skip
+def test_a_filter_compares_ids_and_headers_as_a_user_reads_them(sent, prefix, wanted):
+    """A generated id has a prefix too; of a repeated header any value counts; all conditions must be true."""
+    played = Played()
+    records, expected = [], []
+    for at, (name, headers) in enumerate(sent):
+        message_id = b"%d-%d-%d" % (SHARD, NOW_MS + 9, at) if name is None else f"{name}{at}".encode()
+        record = played.send(NOW_MS + 9, key=None if name is None else message_id)
+        pairs = [(name, value.encode()) for name, value in headers]
+        records.append(replace(record, headers=[*(record.headers or ()), *pairs]))
+        if message_id.startswith(prefix) and all(pair in headers for pair in wanted):
+            expected.append(message_id)
+    played.step(records, NOW_MS)
+    conditions = tuple((name, value.encode()) for name, value in wanted)
+    assert [row.id for row in read_all(played, 3, Filter(id_prefix=prefix, headers=conditions))] == expected
+
+
+class Moving(Rows):
+    """The rows of a shard that takes a step before each of its reads."""
+
+    def __init__(self, rows: Rows, step: Callable[[], None]) -> None:
+        super().__init__(chunk=rows.chunk)
+        self._behind, self._step = rows, step
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._step()
+        return self._behind.get(keys)
+
+    def scan(self, start: bytes, stop: bytes, count_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        self._step()
+        return self._behind.scan(start, stop, count_max, bytes_max)
+
+
+@settings(max_examples=300)
+@given(
+    dues=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    moves=st.lists(st.tuples(st.sampled_from(["deliver", "park", "leave", "cancel", "send"]), st.integers(0, 29)),
+                   max_size=40),
+    limit=st.integers(1, 6),
+    selective=st.booleans(),
+    chunk=st.sampled_from([1, 2, 5, 1_000]),
+)  # fmt: skip
+def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(dues, moves, limit, selective, chunk):
+    """Messages are delivered, parked, let out of their lanes, cancelled and scheduled between any two reads of a page."""
+    played = Played()
+    played.rows.chunk = chunk
+    played.step([played.send(NOW_MS + due, key=b"k%d" % at) for at, due in enumerate(dues)], NOW_MS)
+    left = iter(moves)
+    until_ms = NOW_MS
+
+    def move() -> None:
+        nonlocal until_ms
+        kind, at = next(left, ("none", 0))
+        if kind in ("deliver", "park"):
+            until_ms += 3
+            fates = {at: parked(1, NOW_MS + due, at) for at, due in enumerate(dues)} if kind == "park" else {}
+            played.step([], until_ms, fates)
+        elif kind == "leave":
+            played.step([], until_ms, leave=2)
+        elif kind == "cancel":
+            played.step([played.record(b"k%d" % at, None, {})], until_ms)
+        elif kind == "send":
+            played.step([played.send(until_ms + 5)], until_ms)
+
+    matching = Filter(id_prefix=b"k") if selective else EVERYTHING
+    view = Moving(played.rows, move)
+    rows: list[MessageRow] = []
+    through = None
+    for _ in range(1_000):
+        found, through = page(view, played.state, SHARD, begin=through, matching=matching, limit=limit)
+        assert len(found) <= limit
+        assert not rows or not found or rows[-1].position < found[0].position
+        rows += found
+        if through is None:
+            break
+    assert through is None, "the pages do not end"
+    listed = [row.id for row in rows]
+    assert len(set(listed)) == len(listed)
+    stayed = {b"k%d" % at for at in range(len(dues)) if played.find(b"k%d" % at) == "pending"}
+    assert stayed <= set(listed)
 
 
 def test_the_next_place_is_the_place_of_the_first_pending_message():

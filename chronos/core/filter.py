@@ -1,0 +1,56 @@
+"""The filter of a query or a bulk operation: which pending messages it concerns."""
+
+from msgspec import Struct
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Entry, entry_id
+from chronos.core.timefmt import MS_MAX
+from chronos.core.wheel import Position
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Conditions that must all be true of a message; the default is true of every message."""
+
+    target: str | None = None
+    """Its target topic."""
+    due_from_ms: int = 0
+    """It is due at or after this time (epoch ms), by its position in the store."""
+    due_to_ms: int = MS_MAX + 1
+    """It is due before this time (epoch ms), by its position in the store."""
+    id_prefix: bytes = b""
+    """First bytes of its id, be it the user's or a generated one."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """Headers that it has, among any others, with exactly these values."""
+
+    @property
+    def is_selective(self) -> bool:
+        """True if messages of the due window are told apart by more than their time."""
+        return self.target is not None or bool(self.id_prefix) or bool(self.headers)
+
+    @property
+    def start(self) -> Position:
+        """The first position of the due window."""
+        return max(min(self.due_from_ms, MS_MAX), 0), 0
+
+    @property
+    def stop(self) -> Position:
+        """The first position after the due window."""
+        return max(min(self.due_to_ms, MS_MAX + 1), 0), 0
+
+    def concerns(self, entry: Entry, shard: int, offset: int) -> bool:
+        """Return whether the filter is true of a message whose position is in the due window."""
+        if self.target is not None and entry.target != self.target:
+            return False
+        if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
+            return False
+        if self.headers:
+            headers = entry.headers
+            pairs = headers.items() if isinstance(headers, dict) else headers
+            return all(pair in pairs for pair in self.headers)
+        return True
+
+
+def after(position: Position) -> Position:
+    """Return the first position after this one."""
+    due_ms, offset = position
+    return (due_ms, offset + 1) if offset < OFFSET_MAX else (due_ms + 1, 0)
