@@ -17,8 +17,9 @@ from chronos.config.model import Config
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 
-# The only free mapping: the rest of a path below it is the name of a property, which contains dots.
+# The free mappings: the rest of a path below one is the name of a property, or a pattern of topics, which contains dots.
 PROPERTIES: Final = "log.kafka.properties"
+MAPS: Final = (PROPERTIES, "delivery.rates")
 
 MASK: Final = "********"
 
@@ -86,10 +87,16 @@ def children(parent: str) -> list[Key]:
 
 
 def split(path: str) -> tuple[str, ...]:
-    """A dotted path as steps; the name of a property is one step."""
-    if path.startswith(f"{PROPERTIES}."):
-        return (*PROPERTIES.split("."), path.removeprefix(f"{PROPERTIES}."))
+    """A dotted path as steps; a name in a free mapping is one step."""
+    found = map_of(path)
+    if found is not None:
+        return (*found.split("."), path.removeprefix(f"{found}."))
     return tuple(path.split("."))
+
+
+def map_of(path: str) -> str | None:
+    """The free mapping that a dotted path names an item of; None if it names none."""
+    return next((name for name in MAPS if path.startswith(f"{name}.")), None)
 
 
 def is_secret(name: str) -> bool:

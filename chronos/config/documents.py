@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from chronos.config.catalogue import MASK, Key, children, is_secret, keys
+from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys
 from chronos.config.messages import plain
 from chronos.config.model import Config
 
@@ -25,7 +25,8 @@ def _tree(section: BaseModel, prefix: str) -> dict[str, Any]:
         if found.model:
             tree[name] = _tree(value, f"{found.path}.")
         elif found.kind == "map":
-            tree[name] = {item: MASK if is_secret(item) else text for item, text in value.items()}
+            hides = found.path == PROPERTIES
+            tree[name] = {item: MASK if hides and is_secret(item) else text for item, text in value.items()}
         elif value is not None and is_secret(name):
             tree[name] = MASK
         elif found.kind == "text" and value is not None:
@@ -86,7 +87,7 @@ def _allowed(found: Key) -> str:
     text = {
         "choice": ", ".join(f"`{choice}`" for choice in found.choices),
         "number": f"{least} to {most}",
-        "map": "properties",
+        "map": "properties" if found.path == PROPERTIES else "rates",
     }.get(found.kind, f"{found.kind}, {least} to {most}" if most is not None else found.kind)
     return f"{text}, or null" if found.optional else text
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from chronos.config import messages
-from chronos.config.catalogue import MASK, PROPERTIES, Key, is_secret, keys, split
+from chronos.config.catalogue import MASK, PROPERTIES, Key, is_secret, keys, map_of, split
 from chronos.config.constraints import conflicts
 from chronos.config.messages import ENVIRONMENT_PREFIX
 from chronos.config.model import Config
@@ -136,8 +136,9 @@ def _read_overrides(reading: _Reading, overrides: Sequence[str]) -> None:
 def _read_text(reading: _Reading, path: str, text: str, origin: _Origin) -> bool:
     """Read one variable or flag; false if no key has that path."""
     tree = _Tree(reading=reading, where=lambda _: origin)
-    if path.startswith(f"{PROPERTIES}."):
-        tree.property_of(path.removeprefix(f"{PROPERTIES}."), _scalar(text), origin)
+    mapping = map_of(path)
+    if mapping is not None:
+        tree.item(mapping, path.removeprefix(f"{mapping}."), _scalar(text), origin)
         return True
     found = keys().get(path)
     if found is None:
@@ -206,17 +207,19 @@ class _Tree:
         else:
             self.reading.complain(origin, found.path, f"must be one value, not {_shape(node)}")
 
-    def property_of(self, name: str, node: yaml.Node, origin: _Origin) -> None:
-        """Read one property of librdkafka."""
-        path = f"{PROPERTIES}.{name}"
+    def item(self, mapping: str, name: str, node: yaml.Node, origin: _Origin) -> None:
+        """Read one item of a free mapping: a property of librdkafka, or a rate."""
+        path = f"{mapping}.{name}"
+        is_property = mapping == PROPERTIES
         if not isinstance(node, yaml.ScalarNode):
-            hint = "write the whole name, as in sasl.username: a"
-            return self.reading.complain(origin, path, f"must be one value, not {_shape(node)}; {hint}")
+            hint = "; write the whole name, as in sasl.username: a" if is_property else ""
+            return self.reading.complain(origin, path, f"must be one value, not {_shape(node)}{hint}")
         if node.tag == _NULL_TAG:
-            return self.reading.complain(origin, path, "has no value; leave it out for librdkafka's default")
+            hint = "leave it out for librdkafka's default" if is_property else "leave it out for no limit"
+            return self.reading.complain(origin, path, f"has no value; {hint}")
         text = str(node.value)
         # librdkafka knows true and false only, YAML on and off too. A password stays what it is.
-        if node.tag == _SWITCH_TAG and not is_secret(name):
+        if is_property and node.tag == _SWITCH_TAG and not is_secret(name):
             text = "true" if text.lower() in _ON else "false"
         return self.reading.give(path, text, origin)
 
@@ -229,7 +232,7 @@ class _Tree:
         if found.model:
             return self.section(found.path, node)
         for name, value, at in self._pairs(found.path, node):
-            self.property_of(name, value, at)
+            self.item(found.path, name, value, at)
         return None
 
     def _list(self, found: Key, node: yaml.Node, origin: _Origin) -> None:
@@ -293,7 +296,9 @@ def _check_conflict(reading: _Reading, details: ErrorDetails) -> _Path:
     # The longest prefix that is a key: a place inside a list belongs to the list.
     path = next(steps[:end] for end in range(len(steps), 0, -1) if ".".join(steps[:end]) in keys())
     found = keys()[".".join(path)]
-    reading.complain(reading.origins.get(path, _NOWHERE), found.path, messages.wrong_value(found, details))
+    if found.kind == "map":
+        path = steps[: len(path) + 1]
+    reading.complain(reading.origins.get(path, _NOWHERE), ".".join(path), messages.wrong_value(found, details))
     return path
 
 

@@ -6,12 +6,14 @@ value, then what to write instead.
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
+from chronos.core.rates import check_pattern, parse_rate
 from chronos.core.rules import TOPIC_NAME
 from chronos.core.timefmt import UNIT_MS, parse_duration_ms
 
@@ -136,6 +138,11 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
+def _rate(text: str) -> str:
+    parse_rate(text)
+    return text.strip()
+
+
 def quoted(value: object) -> str:
     """A value as it was written, on one line of at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -150,4 +157,5 @@ Topic = Annotated[str, AfterValidator(_topic)]
 Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
+Rates = Mapping[Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]

@@ -12,7 +12,8 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
 
-The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32.
+The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32; LIMITED is the
+greatest u32.
 """
 
 import re
@@ -22,13 +23,16 @@ ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b
 LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
 
 Lane = tuple[str, int]
-"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC or UNCREATED."""
+"""A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC, UNCREATED or LIMITED."""
 
 WHOLE_TOPIC = -1
 """Partition of the lane of messages without a key, whose topic has no partition with a leader."""
 
 UNCREATED = -2
 """Partition of the lane of all messages for a topic that could not be created so far."""
+
+LIMITED = -3
+"""Partition of the lane of all messages for a topic that has a rate limit."""
 
 OFFSET_MAX = 2**64 - 1
 """As the offset of a position: after every message due at that time (`u64`)."""
@@ -38,6 +42,7 @@ ID_BYTES_MAX = 1024
 
 MINUTE_MS = 60_000
 
+_PARTITIONS = 2**32
 _position = Struct(">cQQ")
 _position_alone = Struct(">xQQ")
 _number = Struct(">cQ")
@@ -87,13 +92,13 @@ def key_number(key: bytes) -> int:
 def pack_lane(lane: Lane) -> bytes:
     """Return the bytes of a lane in keys: no lane's bytes begin another's."""
     topic, partition = lane
-    return topic.encode() + _lane_partition.pack(partition + 2)
+    return topic.encode() + _lane_partition.pack((partition + 2) % _PARTITIONS)
 
 
 def unpack_lane(data: bytes) -> Lane:
     """Return the lane in the bytes."""
     (partition,) = _lane_partition.unpack(data[-5:])
-    return data[:-5].decode(), partition - 2
+    return data[:-5].decode(), LIMITED if partition == _PARTITIONS - 1 else partition - 2
 
 
 def lane_key(lane: Lane, due_ms: int, offset: int) -> bytes:

@@ -27,13 +27,17 @@ from chronos.core.keys import (
     parked_key,
     unpack_lane,
 )
-from chronos.core.message import entry_id
+from chronos.core.message import Entry, entry_id
 from chronos.core.progress import Decision, LaneCursor, Outcome
 from chronos.core.step import KeyValue, Leaving, Selection, Staged, StoreView
 from chronos.core.wheel import Item, Position
 
 SCAN_ROWS, SCAN_BYTES = 5_000, 8_000_000
 """Rows and bytes of one scan: one step's worth."""
+
+
+EXPIRED_READ = 100
+"""Rows that are read beyond those that a rate allows: expired messages at the head of a lane leave without waiting for it."""
 
 
 class LaneWrites(Struct, frozen=True, kw_only=True):
@@ -68,11 +72,24 @@ class Lanes:
 
     # --- select
 
-    def select(self, lane: Lane, staged: Staged, messages_max: int, bytes_max: int) -> Leaving | None:
+    def select(
+        self,
+        lane: Lane,
+        staged: Staged,
+        messages_max: int,
+        bytes_max: int,
+        allowed: int | None = None,
+        now_ms: int = 0,
+    ) -> Leaving | None:
         """Return the first messages of the lane within both limits, at least one; None if actions empty it.
 
-        A message that failed before is selected alone.
+        A message that failed before is selected alone. `allowed`: number of messages that the rate of the topic allows now;
+        those that have expired by `now_ms` do not count. None without a rate.
         """
+        if allowed is not None:
+            if allowed <= 0:
+                return None
+            messages_max = min(messages_max, 2 * allowed + EXPIRED_READ)
         start, stop = self._range(lane)
         ended = [1 for _, of in staged.unparked.values() if of == lane]
         items: list[Item] = []
@@ -82,9 +99,10 @@ class Lanes:
                 return None
             start = _after(lane, rows[-1][:2])
             items = _remaining(rows, staged)
-        entries = [unpack_entry(data) for _, _, data in items]
+        entries = _unpacked(items, allowed, now_ms)
         tried = next((at for at, entry in enumerate(entries) if entry.attempt > 1), len(entries))
-        del items[max(1, tried) :], entries[max(1, tried) :]
+        del entries[max(1, tried) :]
+        del items[len(entries) :]
         is_all = len(items) + len(ended) == self.states[lane].length
         return Leaving(lane=lane, items=items, entries=entries, is_all=is_all)
 
@@ -195,6 +213,26 @@ def lane_of(view: StoreView, due_ms: int, offset: int) -> Lane | None:
 def cursors(leaving: Iterable[Leaving]) -> tuple[LaneCursor, ...]:
     """Return the cursors that the progress record of the step names."""
     return tuple(LaneCursor(*lane.lane, *lane.items[-1][:2]) for lane in leaving)
+
+
+def count_live(entries: Iterable[Entry], now_ms: int) -> int:
+    """Return the number of messages that have not expired by `now_ms`."""
+    return sum(entry.expire_at_ms is None or now_ms <= entry.expire_at_ms for entry in entries)
+
+
+def _unpacked(items: list[Item], allowed: int | None, now_ms: int) -> list[Entry]:
+    """Return the entries of the items, up to as many as a rate allows; expired ones do not count."""
+    if allowed is None:
+        return [unpack_entry(data) for _, _, data in items]
+    entries: list[Entry] = []
+    for _, _, data in items:
+        entry = unpack_entry(data)
+        live = count_live((entry,), now_ms)
+        if live > allowed:
+            break
+        allowed -= live
+        entries.append(entry)
+    return entries
 
 
 def _after(lane: Lane, position: Position) -> bytes:

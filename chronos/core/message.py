@@ -74,6 +74,7 @@ class Reason(IntEnum):
     REFUSED_BY_BROKER = 35
     NO_LEADER = 36
     NO_KEY = 37
+    RATE_LIMITED = 38
 
     @property
     def label(self) -> str:

@@ -48,7 +48,7 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     occurrence: int = 1
     attempt: int = 1
     lane: int = 0
-    """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`; or `keys.UNCREATED`."""
+    """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`, `UNCREATED` or `LIMITED`."""
 
 
 class LaneCursor(Struct, frozen=True, array_like=True, gc=False):

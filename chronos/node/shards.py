@@ -1,8 +1,9 @@
 """One shard of a node: constructs its replica and its driver, and describes the replica to the cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from chronos.config import Config
+from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
 from chronos.errors import ChronosError
@@ -12,6 +13,7 @@ from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
 from chronos.workers.limits import Limits
 from chronos.workers.push import Pusher
+from chronos.workers.rates import RateLimits, ShardRates
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import Replica
 from chronos.workers.replica_state import Assignment
@@ -30,8 +32,11 @@ def make_shard(
     restore: Callable[[RecoveryCost], bool],
     bounded: bool = False,
     failed: Callable[[ChronosError], None],
+    limits: RateLimits | None = None,
 ) -> ShardDriver:
     """Return the driver, not started yet. `guard`, `assigned`, `restore` and `bounded`: see `workers.replica.Replica`.
+
+    `limits`: the rate limits in force, which all shards of the node share; None: those of the configuration.
 
     `failed`: called once, with the error that ended the driver's thread.
     """
@@ -47,6 +52,8 @@ def make_shard(
         refuse_wrong_shard=topics.partitioner == "murmur2",
     )
 
+    rate_limits = RateLimits(configured_rates(config)) if limits is None else limits
+
     def pusher() -> Pusher:
         return Pusher(
             log_port,
@@ -59,6 +66,7 @@ def make_shard(
             retry_base_ms=delivery.retry_base,
             retry_cap_ms=delivery.retry_cap,
             own_topics=own_topics(config)[2:] if topics.create else (),
+            rates=ShardRates(number, rate_limits, began_ms=clock.now_ms()),
         )
 
     replica = Replica(
@@ -90,6 +98,11 @@ def make_shard(
         bounded=bounded,
     )
     return ShardDriver(replica, clock=clock, failed=failed)
+
+
+def configured_rates(config: Config) -> Mapping[str, Rate | None]:
+    """Return the rate limits of the configuration: pattern -> rate; None: not limited."""
+    return {pattern: parse_rate(text) for pattern, text in config.delivery.rates.items()}
 
 
 def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:

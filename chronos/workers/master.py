@@ -105,7 +105,7 @@ class Master:
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
-        self._lanes = LaneTurns(shard, pusher.opened)
+        self._lanes = LaneTurns(shard, pusher.openings, pusher.rates.spend)
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -275,7 +275,7 @@ class Master:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
-        batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone)
+        batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
         return self._lanes.select(staged, batch, select_due, is_apart)
 
@@ -334,7 +334,7 @@ class Master:
             search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
-            self._lanes.committed()
+            self._lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
         return sorted(plan.due_ms) if selection.leaving else plan.due_ms
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from chronos.core.keys import UNCREATED, WHOLE_TOPIC, Lane, murmur2, parse_generated_id, partition_of
+from chronos.core.keys import LIMITED, Lane, murmur2, parse_generated_id, partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
     ATTEMPT,
@@ -32,9 +32,11 @@ from chronos.core.size import batch_bytes, batch_bytes_max
 from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
 from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
+from chronos.workers.lanes import is_open, lane_for
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
+from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
-from chronos.workers.targets import NOT_YET, SECOND_LOOK_MS, Target, Targets
+from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
@@ -62,6 +64,10 @@ class PlannedTransaction(Struct, kw_only=True):
     """The dead-letter topic takes no records: messages that would go there are deferred."""
     refusal: Refusal | None = None
     """Why the dead-letter topic takes no records, by its description; None if it was not described, or takes them."""
+    allowed: dict[str, int] = {}
+    """Limited target -> number of messages that may be delivered to it in this step."""
+    spent: dict[str, int] = {}
+    """Limited target -> number of messages that take part of its rate."""
 
 
 class Pusher:
@@ -80,8 +86,12 @@ class Pusher:
         retry_base_ms: int,
         retry_cap_ms: int,
         own_topics: Iterable[TopicSpec] = (),
+        rates: ShardRates | None = None,
     ) -> None:
-        """`own_topics`: those of the rejected and the dead-letter topic that are created again where they are missing."""
+        """`own_topics`: those of the rejected and the dead-letter topic that are created again where they are missing.
+
+        `rates`: the rate limits of targets; None: there are none.
+        """
         own = {spec.name: spec for spec in own_topics}
 
         def creates(topic: str) -> TopicSpec | None:
@@ -92,6 +102,7 @@ class Pusher:
         self.targets = Targets(log_port, creates=creates)
         self.rejected_topic = rejected_topic
         self.dead_letter_topic = dead_letter_topic
+        self.rates = ShardRates(rules.shard, RateLimits({})) if rates is None else rates
         self._rules = rules
         self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
         self.retries = Retries(attempts_max=attempts_max, base_ms=retry_base_ms, cap_ms=retry_cap_ms)
@@ -132,9 +143,16 @@ class Pusher:
             plan.due_ms = early.due_ms
             return plan
 
+        plan.allowed = self.rates.allowed(targets, now_ms)
         # A due message follows the messages in its lane, unless all of them leave in this step, before it.
         occupied = lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all}
-        left = {offset for _, offset, _ in selection.items[: selection.left]}
+        # What waited for a rate follows the messages in the lane of its partition. A target that is set aside is paced by its attempts.
+        unlimited = {lane for lane in lanes if lane[1] != LIMITED}
+        left = {
+            offset: unlimited if leaving.lane[1] == LIMITED else frozenset()
+            for leaving in selection.leaving
+            for _, offset, _ in leaving.items
+        }
 
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
             set_aside = refusals.set_aside.get(entry.target)
@@ -148,7 +166,8 @@ class Pusher:
                 set_aside,
                 is_poison=offset == poison_offset or (set_aside is not None and offset in set_aside.offsets),
                 waits=set_aside is not attempted,
-                occupied=frozenset() if offset in left else occupied,
+                occupied=left.get(offset, unlimited if set_aside is not None else occupied),
+                left_lane=offset in left,
             )
 
         self._write(plan, selection, limits, poison_offset, decide)
@@ -237,16 +256,18 @@ class Pusher:
             and topic not in refusals.set_aside
             and topic not in with_lane
             and self._rules.allows(topic)
+            and not self.rates.is_limited(topic)
         }
 
-    def opened(self, lanes: Set[Lane], now_ms: int) -> set[Lane]:
-        """Return the lanes that messages may leave: what keeps a message there is not so any more. Raises LogUnavailable."""
+    def openings(self, lanes: Mapping[Lane, int], now_ms: int) -> Openings:
+        """Return the lanes that messages may leave, of these with their lengths: what keeps a message there is not so any more, and
+        the rate of the topic allows it. Raises LogUnavailable."""
         targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
-        return {
-            (topic, partition)
-            for topic, partition in lanes
-            if not self._rules.allows(topic) or _is_open(partition, targets[topic])
-        }
+        forbidden = {topic for topic in targets if not self._rules.allows(topic)}
+        opened = {lane for lane in lanes if lane[0] in forbidden or is_open(lane[1], targets[lane[0]])}
+        # A message that can only be dead-lettered takes nothing of a rate.
+        dead = {topic for topic, target in targets.items() if target.info is None or not target.info.writable}
+        return self.rates.openings(lanes, opened, forbidden | dead, now_ms)
 
     def _decide(
         self,
@@ -261,12 +282,15 @@ class Pusher:
         is_poison: bool,
         waits: bool,
         occupied: Set[Lane],
+        left_lane: bool,
     ) -> None:
         """Deliver the message, or decide another outcome for it.
 
         `waits`: its target is set aside and not attempted now. `occupied`: the lanes with messages that come before it.
+        `left_lane`: it was selected from a lane, within the rate of its target.
         """
         info = target.info
+        has_token = left_lane or plan.allowed.get(entry.target, 1) > 0
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
         elif not self._rules.allows(entry.target):
@@ -287,21 +311,27 @@ class Pusher:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.NO_KEY, detail)
         elif is_poison:
             self._retry(plan, due_ms, offset, entry, now_ms, set_aside)
-        elif (lane := _lane(entry, info, occupied)) is not None:
+        elif (lane := lane_for(entry, info, occupied, has_token or set_aside is not None)) is not None:
+            if left_lane:
+                self._spend(plan, entry.target)
             plan.decisions.append(
                 Decision(
                     due_ms,
                     offset,
                     Outcome.PARKED,
-                    Reason.NO_LEADER,
+                    Reason.RATE_LIMITED if lane == LIMITED else Reason.NO_LEADER,
                     occurrence=entry.occurrence,
                     attempt=entry.attempt,
                     lane=lane,
                 )
             )
-        elif set_aside is not None and waits:
+        elif set_aside is not None and (waits or not has_token):
+            if left_lane:
+                self._spend(plan, entry.target)
             # Messages that were attempted before come last, so that one of them does not hold up the others.
-            next_ms = max(set_aside.next_ms, now_ms + 1) + (entry.attempt > 1)
+            next_ms = max(set_aside.next_ms, now_ms + 1, self.rates.ready_ms(entry.target, now_ms)) + (
+                entry.attempt > 1
+            )
             self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, next_ms)
         else:
             partition = _partition(entry, info, offset)
@@ -311,8 +341,15 @@ class Pusher:
                 detail = f"{size} bytes; {entry.target} takes {info.bytes_max}"
                 self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TOO_LARGE, detail)
             else:
+                self._spend(plan, entry.target)
                 plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
                 plan.due_ms.append(due_ms)
+
+    def _spend(self, plan: PlannedTransaction, topic: str) -> None:
+        """Take one message of the rate of the target, if it has one."""
+        if topic in plan.allowed:
+            plan.allowed[topic] -= 1
+            plan.spent[topic] = plan.spent.get(topic, 0) + 1
 
     def _miss(
         self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, target: Target, now_ms: int
@@ -423,33 +460,6 @@ class Pusher:
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, partition
         return topic, key, value, headers + why, partition
-
-
-def _is_open(partition: int, target: Target) -> bool:
-    """Return whether messages may leave a lane of the target: they can be delivered, or can only be dead-lettered.
-
-    For a partition that does not exist there is no leader to wait for.
-    """
-    info = target.info
-    if info is None:
-        return target.is_missing
-    if info is NOT_YET:
-        return False
-    if not info.writable or partition == UNCREATED:
-        return True
-    return len(info.closed) < info.partitions if partition == WHOLE_TOPIC else partition not in info.closed
-
-
-def _lane(entry: Entry, info: TopicInfo, occupied: Set[Lane]) -> int | None:
-    """Return the partition of the lane in which the message must wait; None if it can be delivered."""
-    if info is NOT_YET or (entry.target, UNCREATED) in occupied:
-        return UNCREATED
-    if entry.key is None:
-        lane, is_led = WHOLE_TOPIC, len(info.closed) < info.partitions
-    else:
-        lane = partition_of(entry.key, info.partitions)
-        is_led = lane not in info.closed
-    return None if is_led and (entry.target, lane) not in occupied else lane
 
 
 def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
-from chronos.core.keys import STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
+from chronos.core.keys import LIMITED, STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
 from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, entry_id
@@ -15,6 +15,7 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, with_leaving
 from tests.unit.histories import (
     DEDUPLICATION_MS,
+    LANES,
     MAX_DELAY_MS,
     SHARD,
     SHARDS,
@@ -158,7 +159,17 @@ class Master:
         """Add the messages that leave the open lanes."""
         lanes = self.shard.lanes
         opened = [lane for lane in sorted(lanes.states) if lane[1] in step.lanes]
-        found = [lanes.select(lane, staged, step.messages_max, step.bytes_max) for lane in opened]
+        found = [
+            lanes.select(
+                lane,
+                staged,
+                step.messages_max,
+                step.bytes_max,
+                step.allowed if lane[1] == LIMITED else None,
+                self.now_ms,
+            )
+            for lane in opened
+        ]
         leaving = [lane for lane in found if lane is not None]
         return with_leaving(selection, leaving, complete=selection.complete) if leaving else selection
 
@@ -174,8 +185,18 @@ class Master:
             )
             size = sum(len(data) for _, _, data in leaving.items)
             assert size <= step.bytes_max or count == 1
+            if leaving.lane[1] == LIMITED:
+                live = [
+                    m for m in parked[:count] if m.intent.expire_at_ms is None or self.now_ms <= m.intent.expire_at_ms
+                ]
+                assert step.allowed is None or len(live) <= step.allowed
         offered = {leaving.lane for leaving in selection.leaving}
-        lanes = {(m.intent.target, m.lane) for m in self.model.pending.values() if m.lane in step.lanes}
+        closed = (LIMITED,) if step.allowed == 0 else ()
+        lanes = {
+            (m.intent.target, m.lane)
+            for m in self.model.pending.values()
+            if m.lane in step.lanes and m.lane not in closed
+        }
         assert offered == lanes, "an open lane stands still"
 
     def _check_selection(self, staged: Staged, selection: Selection, until_ms: int, step: Step) -> None:
@@ -210,7 +231,7 @@ class Master:
             chosen[offset] = ChosenOutcome(
                 outcome=outcome,
                 next_due_ms=next_due_ms,
-                lane=in_ms % 3 - 1 if outcome == "parked" else 0,
+                lane=LANES[in_ms % len(LANES)] if outcome == "parked" else 0,
                 occurrence=entry.occurrence + repeated,
                 attempt=entry.attempt + tried,
             )

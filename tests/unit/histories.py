@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.message import Reason, Record
 from chronos.core.shard import Shard
 from tests.unit.model import LAST, MINUTE_MS, Intent
@@ -19,6 +20,8 @@ START_MS = 1_000 * MINUTE_MS - 20
 """Shortly before the end of a minute, so that close messages are counted in two minutes."""
 
 MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
+LANES = (WHOLE_TOPIC, 0, 1, LIMITED)
+"""The partitions whose lanes messages are parked in."""
 USER_IDS = (b"a", b"b", b"0-5")
 
 
@@ -53,8 +56,10 @@ class Step:
     records_max: int = 1_000
     unreadable: int = 0
     """Offsets that follow and cannot be read; the step is about them if nothing else is left to be pulled."""
-    lanes: tuple[int, ...] = (-1, 0, 1)
+    lanes: tuple[int, ...] = LANES
     """The partitions whose lanes are open."""
+    allowed: int | None = None
+    """Messages that have not expired and may leave the lane of a limited target; None: as many as there are."""
 
 
 def _often(usual: str, *seldom: str) -> st.SearchStrategy[str]:
@@ -108,7 +113,8 @@ steps = st.builds(
     aborted=st.sampled_from([False, False, False, True]),
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
     unreadable=st.sampled_from([0, 0, 0, 0, 1, 3]),
-    lanes=st.sampled_from([(), (0,), (1, -1), (-1, 0, 1)]),
+    lanes=st.sampled_from([(), (0,), (1, -1), (0, LIMITED), LANES]),
+    allowed=st.sampled_from([None, 0, 1, 3]),
 )
 
 histories = st.lists(steps, min_size=1, max_size=12)

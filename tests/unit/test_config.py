@@ -586,10 +586,15 @@ def _value(found: Key) -> st.SearchStrategy[Any]:
         "switch": st.booleans(),
         "choice": st.sampled_from(found.choices or ("",)),
         "list": st.lists(PATTERNS, min_size=1),
-        "map": st.dictionaries(NAMES.map(lambda name: f"x.{name}"), st.text(string.printable)),
+        "map": st.dictionaries(NAMES.map(lambda name: f"x.{name}"), MAP_VALUES[found.path]),
         "text": NAMES.map(lambda text: f"{found.name}{text}"),
     }[found.kind]
 
+
+MAP_VALUES = {
+    "log.kafka.properties": st.text(string.printable),
+    "delivery.rates": st.sampled_from(["5/s", "200/s burst 1000", "unlimited"]),
+}
 
 # One goes with `log.kind: kafka`, the other with large batches.
 REQUIRED = ("log.kafka.bootstrap_servers", "topics.message_bytes_max")
@@ -677,3 +682,20 @@ def test_every_key_is_found_by_its_path() -> None:
     for found in keys().values():
         assert found in children(found.parent)
         assert ".".join(split(found.path)) == found.path
+
+
+def test_rates_are_given_for_patterns_of_topics_and_each_wrong_one_is_named(tmp_path: Path) -> None:
+    """Also one whose topic's name looks like that of a secret."""
+    file = tmp_path / "rates.yaml"
+    file.write_text('delivery:\n  rates: {"orders.*": 200/s, token: 50/s burst 100}\n')
+    config = load(str(file), {}, ["delivery.rates.mail.eu=1/s"])
+    assert dict(config.delivery.rates) == {"orders.*": "200/s", "token": "50/s burst 100", "mail.eu": "1/s"}
+    assert "50/s burst 100" in show(config)
+    assert load(None, {"CHRONOS_DELIVERY__RATES": '{"a.b": "2/s"}'}, []).delivery.rates == {"a.b": "2/s"}
+    with pytest.raises(ConfigurationError) as caught:
+        load(None, {}, ["delivery.rates.a=fast", "delivery.rates.b/c=1/s", "delivery.rates.d=1/s", "shards=x"])
+    text = str(caught.value)
+    assert "delivery.rates.a: 'fast' is not a rate" in text
+    assert "delivery.rates.b/c: 'b/c' is not the name of a topic" in text
+    assert "shards" in text
+    assert "delivery.rates.d" not in text

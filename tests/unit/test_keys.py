@@ -29,6 +29,8 @@ def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert keys.cursor_history_key(0x0102) == b"t" + bytes.fromhex("0000000000000102")
     lane = bytes.fromhex("6f7264657273 00 00000004")
     assert keys.pack_lane(("orders", 2)) == lane
+    assert keys.pack_lane(("orders", keys.WHOLE_TOPIC)).hex()[-8:] == "00000001"
+    assert keys.pack_lane(("orders", keys.LIMITED)).hex()[-8:] == "ffffffff"
     assert keys.lane_key(("orders", 2), 0x0102, 0x03) == b"l" + lane + entry_key(0x0102, 0x03)[1:]
     assert keys.parked_key(0x0102, 0x03) == b"p" + entry_key(0x0102, 0x03)[1:]
     assert keys.lane_state_key(("orders", 2)) == b"n" + lane
@@ -44,7 +46,7 @@ def test_the_spaces_of_the_store_do_not_overlap() -> None:
 
 
 topics = st.sampled_from(["a", "ab", "a.b", "orders"])
-lanes = st.tuples(topics, st.sampled_from([keys.UNCREATED, keys.WHOLE_TOPIC, 0, 1, 255, 256, 2**31 - 1]))
+lanes = st.tuples(topics, st.sampled_from([keys.LIMITED, keys.UNCREATED, keys.WHOLE_TOPIC, 0, 1, 255, 256, 2**31 - 1]))
 
 
 @given(lanes, positions, lanes, positions)

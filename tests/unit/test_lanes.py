@@ -24,8 +24,8 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged
 from chronos.ports import TopicInfo
 from chronos.workers import lanes
-from chronos.workers.lanes import Batch, LaneTurns
-from chronos.workers.push import _is_open, _lane
+from chronos.workers.lanes import Batch, LaneTurns, is_open, lane_for
+from chronos.workers.rates import Openings
 from chronos.workers.targets import NOT_YET, Target
 
 NOW_MS = 1_000
@@ -60,7 +60,7 @@ class Queues:
         state = replace(FRESH, cursor_due_ms=10, pending=offset, parked=parked)
         self.shard = Shard(rules=Rules(shard=0, shards=1), state=state, view=store)
         self.opened = set(parked_in)
-        self.turns = LaneTurns(self.shard, lambda asked, _: asked & self.opened)
+        self.turns = LaneTurns(self.shard, lambda asked, _: Openings(lanes=frozenset(asked.keys() & self.opened)))
         self.messages = messages
 
     @staticmethod
@@ -78,14 +78,14 @@ class Queues:
             tried = next((at for at, entry in enumerate(selection.entries) if entry.attempt > 1), None)
             return selection if tried is None else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
 
-        batch = Batch(messages=self.messages, bytes=10**6, alone=alone)
+        batch = Batch(messages=self.messages, bytes=10**6, alone=alone, now_ms=NOW_MS)
         staged = Staged(pull_offset=0, watermark_ms=0)
         if apart:
             self.selection = self.turns.select(staged, batch, select_due, lambda due: True)
         else:
             self.selection = self.turns.select(staged, batch, select_due)
         if not fails:
-            self.turns.committed()
+            self.turns.committed({})
         return [offset for _, offset, _ in self.selection.items]
 
 
@@ -163,12 +163,12 @@ def test_one_message_at_a_time_comes_from_each_queue_in_turn():
 def test_a_lane_is_open_when_its_messages_need_not_wait_any_more(info: TopicInfo, partition: int, opened: bool) -> None:
     """Also when their partition does not exist, or they can only be dead-lettered."""
     target = Target(info=info, described_ms=5_000, missing_since_ms=None)
-    assert _is_open(partition, target) is opened
+    assert is_open(partition, target) is opened
 
 
 def test_the_lanes_of_a_deleted_topic_open_after_the_second_description():
-    assert not _is_open(0, Target(info=None, described_ms=5_000, missing_since_ms=4_000))
-    assert _is_open(0, Target(info=None, described_ms=6_000, missing_since_ms=4_000))
+    assert not is_open(0, Target(info=None, described_ms=5_000, missing_since_ms=4_000))
+    assert is_open(0, Target(info=None, described_ms=6_000, missing_since_ms=4_000))
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_a_message_waits_for_its_partition_and_behind_what_waits_there_already(
 ) -> None:
     entry = Entry(None, 1, "t", key, {}, None, 1)
     info = replace(ORDERS, leaderless=frozenset(leaderless))
-    assert _lane(entry, info, {("t", partition) for partition in occupied}) == lane
-    assert _lane(entry, NOT_YET, set()) == UNCREATED
+    assert lane_for(entry, info, {("t", partition) for partition in occupied}) == lane
+    assert lane_for(entry, NOT_YET, set()) == UNCREATED

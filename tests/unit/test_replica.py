@@ -18,6 +18,7 @@ from chronos.node.shards import make_shard
 from chronos.workers import replica_state
 from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.master import HEARTBEAT_MS
+from chronos.workers.rates import RateLimits
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import POLL_MS, PREDECESSOR_POLL_MS, Replica
 from chronos.workers.replica_state import STANDALONE, TRANSITIONS, Assignment, ReplicaState
@@ -58,6 +59,7 @@ class Node:
             assigned=lambda: self.assignment,
             restore=lambda cost: self.fetch(cost),
             failed=self.failures.append,
+            limits=case.limits,
         )
         self.replica: Replica = self.driver.replica
 
@@ -81,8 +83,9 @@ class Node:
 class Case:
     """A log with one shard, and the nodes that share it; `node` is the one under test."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, limits: RateLimits | None = None) -> None:
         self.clock = HandClock()
+        self.limits = limits
         config = load(None, {}, ["shards=1"])
         self.delay, self.progress = config.topics.delay, config.topics.progress
         self.log = EmbeddedLog(path / "log", clock=self.clock, progress_topic=self.progress, disk_reserve_bytes=0)
