@@ -82,7 +82,7 @@ METRICS: tuple[Series, ...] = (
     _total("replaced", "Messages replaced by another one with the same id.", "replaced"),
     _total("changed", "Messages rescheduled or fired by an action.", "changed"),
     _total("carried", "Times a message stayed pending with a new due time: a retry or a deferral.", "carried"),
-    _total("parked", "Times a message was parked, because its partition had no leader when it was due.", "parked"),
+    _total("parked", "Times a message was parked, because its partition had no leader or the rate of its target was used up when it was due.", "parked"),
     _total("ignored", "Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a cancelled message.", "ignored"),
     Series(
         name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",
@@ -90,7 +90,7 @@ METRICS: tuple[Series, ...] = (
     ),
     Series(
         name="chronos_parked_messages", kind="gauge",
-        meaning="Pending messages that are due and wait until their partition has a leader.",
+        meaning="Pending messages that are due and wait until their partition has a leader, or the rate of their target allows them.",
         read=lambda _, shard: shard.state.parked,
     ),
     Series(

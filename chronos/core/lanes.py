@@ -1,7 +1,7 @@
 """Lanes: queues of messages that are due and cannot be delivered yet, in the store (docs/concepts/store.md).
 
 A due message whose partition has no leader is parked in the lane of that partition, once, and so are the messages that
-become due while the lane is not empty. A lane contains only pending messages. What leaves it is a prefix, in the order of
+become due while the lane is not empty; likewise one whose target's rate is used up, in the lane of that target. A lane contains only pending messages. What leaves it is a prefix, in the order of
 due times; the progress record names the end of that prefix, the lane's cursor. A message that left its lane is an
 ordinary settled entry behind the shard's cursor.
 

@@ -158,7 +158,7 @@ DECISIONS = Table(
         ("occurrence", IntegerType(), False, "occurrence of a series, from 1"),
         ("attempt", IntegerType(), False, "attempt at a delivery, from 1"),
         ("lane", IntegerType(), True, "partition of the target whose lane it is, of `parked` and `left-lane`; -1: the topic as a"
-         " whole; -2: a topic that could not be created"),
+         " whole; -2: a topic that could not be created; -3: a topic with a rate limit"),
         ("target", StringType(), True, "topic of the lane, of `left-lane`"),
     ),
 )  # fmt: skip
