@@ -346,7 +346,11 @@ class Counters(Struct, kw_only=True):
     ]
     probes: Annotated[int, Meta(ge=0, description="Probes: records of Chronos's own that test a shard's delivery.")]
     parked: Annotated[
-        int, Meta(ge=0, description="Times a message was parked, because its partition had no leader or the rate of its target was used up.")
+        int,
+        Meta(
+            ge=0,
+            description="Times a message was parked, because its partition had no leader or the rate of its target was used up.",
+        ),
     ]
 
 

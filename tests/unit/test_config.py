@@ -586,7 +586,7 @@ def _value(found: Key) -> st.SearchStrategy[Any]:
         "switch": st.booleans(),
         "choice": st.sampled_from(found.choices or ("",)),
         "list": st.lists(PATTERNS, min_size=1),
-        "map": st.dictionaries(NAMES.map(lambda name: f"x.{name}"), MAP_VALUES[found.path]),
+        "map": st.dictionaries(NAMES.map(lambda name: f"x.{name}"), MAP_VALUES.get(found.path, st.nothing())),
         "text": NAMES.map(lambda text: f"{found.name}{text}"),
     }[found.kind]
 

@@ -144,7 +144,8 @@ def test_what_waits_for_a_partition_leaves_before_what_waits_for_the_rate() -> N
     assert closed.lanes == {("t", LIMITED)}
     rates.spend({"t": 50})
     empty = rates.openings(lanes, lanes.keys(), set(), 1_000)
-    assert (empty.lanes, empty.allowed) == ({("free", WHOLE_TOPIC)}, {})
+    assert empty.lanes == {("free", WHOLE_TOPIC)}
+    assert not empty.allowed
     assert empty.next_ms == pytest.approx(1_050, abs=1)
     assert rates.openings(lanes, lanes.keys(), {"t"}, 1_000).lanes == {("t", 0), ("free", WHOLE_TOPIC)}
 
