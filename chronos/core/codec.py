@@ -21,6 +21,19 @@ PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
 STATE_NAMES = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
 
 
+class Failure(Struct, frozen=True, array_like=True, gc=False):
+    """Why a message was not delivered when it was last tried. Field order is the layout."""
+
+    reason: int
+    """The `Reason`."""
+    attempts: int
+    """Delivery attempts that failed, of this occurrence."""
+    tried_ms: int = 0
+    """Broker time (epoch ms) of the progress record that decided so."""
+    detail: str = ""
+    """The reason in words; empty if the progress record has none."""
+
+
 class IdState(Struct, frozen=True, array_like=True, gc=False):
     """The last known state of an id. Field order is the layout."""
 
@@ -30,12 +43,8 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     offset: int
     settled_ms: int = 0
     """Broker time (epoch ms) at which the message stopped being pending; 0 while it is pending."""
-    reason: int = 0
-    """The `Reason` why it was not delivered, or not yet; 0: none."""
-    attempts: int = 0
-    """Attempts to deliver it; 0: not known."""
-    tried_ms: int = 0
-    """Time (epoch ms) of the last attempt; 0: none."""
+    failure: Failure | None = None
+    """Of a message that is retried, deferred or parked, and of one that expired or is dead."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):

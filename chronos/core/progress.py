@@ -49,6 +49,8 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 1
     lane: int = 0
     """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`, `UNCREATED` or `LIMITED`."""
+    detail: int = 0
+    """The number, from 1 on, of the reason's text among `Progress.details`; 0: none."""
 
 
 class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
@@ -90,6 +92,8 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     pulls nothing else; the first offset of each is among `refused`, with the reason `UNREADABLE`."""
     lanes: tuple[LaneCursor, ...] = ()
     """The cursor of every lane that messages left."""
+    details: tuple[str, ...] = ()
+    """The different texts that explain decisions, at most DETAILS_MAX."""
 
     @property
     def selected(self) -> int:
@@ -113,7 +117,13 @@ def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, .
 LANES_MAX = 50
 """Most lanes that messages leave in one step: the progress record names each with its topic."""
 
-DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5
+DETAILS_MAX = 20
+"""Most texts of one progress record: decisions with further texts have none."""
+
+DETAIL_BYTES_MAX = 200
+"""Most bytes of one text; a longer one is cut."""
+
+DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5 + 1
 """Most bytes of a decision: its array, then the fields of `Decision`."""
 
 REFUSED_BYTES_MAX = 1 + 9 + 2
@@ -128,7 +138,18 @@ REST_BYTES_MAX = 16_384
 
 def progress_bytes_max(messages: int) -> int:
     """Return the most bytes that the record batch takes whose step refuses and selects `messages` messages each."""
-    return messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX) + LANES_MAX * LANE_BYTES_MAX + REST_BYTES_MAX
+    decided = messages * (DECISION_BYTES_MAX + REFUSED_BYTES_MAX)
+    return decided + LANES_MAX * LANE_BYTES_MAX + DETAILS_MAX * (2 + DETAIL_BYTES_MAX) + REST_BYTES_MAX
+
+
+def detail_number(details: list[str], text: str) -> int:
+    """Return the number of the text for `Decision.detail`, and add it to `details` where it is new; 0 if these are full."""
+    cut = text.encode(errors="replace")[:DETAIL_BYTES_MAX].decode(errors="ignore")
+    if cut not in details:
+        if not cut or len(details) >= DETAILS_MAX:
+            return 0
+        details.append(cut)
+    return details.index(cut) + 1
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -31,6 +31,7 @@ from chronos.core.codec import (
     pack_state,
     unpack_id_state,
 )
+from chronos.core.failures import dated, failure_of
 from chronos.core.keys import (
     ID_STATE,
     MINUTE_MS,
@@ -220,7 +221,8 @@ class Shard:
         count_settled(selection.items[left:] if left else selection.items, delta)
         decisions = {decision.offset: decision for decision in progress.decisions}
         id_states = dict(staged.id_states)
-        rescheduled, parked = self._settle(selection, decisions, cursor, id_states)
+        decided: dict[bytes, IdState] = {}
+        rescheduled, parked = self._settle(selection, decisions, progress.details, cursor, id_states, decided)
         for due_ms, _ in rescheduled.values():
             delta[due_ms // MINUTE_MS] += 1
         deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
@@ -254,6 +256,7 @@ class Shard:
             deletes=deletes,
             delta=delta,
             id_states=id_states,
+            decided=decided,
             rescheduled=rescheduled,
             lanes=lanes,
             parked=parked_delta,
@@ -288,6 +291,11 @@ class Shard:
                 settled = IdState(id_state.state, id_state.due_ms, id_state.offset, timestamp_ms)
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
+                puts.append((expiry_key(timestamp_ms, message_id), b""))
+        for message_id, id_state in writes.decided.items():
+            id_states[message_id] = known = dated(id_state, timestamp_ms)
+            puts.append((ID_STATE + message_id, pack_id_state(known)))
+            if known.state != PENDING:
                 puts.append((expiry_key(timestamp_ms, message_id), b""))
         counts = self._count(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
@@ -353,9 +361,15 @@ class Shard:
                 )
 
     def _settle(
-        self, selection: Selection, decisions: Mapping[int, Decision], cursor: Position, id_states: dict[bytes, IdState]
+        self,
+        selection: Selection,
+        decisions: Mapping[int, Decision],
+        details: Sequence[str],
+        cursor: Position,
+        id_states: dict[bytes, IdState],
+        decided: dict[bytes, IdState],
     ) -> tuple[dict[int, Placed], set[int]]:
-        """Add the new id states of the selection to `id_states`, without their time.
+        """Add the new id states of the selection to `id_states`, those with a decision to `decided`, without their time.
 
         Return the rescheduled entries, and the source offsets of the parked ones.
         """
@@ -372,9 +386,11 @@ class Shard:
             if decision is None:
                 continue
             message_id = entry_id(entry, self.rules.shard, offset)
+            failure = failure_of(decision, details)
+            id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
-                id_states[message_id] = IdState(PENDING, due_ms, offset)
+                decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure)
                 continue
             if decision.outcome in RESCHEDULING:
                 next_ms = placed_ms(decision.next_due_ms, 0, cursor[0])
@@ -387,11 +403,12 @@ class Shard:
                     attempt=decision.attempt,
                 )
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
-                id_states[message_id] = IdState(PENDING, next_ms, offset)
+                decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure)
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is not a decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
-                id_states[message_id] = IdState(ended, due_ms if at >= left else _settled_ms(cursor), offset)
+                place_ms = due_ms if at >= left else _settled_ms(cursor)
+                decided[message_id] = IdState(ended, place_ms, offset, 0, failure)
         return rescheduled, parked
 
     def _count(self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]) -> dict[int, int]:

@@ -221,7 +221,7 @@ class _Staging:
         self._remove(id_state)
         moved = replace(entry, id=message_id, due_ms=due_ms)
         place_ms = self._place(moved, id_state.offset, record.timestamp_ms)
-        self.staged.id_states[message_id] = IdState(PENDING, place_ms, id_state.offset)
+        self.staged.id_states[message_id] = replace(id_state, due_ms=place_ms)
         return None
 
     def _place(self, entry: Entry, offset: int, timestamp_ms: int) -> int:

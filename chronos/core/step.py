@@ -136,7 +136,9 @@ class Writes(Struct, frozen=True, kw_only=True):
     delta: dict[int, int]
     """Minute -> change of its count of pending messages."""
     id_states: dict[bytes, IdState]
-    """All new id states; those of settled ids have no time yet."""
+    """New id states of messages without a decision; those of settled ids have no time yet."""
+    decided: dict[bytes, IdState]
+    """New id states of messages with a decision, without a time."""
     rescheduled: dict[int, Placed]
     """Source offset -> entry at its next time, of messages that stay pending."""
     lanes: dict[Lane, LaneState | None]

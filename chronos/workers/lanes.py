@@ -223,3 +223,14 @@ def lane_for(entry: Entry, info: TopicInfo, occupied: Set[Lane], has_token: bool
     if is_led and (entry.target, lane) not in occupied:
         return None if has_token else LIMITED
     return lane
+
+
+def why_parked(topic: str, lane: int) -> str:
+    """Return why the messages of a lane wait, for people."""
+    if lane == LIMITED:
+        return f"the rate of {topic} is limited"
+    if lane == UNCREATED:
+        return f"{topic} does not exist and could not be created yet"
+    return (
+        f"no partition of {topic} has a leader" if lane == WHOLE_TOPIC else f"partition {lane} of {topic} has no leader"
+    )

@@ -5,7 +5,7 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was reada
 never stops the others).
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import partial
 
@@ -14,10 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.keys import Lane
-from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, Record, Rejection
-from chronos.core.progress import LANES_MAX, Decision, Progress, count_outcomes, pack_progress
+from chronos.core.progress import LANES_MAX, Progress, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.errors import (
@@ -35,6 +34,7 @@ from chronos.workers.limits import Limits
 from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher, within_targets
+from chronos.workers.writer_epoch import WriterEpoch
 
 log = structlog.get_logger("chronos.master")
 
@@ -53,16 +53,6 @@ PULL_LINGER_MS = 8
 
 LINGERING_MAX = 1_000
 """A batch of this size is committed without waiting for more records."""
-
-
-class WriterEpoch(Struct, frozen=True, kw_only=True):
-    """The part of a progress record that names its writer."""
-
-    cluster: str
-    node: str
-    instance: str
-    role_epoch: int
-    log_epoch: int
 
 
 class StepResult(Struct, frozen=True, kw_only=True):
@@ -316,7 +306,7 @@ class Master:
         )
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
-        progress = self._progress(staged, selection, plan.decisions)
+        progress = self._writer_epoch.progress(staged, selection, plan.decisions, plan.details)
         try:
             produced_ms = self._clock.now_ms()
             self._writer.send(plan.messages, pack_progress(progress))
@@ -427,29 +417,10 @@ class Master:
         state = self._shard.state
         nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
         none = nothing_selected(state.cursor, complete=True)
-        progress = self._progress(nothing, none, [])
+        progress = self._writer_epoch.progress(nothing, none)
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))
         self._apply(nothing, none, progress, self._finish(produced_ms))
-
-    def _progress(self, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
-        writer_epoch = self._writer_epoch
-        return Progress(
-            role_epoch=writer_epoch.role_epoch,
-            log_epoch=writer_epoch.log_epoch,
-            cluster=writer_epoch.cluster,
-            node=writer_epoch.node,
-            instance=writer_epoch.instance,
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
-            decisions=tuple(decisions),
-            probes=staged.probes,
-            unreadable=tuple(staged.unreadable),
-            lanes=cursors(selection.leaving),
-        )
 
     def _bound_wheel(self) -> bool:
         """Drop entries beyond the memory limits, which the store still holds; return whether any were dropped."""

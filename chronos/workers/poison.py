@@ -75,7 +75,7 @@ class PoisonSearch(Struct, kw_only=True):
         if self.failures >= POISON_FAILURES:
             log.warning("message refused by the broker", shard=shard, offset=offset, messages=size, why=str(error))
             self.poison_offset = offset
-            self.refusals.refuse(selection, now_ms, pusher.retries)
+            self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
     def _may_be_letters(self, failure: Failure, letters: LetterTopics) -> bool:
         """Return whether records for the rejected or the dead-letter topic may have failed the transaction.

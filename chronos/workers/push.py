@@ -7,36 +7,32 @@ which isolates the poison record by halving the selection.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from chronos.core.keys import LIMITED, Lane, murmur2, parse_generated_id, partition_of
+from chronos.core.keys import LIMITED, Lane, murmur2, partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
-    ATTEMPT,
-    DETAIL,
     DUE_AT,
     ID,
-    REASON,
     SOURCE,
     TARGET_KEY,
-    TARGET_TOPIC,
     Entry,
     Reason,
     Record,
     Rejection,
-    receipt,
 )
-from chronos.core.progress import Decision, Outcome
+from chronos.core.progress import Decision, Outcome, detail_number
 from chronos.core.rules import Rules
-from chronos.core.size import batch_bytes, batch_bytes_max
+from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
 from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
-from chronos.workers.lanes import is_open, lane_for
+from chronos.workers.lanes import is_open, lane_for, why_parked
+from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
-from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
+from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets, open_partition
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
@@ -48,8 +44,6 @@ RECEIPT_BYTES = 512
 JITTER_STEPS = 1_000
 """Resolution of the jitter of a retry."""
 
-Headers = list[tuple[str, bytes | None]]
-
 
 class PlannedTransaction(Struct, kw_only=True):
     """The contents of a transaction. `Pusher.plan` fills it; afterwards it is read-only."""
@@ -58,6 +52,8 @@ class PlannedTransaction(Struct, kw_only=True):
     decisions: list[Decision]
     due_ms: list[int]
     """Due time of each delivered message, in order."""
+    details: list[str] = field(default_factory=list)
+    """`Progress.details` of the decisions."""
     dead_letters: int = 0
     """Number of dead letters among the messages."""
     defers_dead_letters: bool = False
@@ -105,6 +101,13 @@ class Pusher:
         self.rates = ShardRates(rules.shard, RateLimits({})) if rates is None else rates
         self._rules = rules
         self._source_prefix = f"{delay_topic}/{rules.shard}/".encode()
+        self._letters = LetterRecords(
+            self.targets,
+            rules,
+            source_prefix=self._source_prefix,
+            rejected_topic=rejected_topic,
+            dead_letter_topic=dead_letter_topic,
+        )
         self.retries = Retries(attempts_max=attempts_max, base_ms=retry_base_ms, cap_ms=retry_cap_ms)
 
     def plan(
@@ -127,7 +130,7 @@ class Pusher:
         `defers_dead_letters`: messages that would be dead-lettered are deferred.
         """
         plan = PlannedTransaction(
-            messages=[self._rejected(record, rejection, now_ms) for record, rejection in rejections],
+            messages=[self._letters.rejected(record, rejection, now_ms) for record, rejection in rejections],
             decisions=[],
             due_ms=[],
             defers_dead_letters=defers_dead_letters,
@@ -164,6 +167,7 @@ class Pusher:
                 targets[entry.target],
                 now_ms,
                 set_aside,
+                refusals.why if set_aside is None else set_aside.why,
                 is_poison=offset == poison_offset or (set_aside is not None and offset in set_aside.offsets),
                 waits=set_aside is not attempted,
                 occupied=left.get(offset, unlimited if set_aside is not None else occupied),
@@ -278,6 +282,7 @@ class Pusher:
         target: Target,
         now_ms: int,
         set_aside: SetAside | None,
+        why: str,
         *,
         is_poison: bool,
         waits: bool,
@@ -286,8 +291,9 @@ class Pusher:
     ) -> None:
         """Deliver the message, or decide another outcome for it.
 
-        `waits`: its target is set aside and not attempted now. `occupied`: the lanes with messages that come before it.
-        `left_lane`: it was selected from a lane, within the rate of its target.
+        `why`: the error of the last attempt that was refused. `waits`: its target is set aside and not attempted now.
+        `occupied`: the lanes with messages that come before it. `left_lane`: it was selected from a lane, within the rate of
+        its target.
         """
         info = target.info
         has_token = left_lane or plan.allowed.get(entry.target, 1) > 0
@@ -310,7 +316,7 @@ class Pusher:
             detail = f"{entry.target} is compacted and takes no message without a key: set {TARGET_KEY}"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.NO_KEY, detail)
         elif is_poison:
-            self._retry(plan, due_ms, offset, entry, now_ms, set_aside)
+            self._retry(plan, due_ms, offset, entry, now_ms, set_aside, why)
         elif (lane := lane_for(entry, info, occupied, has_token or set_aside is not None)) is not None:
             if left_lane:
                 self._spend(plan, entry.target)
@@ -323,6 +329,7 @@ class Pusher:
                     occurrence=entry.occurrence,
                     attempt=entry.attempt,
                     lane=lane,
+                    detail=detail_number(plan.details, why_parked(entry.target, lane)),
                 )
             )
         elif set_aside is not None and (waits or not has_token):
@@ -332,10 +339,11 @@ class Pusher:
             next_ms = max(set_aside.next_ms, now_ms + 1, self.rates.ready_ms(entry.target, now_ms)) + (
                 entry.attempt > 1
             )
-            self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, next_ms)
+            detail = f"{entry.target} refuses messages and is attempted again after a pause: {set_aside.why}"
+            self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, detail, next_ms)
         else:
             partition = _partition(entry, info, offset)
-            headers = self._with_receipt(entry, offset)
+            headers = self._letters.with_receipt(entry, offset)
             size = batch_bytes(entry.key, entry.value, headers)
             if size > info.bytes_max:
                 detail = f"{size} bytes; {entry.target} takes {info.bytes_max}"
@@ -361,25 +369,45 @@ class Pusher:
             detail = "two looks did not find the topic"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, detail)
         else:
-            again_ms = target.described_ms + SECOND_LOOK_MS
-            self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, max(again_ms, now_ms + 1))
+            next_ms = max(target.described_ms + SECOND_LOOK_MS, now_ms + 1)
+            detail = "the first look did not find the topic"
+            self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, detail, next_ms)
 
     def _defer(
-        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, reason: Reason, next_ms: int
+        self,
+        plan: PlannedTransaction,
+        due_ms: int,
+        offset: int,
+        entry: Entry,
+        reason: Reason,
+        detail: str,
+        next_ms: int,
     ) -> None:
+        number = detail_number(plan.details, detail)
         plan.decisions.append(
-            Decision(due_ms, offset, Outcome.DEFERRED, reason, next_ms, entry.occurrence, entry.attempt)
+            Decision(due_ms, offset, Outcome.DEFERRED, reason, next_ms, entry.occurrence, entry.attempt, detail=number)
         )
 
     def _retry(
-        self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int, set_aside: SetAside | None
+        self,
+        plan: PlannedTransaction,
+        due_ms: int,
+        offset: int,
+        entry: Entry,
+        now_ms: int,
+        set_aside: SetAside | None,
+        why: str,
     ) -> None:
-        """Retry with exponential backoff and jitter computed from position and attempt; dead-letter after the last attempt."""
+        """Retry with exponential backoff and jitter computed from position and attempt; dead-letter after the last attempt.
+
+        `why`: the error of the attempt that was refused.
+        """
         refuses_all = set_aside is not None and set_aside.final
         if entry.attempt >= self.retries.attempts_max or refuses_all:
-            detail = "refused by the broker every time"
+            detail = f"refused by the broker every time: {why}"
             if set_aside is not None and refuses_all:
-                detail = f"refused by the broker, like every message for {entry.target} since {format_time(set_aside.since_ms)}"
+                since = format_time(set_aside.since_ms)
+                detail = f"refused by the broker, like every message for {entry.target} since {since}: {why}"
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.REFUSED_BY_BROKER, detail)
             return
         backoff_ms = self.retries.pause_ms(entry.attempt)
@@ -387,7 +415,14 @@ class Pusher:
         next_ms = now_ms + backoff_ms // 2 + backoff_ms * jitter // (2 * JITTER_STEPS)
         plan.decisions.append(
             Decision(
-                due_ms, offset, Outcome.RETRY, Reason.REFUSED_BY_BROKER, next_ms, entry.occurrence, entry.attempt + 1
+                due_ms,
+                offset,
+                Outcome.RETRY,
+                Reason.REFUSED_BY_BROKER,
+                next_ms,
+                entry.occurrence,
+                entry.attempt + 1,
+                detail=detail_number(plan.details, why),
             )
         )
 
@@ -409,57 +444,16 @@ class Pusher:
             plan.refusal = self.refusal(self.dead_letter_topic, now_ms)
             plan.defers_dead_letters = plan.refusal is not None
         if plan.defers_dead_letters:
-            self._defer(plan, due_ms, offset, entry, reason, now_ms + REFUSED_PAUSE_MS)
+            detail = f"{detail}; {self.dead_letter_topic} takes no records"
+            self._defer(plan, due_ms, offset, entry, reason, detail, now_ms + REFUSED_PAUSE_MS)
             return
         plan.dead_letters += 1
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
-        plan.decisions.append(Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt))
-        headers = [*self._with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
-        if entry.key is not None:
-            headers.append((TARGET_KEY, entry.key))
-        if entry.attempt == 1:
-            headers.append((ATTEMPT, b"1"))
-        # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
-        has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
-        key = entry.id if has_key else None
-        plan.messages.append(
-            self._with_reason(self.dead_letter_topic, key, entry.value, headers, reason, detail, now_ms)
+        number = detail_number(plan.details, detail)
+        plan.decisions.append(
+            Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt, detail=number)
         )
-
-    def _rejected(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
-        """Return the unchanged record with its source and the reason."""
-        headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
-        return self._with_reason(
-            self.rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
-        )
-
-    def _with_receipt(self, entry: Entry, offset: int) -> Headers:
-        headers = entry.headers.items() if isinstance(entry.headers, dict) else entry.headers
-        return [*headers, *receipt(entry, offset, self._rules.shard, self._source_prefix).items()]
-
-    def _with_reason(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        reason: Reason,
-        detail: str,
-        now_ms: int,
-    ) -> Outgoing:
-        """Return the record with its reason; without payload and key if it would be too large for the topic."""
-        info = self.targets.describe([topic], now_ms)[topic].info
-        partition = None if info is None else _open_partition(info, now_ms)
-        assert info is not None, "a topic that takes no records is not written to"
-        assert partition is not None, "a topic that takes no records is not written to"
-        why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
-        # The bound is several times as fast as the exact size, which is needed near the limit only.
-        is_near = batch_bytes_max(key, value, headers + why) > info.bytes_max
-        if is_near and batch_bytes(key, value, headers + why) > info.bytes_max:
-            source = [(name, content) for name, content in headers if name == SOURCE][-1:]
-            why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
-            return topic, None, None, source + why, partition
-        return topic, key, value, headers + why, partition
+        plan.messages.append(self._letters.dead_letter(entry, offset, reason, detail, now_ms))
 
 
 def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:
@@ -468,17 +462,9 @@ def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:
         return -1
     if entry.key is not None:
         return partition_of(entry.key, info.partitions)
-    partition = _open_partition(info, offset)
+    partition = open_partition(info, offset)
     assert partition is not None, "a message for a topic without an open partition is parked"
     return partition
-
-
-def _open_partition(info: TopicInfo, number: int) -> int | None:
-    """Return -1 for the client's choice, or by the number one of the open partitions if not all are; None if none is."""
-    if not info.closed:
-        return -1
-    led = [partition for partition in range(info.partitions) if partition not in info.closed]
-    return led[number % len(led)] if led else None
 
 
 def within_targets(entries: Sequence[Entry], targets_max: int) -> int:

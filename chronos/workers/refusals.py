@@ -77,6 +77,8 @@ class SetAside(Struct, kw_only=True):
     """It has refused so many, for so long, and one more just now, that the next attempt is shared by all that are due."""
     final: bool = False
     """The last attempt was the only one of its messages: they are dead-lettered."""
+    why: str = ""
+    """The error of the last attempt refused."""
     offsets: set[int] = field(default_factory=set)
     """Source offsets of messages that were refused and are not decided yet."""
 
@@ -100,6 +102,8 @@ class Refusals:
 
     def __init__(self) -> None:
         self.set_aside: dict[str, SetAside] = {}
+        self.why = ""
+        """The error of the last transaction that a poison record failed."""
         self._counts: dict[str, int] = {}
         """Poison records of targets that are not set aside."""
 
@@ -130,9 +134,10 @@ class Refusals:
         target = self.set_aside.get(topic)
         return target is not None and offset not in target.offsets and target.is_ready(now_ms)
 
-    def refuse(self, selection: Selection, now_ms: int, retries: Retries) -> None:
-        """Record that these messages of one target were refused in a transaction without any other."""
+    def refuse(self, selection: Selection, now_ms: int, retries: Retries, why: str = "") -> None:
+        """Record that these messages of one target were refused, with this error, in a transaction without any other."""
         topic = selection.entries[0].target
+        self.why = why
         offsets = {offset for _, offset, _ in selection.items}
         target = self.set_aside.get(topic)
         if target is None:
@@ -142,10 +147,11 @@ class Refusals:
             if self._counts[topic] < REFUSED_MAX:
                 return
             # The first attempt follows at once: three poison records in a long time say nothing about the others.
-            self.set_aside[topic] = SetAside(next_ms=now_ms, turn_ms=now_ms, offsets=offsets)
+            self.set_aside[topic] = SetAside(next_ms=now_ms, turn_ms=now_ms, why=why, offsets=offsets)
             log.warning("target set aside", topic=topic, refused=REFUSED_MAX)
             return
         target.refused += 1
+        target.why = why
         target.messages += selection.entries[0].attempt == 1 or target.final
         target.since_ms = now_ms if target.refused == 1 else min(target.since_ms, now_ms)
         shared = target.refuses_all

@@ -192,3 +192,11 @@ class Targets:
             finally:
                 reader.close()
         return None
+
+
+def open_partition(info: TopicInfo, number: int) -> int | None:
+    """Return -1 for the client's choice, or by the number one of the open partitions if not all are; None if none is."""
+    if not info.closed:
+        return -1
+    led = [partition for partition in range(info.partitions) if partition not in info.closed]
+    return led[number % len(led)] if led else None

@@ -105,7 +105,7 @@ class Checker:
         steps.append(Committed(self.world.now_ms, offset, progress))
         self._record_refusals(shard, progress, written.pop(REJECTED, []))
         for record in written.pop(DEAD_LETTER, []):
-            self._record_dead(shard, record)
+            self._record_dead(shard, record, progress)
         delivered = 0
         for topic in sorted(written):
             for record in written[topic]:
@@ -210,10 +210,19 @@ class Checker:
         if unread_ms is not None and unread_ms < due_ms - EARLY_MS and pulls:
             raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
 
-    def _record_dead(self, shard: int, record: Record) -> None:
+    def _record_dead(self, shard: int, record: Record, progress: Progress) -> None:
         source = self._source(shard, record)
         headers = dict(record.headers or ())
-        reason = (headers["chronos-reason"] or b"").decode()
+        reason, detail = ((headers[name] or b"").decode() for name in ("chronos-reason", "chronos-detail"))
+        # The state of the id is computed from the decision: it must say what the dead letter says.
+        found = [
+            (Reason(made.reason).label, made.attempt, (*progress.details, "")[made.detail - 1])
+            for made in progress.decisions
+            if made.offset == source[1]
+        ]
+        told = (reason, int(headers["chronos-attempt"] or b"0"), detail)
+        if len(found) != 1 or found[0][:2] != told[:2] or not found[0][2] or not detail.startswith(found[0][2]):
+            raise broken("1", f"the dead letter of {source} says {told}, its decision {found}")
         expected = self._record_end(source, reason, record)
         if reason == "expired":
             justified = expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS

@@ -31,6 +31,7 @@ from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
 from chronos.workers.stall import _Still
+from chronos.workers.writer_epoch import WriterEpoch
 
 Change = tuple[type, str, str, str]
 """Class, function, the text in it, its replacement."""
@@ -171,6 +172,9 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a target counts as refusing every message after one refusal": [
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
+    ],
+    "the text of a decision's reason is not recorded": [
+        (WriterEpoch, "progress", "details=tuple(details)", "details=()"),
     ],
     "one description is enough to dead-letter": [
         (Pusher, "_miss", "target.is_missing", "True"),

@@ -9,7 +9,15 @@ from chronos.core.keys import LIMITED, STATE_KEY, entry_key, entry_position, id_
 from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, entry_id
-from chronos.core.progress import Decision, Outcome, Progress, count_outcomes, pack_progress, unpack_progress
+from chronos.core.progress import (
+    Decision,
+    Outcome,
+    Progress,
+    count_outcomes,
+    detail_number,
+    pack_progress,
+    unpack_progress,
+)
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, with_leaving
@@ -37,6 +45,9 @@ OUTCOMES = {
     "dead": Outcome.DEAD,
     "parked": Outcome.PARKED,
 }
+
+REASONS = (0, Reason.TARGET_MISSING, Reason.REFUSED_BY_BROKER, Reason.NO_LEADER)
+DETAILS = ("", "two looks did not find the topic", "refused by the broker", "", "no partition has a leader")
 
 MASTER_RULES = Rules(
     shard=SHARD,
@@ -232,12 +243,15 @@ class Master:
                 outcome=outcome,
                 next_due_ms=next_due_ms,
                 lane=LANES[in_ms % len(LANES)] if outcome == "parked" else 0,
+                reason=0 if outcome in ("delivered", "again") else REASONS[in_ms % len(REASONS)],
+                detail=DETAILS[in_ms % len(DETAILS)],
                 occurrence=entry.occurrence + repeated,
                 attempt=entry.attempt + tried,
             )
         return chosen
 
     def _progress(self, staged: Staged, selection: Selection, chosen: dict[int, ChosenOutcome]) -> Progress:
+        details: list[str] = []
         decisions = tuple(
             Decision(
                 due_ms=due_ms,
@@ -247,6 +261,8 @@ class Master:
                 occurrence=choice.occurrence,
                 attempt=choice.attempt,
                 lane=choice.lane,
+                reason=choice.reason,
+                detail=detail_number(details, choice.detail),
             )
             for due_ms, offset, _ in selection.items
             if (choice := chosen[offset]).outcome != "delivered"
@@ -266,6 +282,7 @@ class Master:
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
+            details=tuple(details),
         )
         return unpack_progress(pack_progress(progress))
 

@@ -10,7 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chronos.core.codec import IdState, LaneState, State, Totals, pack_entry, pack_id_state, pack_lane_state, pack_state
+from chronos.core.codec import (
+    Failure,
+    IdState,
+    LaneState,
+    State,
+    Totals,
+    pack_entry,
+    pack_id_state,
+    pack_lane_state,
+    pack_state,
+)
 from chronos.core.keys import (
     STATE_KEY,
     count_key,
@@ -82,6 +92,8 @@ class ChosenOutcome:
     occurrence: int = 1
     attempt: int = 1
     lane: int = 0
+    reason: int = 0
+    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +149,8 @@ class Model:
     settled: dict[tuple[int, int], Message] = field(default_factory=dict)
     id_states: dict[bytes, tuple[str, int, int, int]] = field(default_factory=dict)
     """Id -> state, place, offset and settling time, for every message there ever was."""
+    failures: dict[bytes, Failure] = field(default_factory=dict)
+    """Id -> why it was not delivered when it was last tried."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -236,6 +250,7 @@ class Model:
         )
         self.pending[intent.offset] = message
         self._set_state(message, "pending")
+        self.failures.pop(message.id, None)
         self.totals["accepted"] += 1
         return None
 
@@ -255,6 +270,8 @@ class Model:
             self.stored_ids.add(message.id)
         if state != "pending":
             self.ended.append(message.id)
+        if state in ("delivered", "cancelled"):
+            self.failures.pop(message.id, None)
 
     def due(self, until: tuple[int, int]) -> list[Message]:
         """Messages pending up to a position outside lanes, in order."""
@@ -287,6 +304,10 @@ class Model:
         self.cursor = max(self.cursor, cursor)
         for message, ends in [*((m, self.left) for m in leaving), *((m, delivered) for m in due)]:
             choice = chosen.get(message.offset, ChosenOutcome())
+            self.failures.pop(message.id, None)
+            if choice.reason:
+                failed = choice.attempt if choice.outcome == "dead" else choice.attempt - 1
+                self.failures[message.id] = Failure(choice.reason, failed, timestamp_ms, choice.detail)
             if choice.outcome == "parked":
                 self._park(message, choice.lane)
                 continue
@@ -360,7 +381,8 @@ class Model:
             rows[lane_state_key(lane)] = pack_lane_state(LaneState(length, *self.lane_starts[lane]))
         for message_id in self.stored_ids:
             name, place_ms, offset, settled_ms = self.id_states[message_id]
-            rows[id_key(message_id)] = pack_id_state(IdState(STATES[name], place_ms, offset, settled_ms))
+            failure = self.failures.get(message_id)
+            rows[id_key(message_id)] = pack_id_state(IdState(STATES[name], place_ms, offset, settled_ms, failure))
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")
         state = State(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core import codec
-from chronos.core.codec import FRESH, Identity, IdState, LaneState, State, Totals
-from chronos.core.message import Entry, LatePolicy, Options, Reason, Repeat, Repetition
+from chronos.core.codec import FRESH, Failure, Identity, IdState, LaneState, State, Totals
+from chronos.core.message import Entry, LatePolicy, Options, Repeat, Repetition
 from chronos.errors import StoreCorrupt
 
 ENTRY = Entry(
@@ -39,6 +39,7 @@ SERIES = Entry(
     ),
 )  # fmt: skip
 ID_STATE = IdState(codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500)
+DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
     applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
     role_epoch=7, log_epoch=8,
@@ -68,12 +69,12 @@ GOLDEN: list[tuple[str, Any, str]] = [
         "019bc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306",
     ),
     ("entry", PLAIN, "019bc005a174c09292a161c4013192a161c0c004c00101c0"),
-    ("id_state", ID_STATE, "019703cf0000018bcfe56be829cf0000018bcfe569f4000000"),
-    ("id_state", IdState(codec.PENDING, 300, 70_000), "019701cd012cce0001117000000000"),
+    ("id_state", ID_STATE, "019503cf0000018bcfe56be829cf0000018bcfe569f4c0"),
+    ("id_state", IdState(codec.PENDING, 300, 70_000), "019501cd012cce0001117000c0"),
     (
         "id_state",
-        IdState(codec.DEAD, 300, 70_000, 1_700_000_000_500, Reason.TARGET_MISSING, 5, 1_700_000_000_400),
-        "019705cd012cce00011170cf0000018bcfe569f42105cf0000018bcfe56990",
+        DEAD,
+        "019505cd012c07cd0190942102cd0190d92074776f206c6f6f6b7320646964206e6f742066696e642074686520746f706963",
     ),
     ("state", STATE, "019e0102030405060708a169a16e090a9c0b0c0d0e0f1011121314151603"),
     ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009c00000000000000000000000000"),
@@ -82,7 +83,7 @@ GOLDEN: list[tuple[str, Any, str]] = [
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "state": 14, "identity": 0}
+DEFAULTS = {"entry": 4, "id_state": 2, "lane_state": 0, "state": 14, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:

@@ -432,7 +432,7 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
     ("log.kafka.properties.message.max.bytes=1048576",): None,
     ("log.kafka.properties.message.max.bytes=1048576", "delivery.batch_messages=100000"):
         "log.kafka.properties.message.max.bytes: 1048576 does not go with delivery.batch_messages; "
-        "use at least 6230134",
+        "use at least 6334174",
     ("topics.message_bytes_max=128MiB", "delivery.batch_bytes=128MiB",
      "log.kafka.properties.receive.message.max.bytes=100000000"):
         "log.kafka.properties.receive.message.max.bytes: 100000000 does not go with topics.message_bytes_max; "

@@ -13,12 +13,15 @@ from msgspec.structs import replace
 from chronos.config import load
 from chronos.core.message import Reason
 from chronos.core.progress import (
+    DETAIL_BYTES_MAX,
+    DETAILS_MAX,
     LANES_MAX,
     RESCHEDULING,
     Decision,
     LaneCursor,
     Outcome,
     Progress,
+    detail_number,
     pack_progress,
     progress_bytes_max,
     unpack_progress,
@@ -47,18 +50,19 @@ FULL = replace(
     unreadable=((45, 48),),
     decisions=(
         Decision(1_700_000_000_000, 40, Outcome.RETRY, Reason.NO_LEADER, 1_700_000_001_000, 1, 2),
-        Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE),
+        Decision(1_700_000_000_000, 41, Outcome.DEAD, Reason.TOO_LARGE, detail=1),
         Decision(1_700_000_000_000, 43, Outcome.PARKED, Reason.NO_LEADER, lane=2),
     ),
     lanes=(LaneCursor("orders", 1, 1_700_000_000_000, 39),),
+    details=("1200 bytes; orders takes 1000",),
 )
 
 # Never edit these bytes: progress records are kept for ever where there are no checkpoints.
 GOLDEN = [
-    (SMALL, "029e0304a473686f70a36f6e65a3692d31cf0000018bcfe5680029329802000000000000009090009090"),
+    (SMALL, "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe568002932980200000000000000909000909090"),
     (
         FULL,
-        "029e0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010193922a0f922c10922d159398cf0000018bcfe56800280324cf0000018bcfe56be801020098cf0000018bcfe568002907220001010098cf0000018bcfe568002b0824000101020191922d309194a66f726465727301cf0000018bcfe5680027",
+        "029f0304a473686f70a36f6e65a3692d31cf0000018bcfe56800293298000001000000010193922a0f922c10922d159399cf0000018bcfe56800280324cf0000018bcfe56be80102000099cf0000018bcfe56800290722000101000199cf0000018bcfe568002b082400010102000191922d309194a66f726465727301cf0000018bcfe568002791bd313230302062797465733b206f72646572732074616b65732031303030",
     ),
 ]
 
@@ -108,19 +112,39 @@ def test_a_record_of_an_unknown_version_stops_the_replica_with_a_named_error(dat
 
 def test_an_unknown_outcome_is_a_named_error() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    fields[-4][0][2] = 99
+    fields[-5][0][2] = 99
     with pytest.raises(LogMismatch, match="cannot be decoded"):
         unpack_progress(b"\x02" + msgspec.msgpack.encode(fields))
 
 
 def test_a_record_without_the_newest_fields_has_their_defaults() -> None:
     fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
-    without = replace(FULL, lanes=())
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-1])) == without
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-2])) == replace(without, unreadable=())
-    without = replace(without, unreadable=(), probes=0)
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-3])) == without
-    assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-4])) == replace(without, decisions=())
+    without = FULL
+    for missing, (name, default) in enumerate(
+        {"details": (), "lanes": (), "unreadable": (), "probes": 0, "decisions": ()}.items(), start=1
+    ):
+        without = replace(without, **{name: default})
+        assert unpack_progress(b"\x02" + msgspec.msgpack.encode(fields[:-missing])) == without
+
+
+def test_a_decision_without_the_newest_field_has_no_text() -> None:
+    fields = msgspec.msgpack.decode(pack_progress(FULL)[1:])
+    fields[-5] = [decision[:-1] for decision in fields[-5]]
+    decisions = unpack_progress(b"\x02" + msgspec.msgpack.encode(fields)).decisions
+    assert decisions == tuple(replace(decision, detail=0) for decision in FULL.decisions)
+
+
+def test_texts_of_decisions_are_few_and_short() -> None:
+    details: list[str] = []
+    assert detail_number(details, "") == 0
+    assert [detail_number(details, text) for text in ("a", "b", "a")] == [1, 2, 1]
+    assert detail_number(details, "\N{GREEK SMALL LETTER ALPHA}" * DETAIL_BYTES_MAX) == 3
+    assert len(details[-1].encode()) == DETAIL_BYTES_MAX
+    assert detail_number(details, "x" + "\N{GREEK SMALL LETTER ALPHA}" * DETAIL_BYTES_MAX) == 4
+    assert len(details[-1].encode()) == DETAIL_BYTES_MAX - 1
+    numbers = [detail_number(details, f"text {number}") for number in range(DETAILS_MAX)]
+    assert numbers == [*range(5, DETAILS_MAX + 1), 0, 0, 0, 0]
+    assert detail_number(details, "b") == 2
 
 
 @given(st.binary(max_size=80))
@@ -138,7 +162,7 @@ def test_refusals_are_looked_up_by_offset() -> None:
 def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
     """Every message refused, and as many dead-lettered, with the longest names and the greatest numbers there can be."""
     offset, most = 2**63 - 1, 2**63 - 1
-    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1)
+    worst = Decision(MS_MAX, offset, Outcome.DEAD, 255, MS_MAX, most, 2**32 - 1, 2**31 - 1, DETAILS_MAX)
     largest = replace(
         SMALL,
         role_epoch=most,
@@ -154,6 +178,7 @@ def test_the_largest_progress_record_fits_its_topic(messages: int) -> None:
         decisions=(worst,) * messages,
         probes=messages,
         lanes=(LaneCursor("t" * 249, 2**31 - 1, MS_MAX, offset),) * LANES_MAX,
+        details=("d" * DETAIL_BYTES_MAX,) * DETAILS_MAX,
     )
     data = pack_progress(largest)
     config = load(None, {}, [f"delivery.batch_messages={messages}"])

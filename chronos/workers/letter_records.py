@@ -1,0 +1,83 @@
+"""The records of the rejected and the dead-letter topic: the original with its source and the reason."""
+
+from chronos.core.keys import parse_generated_id
+from chronos.core.message import (
+    ATTEMPT,
+    DETAIL,
+    REASON,
+    SOURCE,
+    TARGET_KEY,
+    TARGET_TOPIC,
+    Entry,
+    Reason,
+    Record,
+    Rejection,
+    receipt,
+)
+from chronos.core.rules import Rules
+from chronos.core.size import batch_bytes, batch_bytes_max
+from chronos.ports import Outgoing
+from chronos.workers.targets import Targets, open_partition
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class LetterRecords:
+    """Makes these records for one shard."""
+
+    def __init__(
+        self, targets: Targets, rules: Rules, *, source_prefix: bytes, rejected_topic: str, dead_letter_topic: str
+    ) -> None:
+        """`source_prefix`: `<topic>/<partition>/` of the delay partition."""
+        self._targets = targets
+        self._rules = rules
+        self._source_prefix = source_prefix
+        self._rejected_topic = rejected_topic
+        self._dead_letter_topic = dead_letter_topic
+
+    def dead_letter(self, entry: Entry, offset: int, reason: Reason, detail: str, now_ms: int) -> Outgoing:
+        """Return the dead letter; it carries all that is needed to send the message again: headers, target, reason."""
+        headers = [*self.with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
+        if entry.key is not None:
+            headers.append((TARGET_KEY, entry.key))
+        if entry.attempt == 1:
+            headers.append((ATTEMPT, b"1"))
+        # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
+        has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
+        key = entry.id if has_key else None
+        return self._with_reason(self._dead_letter_topic, key, entry.value, headers, reason, detail, now_ms)
+
+    def rejected(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
+        """Return the unchanged record with its source and the reason."""
+        headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
+        return self._with_reason(
+            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
+        )
+
+    def with_receipt(self, entry: Entry, offset: int) -> Headers:
+        headers = entry.headers.items() if isinstance(entry.headers, dict) else entry.headers
+        return [*headers, *receipt(entry, offset, self._rules.shard, self._source_prefix).items()]
+
+    def _with_reason(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        reason: Reason,
+        detail: str,
+        now_ms: int,
+    ) -> Outgoing:
+        """Return the record with its reason; without payload and key if it would be too large for the topic."""
+        info = self._targets.describe([topic], now_ms)[topic].info
+        partition = None if info is None else open_partition(info, now_ms)
+        assert info is not None, "a topic that takes no records is not written to"
+        assert partition is not None, "a topic that takes no records is not written to"
+        why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
+        # The bound is several times as fast as the exact size, which is needed near the limit only.
+        is_near = batch_bytes_max(key, value, headers + why) > info.bytes_max
+        if is_near and batch_bytes(key, value, headers + why) > info.bytes_max:
+            source = [(name, content) for name, content in headers if name == SOURCE][-1:]
+            why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
+            return topic, None, None, source + why, partition
+        return topic, key, value, headers + why, partition
