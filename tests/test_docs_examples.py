@@ -136,7 +136,7 @@ def check_value(verb: str, param: click.Parameter, value: Any) -> None:
         load(None, {}, [value] if value.startswith("log.kind=embedded") else together(value))
     elif kind == "TIME" and verb in ("audit", "backfill"):
         parse_moment(value, NOW_MS, param.opts[0])
-    elif kind == "TIME" and verb == "list" and re.match("now$|[+-]", value):
+    elif kind == "TIME" and verb in ("list", "replay", "discard") and re.match("now$|[+-]", value):
         assert value == "now" or parse_duration_ms(value[1:]) >= 0
     elif kind == "TIME":
         parse_time_ms(value)

@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
+from chronos.admin.dead_letter_scan import DeadLetterTopic
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.scheduling import Planner
 from chronos.admin.waiting import PullWaiter
@@ -59,6 +60,7 @@ class Context:
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
         self.peers = PeerClient(node)
+        self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._refreshed_s = float("-inf")

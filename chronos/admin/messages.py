@@ -84,7 +84,7 @@ class Messages:
 
     async def get(self, call: Call) -> tuple[int, object]:
         """Return state, times and target of a message."""
-        message_id = _id_of(call.request)
+        message_id = id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         _, found, is_complete = await self._look(call, message_id, deadline_s, pending_first=False)
         if found is None:
@@ -219,7 +219,7 @@ class Messages:
         """
         context = self._context
         query: ShardsQuery = call.query
-        message_id = _id_of(call.request)
+        message_id = id_of(call.request)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         if query.shards is not UNSET:
@@ -343,7 +343,7 @@ def _header_condition(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _id_of(request: web.Request) -> bytes:
+def id_of(request: web.Request) -> bytes:
     """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64."""
     data = unquote_to_bytes(request.rel_url.raw_path.split("/")[3])
     try:

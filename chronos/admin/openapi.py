@@ -16,7 +16,7 @@ EVERYWHERE = {421: "This host name is not served here.", 422: "A parameter is no
 
 FORMATS = (
     schemas.Time, schemas.Duration, schemas.Id, schemas.TopicName, schemas.Base64, schemas.Instant, schemas.ShardNumber,
-    schemas.ShardList, schemas.PageKey, schemas.NodeName,
+    schemas.ShardList, schemas.PageKey, schemas.NodeName, schemas.DeadLetterPageKey, schemas.ReasonName,
 )  # fmt: skip
 """Types that the reference calls by their titles."""
 

@@ -17,6 +17,7 @@ TITLES = {
     "cross-site": "Requests from other web sites are refused",
     "wrong-host": "This host name is not served here",
     "not-found": "There is no message with this id",
+    "no-dead-letter": "There is no dead letter with this id",
     "no-topic": "There is no such topic",
     "no-partition": "There is no such partition",
     "no-shard": "There is no such shard",

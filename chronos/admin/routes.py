@@ -10,6 +10,7 @@ from chronos.admin import schemas
 from chronos.admin.checkpoints import CheckpointHandlers
 from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
+from chronos.admin.dead_letters import DeadLetters
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.replica_transfer import ReplicaTransfer
@@ -19,6 +20,7 @@ Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
 
 CROSS_SITE = {403: "The request comes from a web page of another site."}
 UNAVAILABLE = {503: "The log does not answer, or too many requests wait to be written.", 507: "The disk is full."}
+UNREADABLE = {503: "The log does not answer."}
 ELSEWHERE = {503: "No node with a replica of the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
 BODY = {
@@ -65,6 +67,7 @@ def routes(
     checkpoints: CheckpointHandlers,
     copies: ReplicaTransfer,
     topics: TopicReads,
+    dead_letters: DeadLetters,
 ) -> list[Route]:
     """All routes, in the order of the documentation."""
     by_id = {"id": schemas.Id}
@@ -106,6 +109,33 @@ def routes(
             query=schemas.ShardsQuery,
             summary="Deliver a pending message now. Waits up to 5 s until the action is applied.",
             answer=schemas.ActionResult, answers=ACTION,
+        ),
+        Route(
+            method="GET", path="/v1/dead-letters", name="dead_letters", handler=dead_letters.page,
+            query=schemas.DeadLetterQuery,
+            summary="Dead letters that are not resolved, the newest first, page by page. Each page reads the dead-letter topic for"
+            " about 2 s at most, so it may be short, or empty, although `after` is not null.",
+            answer=schemas.DeadLetterPage, answers={200: "One page.", 422: "A parameter is not valid.", **UNREADABLE},
+        ),
+        Route(
+            method="GET", path="/v1/dead-letters/{id}", name="dead_letter", handler=dead_letters.get, parameters=by_id,
+            summary="The newest dead letter of a message as a whole, resolved or not. Looks for it for 5 s at most.",
+            answer=schemas.DeadLetter,
+            answers={200: "The dead letter.", 404: "There is none in the records that were read; `detail` tells their number.",
+                     422: "The id is not valid.", **UNREADABLE},
+        ),
+        Route(
+            method="POST", path="/v1/dead-letters/replay", name="replay", handler=dead_letters.replay,
+            body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
+            summary="Schedule dead letters again, due at once, the oldest first. A replayed message keeps its id, target and headers, and"
+            " has the header `chronos-replayed`. Repeating the request, also after a failure in between, delivers nothing twice.",
+            answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
+        ),
+        Route(
+            method="POST", path="/v1/dead-letters/discard", name="discard", handler=dead_letters.discard,
+            body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
+            summary="Mark dead letters as discarded: they are no longer listed or replayed. Their records stay in the topic.",
+            answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
         ),
         Route(
             method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=schemas.TimelineQuery,
@@ -235,4 +265,5 @@ def table(context: Context | None) -> list[Route]:
         CheckpointHandlers(given),
         ReplicaTransfer(given),
         TopicReads(given),
+        DeadLetters(given),
     )

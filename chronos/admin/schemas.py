@@ -37,11 +37,12 @@ BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
 """1 to 1,024 bytes."""
 TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
-HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail)$)"
+HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="
 PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
+LETTER_PAGE_PATTERN = r"^[0-9]{1,19}\.[0-9]{1,19}(-[0-9]{1,19}\.[0-9]{1,19}){0,1023}$"
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 
 PATTERN_TEXTS = {
@@ -51,6 +52,7 @@ PATTERN_TEXTS = {
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
     PAGE_PATTERN: "is not a page key; give back `after` of the page before",
+    LETTER_PAGE_PATTERN: "is not a page key of dead letters; give back `after` of the page before",
 }
 """Error texts for values that do not match a pattern; no error shows a regular expression."""
 
@@ -212,6 +214,13 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "dependentRequired": {"on_conflict": ["id"]},
     },
     "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
+    "DeadLetterSelection": {
+        "anyOf": [{"required": [name]} for name in ("id", "all", "target", "reason", "since", "until")],
+        "not": {
+            "anyOf": [{"required": ["id", "all"]}]
+            + [{"required": [one, name]} for one in ("id", "all") for name in ("target", "reason", "since", "until")]
+        },
+    },
 }
 """What the schemas say besides: which fields go together."""
 
@@ -770,3 +779,132 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The node that becomes master."""
 
     to: Annotated[NodeName, Meta(description="The node to transfer the shard to.")]
+
+
+# --- Dead letters
+
+DeadLetterPageKey = Annotated[
+    str,
+    Meta(
+        pattern=LETTER_PAGE_PATTERN,
+        title="dead letter page key",
+        description="`after` of the page before: where this page begins.",
+    ),
+]
+ReasonName = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        title="reason",
+        description="A value of the header `chronos-reason`, such as `target-missing`.",
+        examples=["target-missing"],
+    ),
+]
+Resolution = Literal["replayed", "discarded"]
+
+
+class DeadLetterInfo(Struct, kw_only=True, omit_defaults=True):
+    """A message that could not be delivered."""
+
+    id: Annotated[str, Meta(description="Id of the message; empty if its record was too large to be passed on.")]
+    reason: Annotated[str, Meta(description="The reason, one word.")]
+    detail: Annotated[str, Meta(description="An explanation for people.")]
+    topic: Annotated[
+        str, Meta(description="Target topic; empty if the message's record was too large to be passed on.")
+    ]
+    dead_at: Annotated[Instant, Meta(description="When the dead letter was written.")]
+    due_at: Annotated[Instant | None, Meta(description="The requested due time.")]
+    attempt: Annotated[int, Meta(ge=1, description="Number of the last attempt to deliver it.")]
+    source: Annotated[
+        str, Meta(description="Position of the message's record in the delay topic: topic/partition/offset.")
+    ]
+    partition: Annotated[int, Meta(ge=0, description="Partition of the dead letter in its topic.")]
+    offset: Annotated[int, Meta(ge=0, description="Offset of the dead letter in its partition.")]
+    value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")]
+    occurrence: Annotated[int, Meta(ge=1, description="Occurrence of a series; absent for the first.")] = 1
+    replayed: Annotated[
+        str | UnsetType,
+        Meta(description="The message was a replay: `source` of its first dead letter."),
+    ] = UNSET
+    resolution: Annotated[
+        Resolution | UnsetType, Meta(description="How the dead letter was resolved; absent: it was not.")
+    ] = UNSET
+
+
+class DeadLetter(DeadLetterInfo, kw_only=True, omit_defaults=True):
+    """A dead letter as a whole."""
+
+    target: Annotated[Destination, Meta(description="Where the message was to be delivered, with its own headers.")]
+    value: Annotated[str | UnsetType | None, Meta(description="The payload as text, or null.")] = UNSET
+    value_base64: Annotated[str | UnsetType, Meta(description="The payload, if it is not text.")] = UNSET
+
+
+class DeadLetterPage(Struct, kw_only=True):
+    """Dead letters, the newest first."""
+
+    letters: list[DeadLetterInfo]
+    after: Annotated[
+        str | None,
+        Meta(description="Page key: the parameter `after` of the next page; null: everything was read. Opaque. A page that is"
+             " not the last one may be short or empty."),
+    ]  # fmt: skip
+    records: Annotated[int, Meta(ge=0, description="Records of the dead-letter topic that were read for this page.")]
+
+
+class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which dead letters."""
+
+    id: Annotated[Id | UnsetType, Meta(description="Only those of the message with this id.")] = UNSET
+    target: Annotated[TopicName | UnsetType, Meta(description="Only messages for this topic.")] = UNSET
+    reason: Annotated[ReasonName | UnsetType, Meta(description="Only those with this reason.")] = UNSET
+    since: Annotated[Time | UnsetType, Meta(description="Only those written at or after this time.")] = UNSET
+    until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = UNSET
+    resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = False
+    limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")] = 100
+    after: DeadLetterPageKey | UnsetType = UNSET
+
+
+class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The dead letters to replay or discard, of those that are not resolved: `id`, or a filter, or `all`."""
+
+    id: Annotated[Id | UnsetType, Meta(description="The newest one of the message with this id.")] = UNSET
+    target: Annotated[TopicName | UnsetType, Meta(description="Those for this topic.")] = UNSET
+    reason: Annotated[ReasonName | UnsetType, Meta(description="Those with this reason.")] = UNSET
+    since: Annotated[Time | UnsetType, Meta(description="Those written at or after this time.")] = UNSET
+    until: Annotated[Time | UnsetType, Meta(description="Those written before this time.")] = UNSET
+    all: Annotated[
+        bool | UnsetType, Meta(description="All of them. Only true is valid.", extra_json_schema={"const": True})
+    ] = UNSET
+    dry_run: Annotated[bool, Meta(description="Only count them; nothing is written.")] = False
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="At most this many in this request.")] = 1_000
+    after: Annotated[
+        DeadLetterPageKey | UnsetType, Meta(description="`after` of the answer before: where this request continues.")
+    ] = UNSET
+
+
+class DeadLetterCount(Struct, kw_only=True, gc=False):
+    """Number of dead letters with one reason and one target."""
+
+    reason: str
+    topic: str
+    letters: Annotated[int, Meta(ge=1)]
+
+
+class DeadLetterRefusal(Struct, kw_only=True):
+    """Dead letters that cannot be replayed, by reason. They stay as they are."""
+
+    reason: str
+    letters: Annotated[int, Meta(ge=1)]
+    id: Annotated[str, Meta(description="The id of the first of them.")]
+    detail: Annotated[str, Meta(description="An explanation for the first of them.")]
+
+
+class DeadLetterResult(Struct, kw_only=True):
+    """The result of one request. Repeat the request with `after` until that is null."""
+
+    matched: Annotated[int, Meta(ge=0, description="Dead letters that were selected.")]
+    resolved: Annotated[int, Meta(ge=0, description="Those that were replayed or discarded; 0 in a dry run.")]
+    counts: list[DeadLetterCount]
+    refused: list[DeadLetterRefusal]
+    after: Annotated[str | None, Meta(description="Where the next request continues; null: everything was read.")]
+    records: Annotated[int, Meta(ge=0, description="Records of the dead-letter topic that were read.")]

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import typer
 
+from chronos.cli.dead_letters_app import dead_letters_app
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
 from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, at_least
 from chronos.cli.output import Format
@@ -321,6 +322,7 @@ def forget(
     verbs.transfer(server, output, f"/v1/nodes/{quote(node, safe='')}/forget")
 
 
+app.add_typer(dead_letters_app, name="dead-letters")
 app.add_typer(archive_app, name="archive")
 app.command()(audit)
 app.command()(backfill)

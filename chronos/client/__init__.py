@@ -1,20 +1,25 @@
 """The Python client.
 
-Client, AsyncClient     schedule, find, cancel and move messages over HTTP; the same verbs, blocking and for asyncio
+Client, AsyncClient     schedule, find, cancel and move messages, list and replay dead letters over HTTP; blocking and for asyncio
 message(...)            a message for `schedule_many`
 headers(...)            control headers for a Kafka producer
 
-times, models, errors -> requests (no sockets) -> blocking | asynchronous
+times, models, errors -> requests, dead_letters (no sockets) -> blocking | asynchronous
 """
 
 from chronos.client.address import SERVER
 from chronos.client.asynchronous import AsyncClient
 from chronos.client.blocking import Client
+from chronos.client.dead_letters import DeadLetterFilter
 from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed, Unreachable
 from chronos.client.headers import headers
 from chronos.client.models import (
     Action,
     ActionResult,
+    DeadLetter,
+    DeadLetterCount,
+    DeadLetterRefusal,
+    DeadLetterTotals,
     MessageInfo,
     MessageState,
     OnConflict,
@@ -22,6 +27,7 @@ from chronos.client.models import (
     Result,
     Scheduled,
     Target,
+    WholeDeadLetter,
 )
 from chronos.client.requests import Bytes, HeaderValue, MessageOptions, message
 from chronos.client.times import Delay, Time
@@ -34,6 +40,11 @@ __all__ = [
     "Bytes",
     "Client",
     "ClientError",
+    "DeadLetter",
+    "DeadLetterCount",
+    "DeadLetterFilter",
+    "DeadLetterRefusal",
+    "DeadLetterTotals",
     "Delay",
     "HeaderValue",
     "MessageInfo",
@@ -50,6 +61,7 @@ __all__ = [
     "Target",
     "Time",
     "Unreachable",
+    "WholeDeadLetter",
     "headers",
     "message",
 ]

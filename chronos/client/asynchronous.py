@@ -2,17 +2,29 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from chronos.client import requests
+from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
-from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
-from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, message, read_answer
+from chronos.client.models import (
+    DeadLetter,
+    DeadLetterTotals,
+    MessageInfo,
+    OnConflict,
+    Page,
+    Result,
+    Scheduled,
+    WholeDeadLetter,
+)
+from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.times import Delay, Time
 
 if TYPE_CHECKING:
     import aiohttp
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -37,25 +49,7 @@ class AsyncClient:
         self, scheduled: Scheduled, wait: Delay = "5s", on_conflict: OnConflict | None = None
     ) -> Scheduled:
         """See `Client.confirm`."""
-        import asyncio
-
-        steps = requests.confirm(scheduled, wait, on_conflict)
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, float):
-                    await asyncio.sleep(step)
-                    step = next(steps)
-                    continue
-                try:
-                    answer = await self.call(step)
-                except ClientError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as done:
-            applied: Scheduled = done.value
-            return applied
+        return await self.run(requests.confirm(scheduled, wait, on_conflict))
 
     async def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
         """See `Client.schedule_many`."""
@@ -110,6 +104,53 @@ class AsyncClient:
         """See `Client.post`."""
         return await self.call(requests.post(path))
 
+    async def dead_letters(
+        self, *, id: str | bytes | None = None, resolved: bool = False, **which: Unpack[DeadLetterFilter]
+    ) -> AsyncIterator[DeadLetter]:
+        """See `Client.dead_letters`."""
+        after: str | None = None
+        while True:
+            found: DeadLetterPage = await self.call(dead_letters.page(which, id=id, resolved=resolved, after=after))
+            for one in found.letters:
+                yield one
+            after = found.after
+            if after is None:
+                return
+
+    async def dead_letter(self, id: str | bytes) -> WholeDeadLetter:
+        """See `Client.dead_letter`."""
+        found: WholeDeadLetter = await self.call(dead_letters.get(id))
+        return found
+
+    async def replay_dead_letters(
+        self,
+        *,
+        id: str | bytes | None = None,
+        all: bool = False,
+        dry_run: bool = False,
+        rate: float | None = None,
+        progress: Progress | None = None,
+        **which: Unpack[DeadLetterFilter],
+    ) -> DeadLetterTotals:
+        """See `Client.replay_dead_letters`."""
+        return await self.run(
+            dead_letters.resolve_all("replay", which, id=id, all=all, dry_run=dry_run, rate=rate, progress=progress)
+        )
+
+    async def discard_dead_letters(
+        self,
+        *,
+        id: str | bytes | None = None,
+        all: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        **which: Unpack[DeadLetterFilter],
+    ) -> DeadLetterTotals:
+        """See `Client.discard_dead_letters`."""
+        return await self.run(
+            dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress)
+        )
+
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
@@ -123,6 +164,27 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def run(self, steps: Steps[T]) -> T:
+        """See `Client.run`."""
+        import asyncio
+
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = await self.call(step)
+                except ClientError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
     async def call(self, request: Request) -> Any:
         """See `Client.call`."""

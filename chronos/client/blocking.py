@@ -5,15 +5,27 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from chronos.client import requests
+from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
-from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
-from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, message, read_answer
+from chronos.client.models import (
+    DeadLetter,
+    DeadLetterTotals,
+    MessageInfo,
+    OnConflict,
+    Page,
+    Result,
+    Scheduled,
+    WholeDeadLetter,
+)
+from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.times import Delay, Time
+
+T = TypeVar("T")
 
 KEEP_S = 30.0
 """How long an idle connection is used again: less than the service keeps it."""
@@ -56,23 +68,7 @@ class Client:
 
         Raises Rejected if the shard rejected it. `on_conflict` is the policy the message was scheduled with.
         """
-        steps = requests.confirm(scheduled, wait, on_conflict)
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, float):
-                    time.sleep(step)
-                    step = next(steps)
-                    continue
-                try:
-                    answer = self.call(step)
-                except ClientError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as done:
-            applied: Scheduled = done.value
-            return applied
+        return self.run(requests.confirm(scheduled, wait, on_conflict))
 
     def schedule_many(self, messages: Sequence[Mapping[str, Any]]) -> list[Scheduled]:
         """Schedule up to 10,000 messages made by `message`, all or none."""
@@ -130,6 +126,59 @@ class Client:
         """Send a POST without a body and return the parsed JSON."""
         return self.call(requests.post(path))
 
+    def dead_letters(
+        self, *, id: str | bytes | None = None, resolved: bool = False, **which: Unpack[DeadLetterFilter]
+    ) -> Iterator[DeadLetter]:
+        """Iterate over dead letters, the newest first; they are fetched page by page.
+
+        The filter is that of `DeadLetterFilter`: `target`, `reason`, `since`, `until`. `id`: only those of this message.
+        `resolved`: also those that were replayed or discarded.
+        """
+        after: str | None = None
+        while True:
+            found: DeadLetterPage = self.call(dead_letters.page(which, id=id, resolved=resolved, after=after))
+            yield from found.letters
+            after = found.after
+            if after is None:
+                return
+
+    def dead_letter(self, id: str | bytes) -> WholeDeadLetter:
+        """Return the newest dead letter of a message, with its payload; raises NotFound."""
+        found: WholeDeadLetter = self.call(dead_letters.get(id))
+        return found
+
+    def replay_dead_letters(
+        self,
+        *,
+        id: str | bytes | None = None,
+        all: bool = False,
+        dry_run: bool = False,
+        rate: float | None = None,
+        progress: Progress | None = None,
+        **which: Unpack[DeadLetterFilter],
+    ) -> DeadLetterTotals:
+        """Schedule dead letters again, due at once, the oldest first: the newest one of `id`, those of a filter, or all.
+
+        The filter is that of `dead_letters`. A replayed message keeps its id. A call that failed or was stopped may be
+        repeated: nothing is delivered twice. `dry_run`: only count them. `rate`: at most this many a second. `progress` is
+        called after each part with the totals so far.
+        """
+        return self.run(
+            dead_letters.resolve_all("replay", which, id=id, all=all, dry_run=dry_run, rate=rate, progress=progress)
+        )
+
+    def discard_dead_letters(
+        self,
+        *,
+        id: str | bytes | None = None,
+        all: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        **which: Unpack[DeadLetterFilter],
+    ) -> DeadLetterTotals:
+        """Mark dead letters as discarded, so that they are no longer listed or replayed. See `replay_dead_letters`."""
+        return self.run(dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress))
+
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
@@ -143,6 +192,25 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Send the requests of a call that takes several."""
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    time.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = self.call(step)
+                except ClientError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
     def call(self, request: Request) -> Any:
         """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the decoded answer."""

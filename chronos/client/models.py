@@ -1,5 +1,7 @@
 """Results of the client: the JSON objects of the HTTP interface, with times as `datetime`."""
 
+from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -88,3 +90,105 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[MessageInfo]
     after: str | None
     """Page key of the next page; None on the last page."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that could not be delivered."""
+
+    id: str
+    """Id of the message; empty if its record was too large to be passed on."""
+    reason: str
+    """One word, such as `target-missing`."""
+    detail: str
+    """An explanation for people."""
+    topic: str
+    """Target topic; empty if the message's record was too large to be passed on."""
+    dead_at: datetime
+    """When the dead letter was written."""
+    due_at: datetime | None
+    """The requested due time."""
+    attempt: int
+    """Number of the last attempt to deliver it."""
+    source: str
+    """Position of its record in the delay topic: topic/partition/offset."""
+    partition: int
+    offset: int
+    """Position of the dead letter in its topic."""
+    value_bytes: int | None
+    """Size of the payload; None for a null payload."""
+    occurrence: int = 1
+    replayed: str | None = None
+    """The message was a replay: `source` of its first dead letter."""
+    resolution: Literal["replayed", "discarded"] | None = None
+    """How the dead letter was resolved; None: it was not."""
+
+
+class WholeDeadLetter(DeadLetter, frozen=True, kw_only=True):
+    """A dead letter with its target, its own headers and its payload."""
+
+    target: Target
+    value: str | None = None
+    """The payload, if it is UTF-8."""
+    value_base64: str | None = None
+    """The payload, if it is not UTF-8."""
+
+
+class DeadLetterCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of dead letters with one reason and one target."""
+
+    reason: str
+    topic: str
+    letters: int
+
+
+class DeadLetterRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters that cannot be replayed, by reason. They stay as they are."""
+
+    reason: str
+    letters: int
+    id: str
+    """The id of the first of them."""
+    detail: str
+    """An explanation for the first of them."""
+
+
+class DeadLetterTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a replay, a discard or a count of dead letters."""
+
+    matched: int = 0
+    """Dead letters that were selected."""
+    resolved: int = 0
+    """Those that were replayed or discarded; 0 in a dry run."""
+    records: int = 0
+    """Records of the dead-letter topic that were read."""
+    counts: tuple[DeadLetterCount, ...] = ()
+    """Those that were selected, by reason and target, the greatest number first."""
+    refused: tuple[DeadLetterRefusal, ...] = ()
+
+    def plus(
+        self,
+        matched: int,
+        resolved: int,
+        records: int,
+        counts: Iterable[DeadLetterCount],
+        refused: Iterable[DeadLetterRefusal],
+    ) -> "DeadLetterTotals":
+        """Return the totals with those of another part."""
+        letters = Counter({(each.reason, each.topic): each.letters for each in self.counts})
+        letters.update({(each.reason, each.topic): each.letters for each in counts})
+        by_reason = {each.reason: each for each in self.refused}
+        for each in refused:
+            before = by_reason.get(each.reason)
+            by_reason[each.reason] = (
+                each if before is None else msgspec.structs.replace(before, letters=before.letters + each.letters)
+            )
+        return DeadLetterTotals(
+            matched=self.matched + matched,
+            resolved=self.resolved + resolved,
+            records=self.records + records,
+            counts=tuple(
+                DeadLetterCount(reason=reason, topic=topic, letters=count)
+                for (reason, topic), count in letters.most_common()
+            ),
+            refused=tuple(by_reason.values()),
+        )

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -250,11 +250,13 @@ def read_answer(request: Request, status: int, body: bytes) -> Any:
     raise Refused(text, problem.get("errors", ()))
 
 
-Steps = Generator[Request | float, Any, Scheduled]
+T = TypeVar("T")
+
+Steps = Generator[Request | float, Any, T]
 """Yields requests, whose answers are sent back, and pauses in seconds; returns its result."""
 
 
-def confirm(scheduled: Scheduled, wait: Delay, on_conflict: OnConflict | None) -> Steps:
+def confirm(scheduled: Scheduled, wait: Delay, on_conflict: OnConflict | None) -> Steps[Scheduled]:
     """Wait until the shard has taken the message in; Rejected if it did not accept it.
 
     1. wait until the master of the shard has applied the record,
@@ -322,12 +324,17 @@ def id_text(id: str | bytes) -> str:
     return text if text is not None and not text.startswith("base64:") else f"base64:{_base64(id)}"
 
 
-def _message_path(id: str | bytes) -> str:
+def id_path(id: str | bytes) -> str:
+    """An id as a part of a path."""
     text = id_text(id)
     if not text.strip("."):
         # Clients and proxies take dots for steps in the path.
         text = f"base64:{_base64(text.encode())}"
-    return f"/v1/messages/{quote(text, safe='')}"
+    return quote(text, safe="")
+
+
+def _message_path(id: str | bytes) -> str:
+    return f"/v1/messages/{id_path(id)}"
 
 
 def _when(deliver_at: Time | None, delay: Delay | None) -> dict[str, Any]:

@@ -30,6 +30,10 @@ OCCURRENCE = "chronos-occurrence"
 ATTEMPT = "chronos-attempt"
 REASON = "chronos-reason"
 DETAIL = "chronos-detail"
+REPLAYED = "chronos-replayed"
+
+RESOLUTION = "chronos-resolution"
+RESOLVED = "chronos-resolved"
 
 SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT})
 """Control headers that a `schedule` or `replace` may carry."""
@@ -39,7 +43,7 @@ LATER = frozenset(
 )
 """Control headers that are reserved and rejected as not supported yet."""
 
-RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL})
+RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL, REPLAYED})
 """Headers that Chronos writes on a delivered, rejected or dead-lettered record; dropped when the record is sent again."""
 
 
@@ -91,6 +95,7 @@ class Verb(IntEnum):
     CANCEL = 4
     FIRE_NOW = 5
     PROBE = 6
+    REPLAY = 7
 
 
 class OnConflict(IntEnum):
@@ -102,7 +107,7 @@ class OnConflict(IntEnum):
 
 
 VERBS = {b"schedule": Verb.SCHEDULE, b"replace": Verb.REPLACE, b"reschedule": Verb.RESCHEDULE,
-         b"cancel": Verb.CANCEL, b"fire-now": Verb.FIRE_NOW, b"probe": Verb.PROBE}  # fmt: skip
+         b"cancel": Verb.CANCEL, b"fire-now": Verb.FIRE_NOW, b"probe": Verb.PROBE, b"replay": Verb.REPLAY}  # fmt: skip
 CONFLICT_POLICIES = {b"reject": OnConflict.REJECT, b"replace": OnConflict.REPLACE, b"ignore": OnConflict.IGNORE}
 
 
@@ -190,7 +195,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ConditionalSchedule(Struct, frozen=True, gc=False):
-    """A message with an id and a conflict policy other than `reject`."""
+    """A message with an id and a conflict policy other than `reject`, or a replayed one."""
 
     entry: Entry
     verb: Verb

@@ -6,6 +6,8 @@ Keeps its part of law 1: every record becomes a command, and parsing never raise
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from chronos.core.keys import ID_BYTES_MAX, parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
@@ -19,6 +21,7 @@ from chronos.core.message import (
     PREFIX,
     PROBE_ACTION,
     RECEIPT,
+    REPLAYED,
     SCHEDULING,
     TARGET_KEY,
     TARGET_TOPIC,
@@ -72,7 +75,7 @@ def parse(record: Record, rules: Rules) -> Command:
         return verb
     if verb is Verb.PROBE:
         return PROBE_ACTION
-    if verb is Verb.SCHEDULE or verb is Verb.REPLACE:
+    if verb is Verb.SCHEDULE or verb is Verb.REPLACE or verb is Verb.REPLAY:
         return _message(record, control, headers, verb, rules)
     return _action(record, control, verb, rules)
 
@@ -129,7 +132,7 @@ def _message(
     verb: Verb,
     rules: Rules,
 ) -> Command:
-    """Parse a `schedule` or a `replace`."""
+    """Parse a `schedule`, a `replace` or a `replay`."""
     target = control.get(TARGET_TOPIC)
     misfit = _misfit(control, SCHEDULING)
     if misfit is not None:
@@ -153,6 +156,8 @@ def _message(
     entry = Entry(
         record.key, due_ms, topic, control.get(TARGET_KEY), headers, record.value, record.timestamp_ms, expire_at_ms
     )
+    if verb is Verb.REPLAY:
+        return _replay(entry, record, control, rules)
     if record.key is None:
         return _without_id(entry, control, verb)
     return _with_id(entry, record.key, control, verb, rules)
@@ -180,6 +185,24 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
             Reason.BAD_VALUE, f"{ON_CONFLICT}: {_shown(control[ON_CONFLICT])} is not one of {_names(CONFLICT_POLICIES)}"
         )
     return entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, verb, policy)
+
+
+def _replay(entry: Entry, record: Record, control: Mapping[str, bytes | None], rules: Rules) -> Command:
+    """Return a dead-lettered message under its own id, which may be a generated one, with the header `chronos-replayed`."""
+    if ON_CONFLICT in control:
+        return Rejection(Reason.CONTRADICTORY_HEADERS, f"{ON_CONFLICT} goes with schedule, not with replay")
+    if control.get(REPLAYED) is None:
+        return Rejection(Reason.CONTRADICTORY_HEADERS, f"replay without {REPLAYED}, the source of the dead letter")
+    message_id = record.key if record.key is not None else control.get(ID)
+    if message_id is None:
+        return Rejection(Reason.NO_ID, f"replay needs an id: the record's key, or {ID}")
+    rejection = _check_id(message_id, rules, own=record.key is not None)
+    if rejection is not None:
+        return rejection
+    replayed = (REPLAYED, control[REPLAYED])
+    own = entry.headers
+    headers = own | dict([replayed]) if isinstance(own, dict) else [*own, replayed]
+    return ConditionalSchedule(replace(entry, id=message_id, headers=headers), Verb.REPLAY, OnConflict.REJECT)
 
 
 def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules: Rules) -> Command:

@@ -13,6 +13,7 @@ from chronos.core.keys import entry_key, generated_id, lane_key, parse_generated
 from chronos.core.lanes import lane_of
 from chronos.core.message import (
     EXPIRE_AT,
+    REPLAYED,
     Action,
     Command,
     ConditionalSchedule,
@@ -164,10 +165,14 @@ class _Staging:
         return IdState(PENDING, due_ms, offset)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
-        """Execute a `schedule` or `replace` with an id."""
+        """Execute a `schedule`, `replace` or `replay` with an id."""
         message_id = command.entry.id
         assert message_id is not None
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        if id_state is None and command.verb is Verb.REPLAY:
+            id_state = self._id_state(message_id) or self._look_up_generated_ids(frozenset({message_id})).get(
+                message_id
+            )
         if self.replayed is None:
             rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
@@ -193,11 +198,28 @@ class _Staging:
             return None
         pending = id_state.state == PENDING
         window_ms = record.timestamp_ms - self.rules.deduplication_ms
-        if pending or (id_state.state == DELIVERED and id_state.settled_ms > window_ms):
+        # Without an id state the time of the delivery is not known: the message itself is still kept, so it is not long ago.
+        delivered = id_state.state == DELIVERED and not 0 < id_state.settled_ms <= window_ms
+        if pending or delivered:
             why = "is pending" if pending else "was delivered within the deduplication window"
-            reason = Reason.IGNORED if command.on_conflict is OnConflict.IGNORE else Reason.CONFLICT
+            is_ignored = command.on_conflict is OnConflict.IGNORE or self._is_replay_of_same(id_state, command)
+            reason = Reason.IGNORED if is_ignored else Reason.CONFLICT
             return Rejection(reason, f"a message with this id {why}")
         return None
+
+    def _is_replay_of_same(self, id_state: IdState, command: ConditionalSchedule) -> bool:
+        """Return whether the message that has the id is a replay of the dead letter that the command replays too."""
+        if command.verb is not Verb.REPLAY:
+            return False
+        place = self.staged.placed.get(id_state.offset)
+        if place is None:
+            key = (
+                self._stored_key(id_state) if id_state.state == PENDING else entry_key(id_state.due_ms, id_state.offset)
+            )
+            (data,) = self.view.get([key])
+        else:
+            data = place[1]
+        return data is not None and _replayed(unpack_entry(data)) == _replayed(command.entry)
 
     def _move(self, id_state: IdState, record: Record, action: Action) -> Rejection | None:
         """Execute a `reschedule` or `fire-now`: the same message at another time."""
@@ -252,6 +274,11 @@ class _Staging:
         lane = lane_of(self.view, due_ms, offset)
         assert lane is not None, "a pending message is neither after the cursor nor in a lane"
         return lane_key(lane, due_ms, offset)
+
+
+def _replayed(entry: Entry) -> bytes | None:
+    """Return the source of the dead letter of which the entry is a replay; None if it is not a replay."""
+    return dict(entry.headers).get(REPLAYED)
 
 
 def _is_beyond_expiry(action: Action, entry: Entry) -> bool:

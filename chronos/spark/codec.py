@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from chronos.core.keys import generated_id
-from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection
+from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection, Verb
 from chronos.core.parsing import parse
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.rules import Rules
@@ -72,6 +72,11 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
                 command.expire_at_ms, policy, None)  # fmt: skip
     if type(command) is ConditionalSchedule:
         entry = command.entry
+        if command.verb is Verb.REPLAY:
+            # An ordinary schedule, but for its id: a generated one stands for no policy.
+            policy = None if record.key is None else _label(OnConflict.REJECT.name)
+            return ("schedule", entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms, entry.expire_at_ms,
+                    policy, None)  # fmt: skip
         return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
                 entry.expire_at_ms, _label(command.on_conflict.name), None)  # fmt: skip
     if type(command) is Action:

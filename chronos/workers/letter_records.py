@@ -4,6 +4,7 @@ from chronos.core.keys import parse_generated_id
 from chronos.core.message import (
     ATTEMPT,
     DETAIL,
+    EXPIRE_AT,
     REASON,
     SOURCE,
     TARGET_KEY,
@@ -40,6 +41,8 @@ class LetterRecords:
         headers = [*self.with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
         if entry.key is not None:
             headers.append((TARGET_KEY, entry.key))
+        if entry.expire_at_ms is not None:
+            headers.append((EXPIRE_AT, b"%d" % entry.expire_at_ms))
         if entry.attempt == 1:
             headers.append((ATTEMPT, b"1"))
         # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.

@@ -23,6 +23,7 @@ MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
 LANES = (WHOLE_TOPIC, 0, 1, LIMITED)
 """The partitions whose lanes messages are parked in."""
 USER_IDS = (b"a", b"b", b"0-5")
+SCHEDULING = ("schedule", "replace", "replay")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ _in_ms = st.one_of(st.integers(-4, 12), st.integers(-4, 12), st.sampled_from([MI
 sents = st.builds(
     Sent,
     verb=st.sampled_from(
-        ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe"]
+        ["schedule"] * 6 + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe", "replay"]
     ),
     id_number=st.integers(0, 9),
     in_ms=_in_ms,
@@ -143,14 +144,14 @@ class Producers:
 
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
-        flaw = sent.flaw if sent.verb in ("schedule", "replace") or sent.flaw == "create-time" else ""
+        flaw = sent.flaw if sent.verb in SCHEDULING or sent.flaw == "create-time" else ""
         rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
             "unknown-header": Reason.UNKNOWN_HEADER,
             "create-time": Reason.CREATE_TIME,
         }.get(flaw)
-        expires = sent.verb in ("schedule", "replace") and sent.lasts_ms is not None and flaw != "far"
+        expires = sent.verb in SCHEDULING and sent.lasts_ms is not None and flaw != "far"
         return Intent(
             offset=self._offset,
             timestamp_ms=self._timestamp_ms,
@@ -162,6 +163,7 @@ class Producers:
             target="secret" if flaw == "forbidden" else "orders",
             value=b"x" * sent.size,
             rejection=rejection,
+            replayed=b"source-%d" % (sent.form % 2) if sent.verb == "replay" else None,
         )
 
     def _id(self, sent: Sent) -> bytes | None:
@@ -185,13 +187,13 @@ def render(intent: Intent, form: int = 0) -> Record:
     key, value = intent.id, intent.value
     if intent.verb != "schedule" or form == 1:
         headers.append(("chronos-action", intent.verb.encode()))
-    if intent.verb in ("schedule", "replace"):
+    if intent.verb in SCHEDULING:
         headers.append(("chronos-target-topic", intent.target.encode()))
         if intent.rejection is Reason.UNKNOWN_HEADER:
             headers.append(("chronos-wish", b"1"))
         if intent.expire_at_ms is not None:
             headers.append(("chronos-expire-at", b"%d" % intent.expire_at_ms))
-    if intent.verb in ("schedule", "replace", "reschedule"):
+    if intent.verb in (*SCHEDULING, "reschedule"):
         delay_ms = intent.due_ms - intent.timestamp_ms
         by_delay = form == 2 and delay_ms >= 0
         name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)
@@ -202,6 +204,11 @@ def render(intent: Intent, form: int = 0) -> Record:
         assert intent.id is not None
         headers.append(("chronos-id", intent.id))
         key = None if form == 1 else key
+    if intent.replayed is not None:
+        headers.append(("chronos-replayed", intent.replayed))
+        if intent.id is not None and intent.id not in USER_IDS:
+            key = None
+            headers.append(("chronos-id", intent.id))
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
     if intent.rejection is Reason.CREATE_TIME:

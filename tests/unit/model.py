@@ -79,6 +79,8 @@ class Intent:
     policy: str = "reject"
     target: str = "orders"
     value: bytes | None = b"payload"
+    replayed: bytes | None = None
+    """The source of the dead letter that a `replay` schedules again."""
     rejection: Reason | None = None
     """Return the reason for which it must be refused regardless of the shard's state."""
 
@@ -125,7 +127,7 @@ class Message:
                 due_ms=self.due_ms,
                 target=intent.target,
                 key=None,
-                headers={},
+                headers={} if intent.replayed is None else {"chronos-replayed": intent.replayed},
                 value=intent.value,
                 timestamp_ms=intent.timestamp_ms,
                 expire_at_ms=intent.expire_at_ms,
@@ -196,7 +198,7 @@ class Model:
         if intent.verb == "probe":
             self.totals["probes"] += 1
             return None
-        if intent.verb in ("schedule", "replace"):
+        if intent.verb in ("schedule", "replace", "replay"):
             return self._schedule(intent)
         assert intent.id is not None
         state = self.lookup(intent.id)
@@ -226,14 +228,17 @@ class Model:
             known = self.id_states.get(intent.id)
             if intent.verb == "replace" and holder is None:
                 return Reason.TOO_LATE if known else Reason.UNKNOWN
-            if intent.verb == "schedule" and intent.policy != "replace":
-                fresh = (
-                    known is not None
-                    and known[0] == "delivered"
-                    and intent.timestamp_ms - known[3] < self.deduplication_ms
-                )
-                if holder is not None or fresh:
-                    return Reason.IGNORED if intent.policy == "ignore" else Reason.CONFLICT
+            fresh = (
+                known is not None
+                and known[0] == "delivered"
+                and (intent.timestamp_ms - known[3] < self.deduplication_ms or intent.id not in self.stored_ids)
+            )
+            if intent.verb == "replay" and (holder is not None or fresh):
+                assert known is not None
+                taken_by = self.settled[known[1:3]] if holder is None else holder
+                return Reason.IGNORED if taken_by.intent.replayed == intent.replayed else Reason.CONFLICT
+            if intent.verb == "schedule" and intent.policy != "replace" and (holder is not None or fresh):
+                return Reason.IGNORED if intent.policy == "ignore" else Reason.CONFLICT
             if holder is not None:
                 del self.pending[holder.offset]
                 self.totals["replaced"] += 1
@@ -243,7 +248,7 @@ class Model:
             place_ms=place_ms,
             offset=intent.offset,
             id=generated_id if intent.id is None else intent.id,
-            user_id=intent.id is not None,
+            user_id=intent.id is not None,  # a replayed message carries its id, also a generated one
             moved=place_ms != intent.due_ms,
             due_ms=intent.due_ms,
             intent=intent,

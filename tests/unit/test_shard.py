@@ -409,3 +409,36 @@ def test_a_second_cancel_is_dropped_and_counted_as_ignored_not_as_rejected(scena
     assert scenario.refused() == [(again, IGNORED)]
     totals = scenario.shard.state.totals
     assert (totals.cancelled, totals.ignored, totals.rejected) == (1, 1, 0)
+
+
+def test_a_dead_message_is_replayed_once_however_often_it_is_asked_for(scenario: Scenario) -> None:
+    first = scenario.send("schedule", None, T + 1)
+    scenario.send("schedule", b"a", T + 1)
+    scenario.run(T + 1, ("dead", 0))
+    for at, message_id in ((T + 2, generated_id(T + 1, first)), (T + 200, b"a")):
+        replayed = scenario.send("replay", message_id, at, at=at, replayed=b"one")
+        repeated = scenario.send("replay", message_id, at, at=at, replayed=b"one")
+        other = scenario.send("replay", message_id, at, at=at, replayed=b"two")
+        (entry,) = scenario.run(at + 1).entries
+        assert (entry.id, entry.headers) == (message_id, {"chronos-replayed": b"one"})
+        assert scenario.refused() == [(repeated, IGNORED), (other, CONFLICT)]
+        assert scenario.delivered[-1].offset == replayed
+        late = scenario.send("replay", message_id, at + 2, at=at + 2, replayed=b"one")
+        fresh = scenario.send("schedule", b"b", at + 2, at=at + 2)
+        newer = scenario.send("replay", b"b", at + 2, at=at + 2, replayed=b"one")
+        assert [entry.id for entry in scenario.run(at + 2).entries] == [b"b"]
+        assert scenario.refused() == [(late, IGNORED), (newer, CONFLICT)]
+        assert scenario.delivered[-1].offset == fresh
+        scenario.run(at + 100)
+
+
+def test_a_message_that_is_pending_or_delivered_at_its_address_is_not_replayed(scenario: Scenario) -> None:
+    pending = scenario.send("schedule", None, T + 9)
+    delivered = scenario.send("schedule", None, T + 1)
+    scenario.run(T + 2)
+    refused = [
+        (scenario.send("replay", generated_id(T + 9, pending), T + 3, at=T + 3, replayed=b"one"), CONFLICT),
+        (scenario.send("replay", generated_id(T + 1, delivered), T + 3, at=T + 3, replayed=b"one"), CONFLICT),
+    ]
+    assert scenario.run(T + 4).items == []
+    assert scenario.refused() == refused

@@ -1,0 +1,338 @@
+"""Reads the dead-letter topic in bounded parts, and knows which of its letters are resolved.
+
+A letter is resolved if a marker behind it in its partition names it, so the markers up to the end of a partition are read before
+any of its letters is shown. Of them only ranges of offsets are kept, so every record is read for its markers once, by each node.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from msgspec import Struct
+
+from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets, read
+from chronos.core.message import Record
+from chronos.core.size import memory_bytes
+from chronos.errors import BatchUnreadable, LogMismatch, LogUnavailable
+from chronos.ports import Log, Reader, TopicInfo
+
+PART_S = 2.0
+"""How long one part may take; at least one block of records is read."""
+
+BLOCK_RECORDS = 5_000
+"""Offsets that are read for their markers at once."""
+
+CHUNK_RECORDS = 1_000
+"""Offsets that are read for their letters at once, and records of one read."""
+
+READ_BYTES = 2_000_000
+"""Bytes of one read of one partition; at least one record."""
+
+SILENCE_S = 10.0
+"""How long a read waits for the log."""
+
+FAR_BEHIND = 100_000
+"""Records behind which a node does not read the markers one after another, but from the end again."""
+
+Window = tuple[int, int]
+"""Offsets of a partition that are still to be read: the first, and the one after the last."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which dead letters."""
+
+    id: bytes | None = None
+    target: str | None = None
+    reason: str | None = None
+    since_ms: int = 0
+    """Written at or after this time (epoch ms)."""
+    until_ms: int | None = None
+    """Written before this time (epoch ms)."""
+    resolved: bool = False
+    """Also those that were replayed or discarded."""
+
+    def matches(self, letter: Letter) -> bool:
+        """Return whether the letter is one of them, whether resolved or not."""
+        return (
+            (self.id is None or letter.id == self.id)
+            and (self.target is None or letter.target == self.target)
+            and (self.reason is None or letter.reason == self.reason)
+            and self.since_ms <= letter.timestamp_ms
+            and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
+        )
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """A dead letter of a part."""
+
+    letter: Letter
+    resolution: str | None
+    """`replayed` or `discarded`; None if it is not resolved."""
+    run: int
+    """Letters of one partition in the same run follow each other with no other letter between them."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """The answer of one scan."""
+
+    found: list[Found]
+    windows: list[Window] | None
+    """The offsets of each partition that are still to be read; None: everything was read."""
+    records: int
+    """Records read."""
+
+
+class _Folded:
+    """The markers of one partition, in the offsets read so far."""
+
+    def __init__(self, end: int) -> None:
+        self.low = self.high = end
+        self.resolved = {resolution: Offsets() for resolution in RESOLUTIONS}
+
+    def resolution(self, offset: int) -> str | None:
+        return next((name for name, offsets in self.resolved.items() if offset in offsets), None)
+
+
+class _Budget:
+    """The bound of one part."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_s = time.monotonic() + seconds
+        self.records = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.records > 0 and time.monotonic() >= self._ends_s
+
+
+class DeadLetterTopic:
+    """The dead-letter topic of a log. Any thread may call; one scan at a time."""
+
+    def __init__(self, log: Log, topic: str) -> None:
+        self.topic = topic
+        self._log = log
+        self._lock = threading.Lock()
+        self._topic_id = ""
+        self._folded: dict[int, _Folded] = {}
+
+    def windows(self, since_ms: int = 0, until_ms: int | None = None) -> list[Window]:
+        """Return the offsets that were written in a period, by partition. Raises LogUnavailable."""
+        found = []
+        for partition in range(self._described().partitions):
+            watermarks = self._log.watermarks(self.topic, partition)
+            first, end = watermarks.start, watermarks.stable
+            if since_ms > 0:
+                first = max(first, self._log.offset_at(self.topic, partition, since_ms))
+            if until_ms is not None:
+                end = min(end, self._log.offset_at(self.topic, partition, until_ms))
+            found.append((min(first, end), end))
+        return found
+
+    def scan(
+        self,
+        windows: Sequence[Window],
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        limit: int,
+        bytes_max: int = 0,
+        seconds: float = PART_S,
+    ) -> Part:
+        """Return at most `limit` letters in the order of their times, and the windows that are still to be read.
+
+        Newest first, the letters are without their records; oldest first they have them, and take at most `bytes_max` bytes
+        together, at least one letter. Raises LogUnavailable.
+        """
+        with self._lock, ExitStack() as readers:
+            info = self._described()
+            windows = [self._kept(partition, window) for partition, window in enumerate(windows[: info.partitions])]
+            budget = _Budget(seconds)
+            scans = [
+                _Scan(self, readers, partition, window, wanted, newest_first=newest_first, budget=budget)
+                for partition, window in enumerate(windows)
+            ]
+            try:
+                found = _merged(scans, newest_first=newest_first, limit=limit, bytes_max=bytes_max, budget=budget)
+            except LogMismatch as error:
+                raise LogUnavailable(f"{error}; records of {self.topic} were deleted just now: ask again") from None
+            rest = [scan.window for scan in scans]
+            is_all = all(first >= end for first, end in rest)
+            return Part(found=found, windows=None if is_all else rest, records=budget.records)
+
+    def letter(self, partition: int, offset: int) -> Letter | None:
+        """Return the whole letter at a position; None if there is none. Raises LogUnavailable."""
+        with ExitStack() as readers:
+            for record in self.records(self.reader(readers, partition, offset), partition, (offset, offset + 1)):
+                found = read(partition, record, whole=True)
+                return found if isinstance(found, Letter) else None
+        return None
+
+    def reader(self, readers: ExitStack, partition: int, offset: int) -> Reader:
+        """Return a reader of a partition, which `readers` closes."""
+        reader = self._log.reader(self.topic, partition, offset)
+        readers.callback(reader.close)
+        return reader
+
+    def records(self, reader: Reader, partition: int, window: Window) -> Iterator[Record]:
+        """Return the records of a window of offsets; steps over what cannot be read. Raises LogUnavailable."""
+        first, end = window
+        if reader.position != first:
+            reader.seek(first)
+        silent_s = time.monotonic() + SILENCE_S
+        while reader.position < end:
+            try:
+                records = reader.read(CHUNK_RECORDS, READ_BYTES)
+            except BatchUnreadable as error:
+                _, last = self._log.batch_bounds(self.topic, partition, error.offset)
+                reader.seek(last + 1)
+                continue
+            for record in records:
+                if record.offset >= end:
+                    return
+                yield record
+            if records:
+                silent_s = time.monotonic() + SILENCE_S
+            elif reader.position < end and not reader.wait(0.1) and time.monotonic() >= silent_s:
+                raise LogUnavailable(f"no record of {self.topic}/{partition} came within {SILENCE_S:g} s")
+
+    # --- markers
+
+    def fold(self, reader: Reader, partition: int, first: int, budget: _Budget) -> _Folded | None:
+        """Read the markers from `first` to the end of the partition, as far as they were not read; None if the time was over."""
+        end = self._log.watermarks(self.topic, partition).stable
+        folded = self._folded.get(partition)
+        if folded is None or not end - FAR_BEHIND <= folded.high <= end:
+            folded = self._folded[partition] = _Folded(end)
+        while folded.high < end or folded.low > first:
+            if budget.is_spent:
+                return None
+            if folded.high < end:
+                window = (folded.high, min(end, folded.high + BLOCK_RECORDS))
+            else:
+                window = (max(first, folded.low - BLOCK_RECORDS), folded.low)
+            for record in self.records(reader, partition, window):
+                budget.records += 1
+                marker = read(partition, record, whole=False)
+                if isinstance(marker, Marker):
+                    for resolved in marker.ranges:
+                        folded.resolved[marker.resolution].add(*resolved)
+            folded.low, folded.high = min(folded.low, window[0]), max(folded.high, window[1])
+        return folded
+
+    def _described(self) -> TopicInfo:
+        """Return the topic's description; forget the markers if it was deleted and created again. Raises LogUnavailable."""
+        info = self._log.describe([self.topic])[self.topic]
+        if info is None:
+            raise LogUnavailable(f"the topic {self.topic} does not exist")
+        if info.id != self._topic_id:
+            self._topic_id = info.id
+            self._folded.clear()
+        return info
+
+    def _kept(self, partition: int, window: Window) -> Window:
+        """Return what the partition still holds of a window."""
+        if window[0] >= window[1]:
+            return window
+        watermarks = self._log.watermarks(self.topic, partition)
+        return max(window[0], watermarks.start), min(window[1], watermarks.stable)
+
+
+class _Scan:
+    """One partition in one part."""
+
+    def __init__(
+        self,
+        topic: DeadLetterTopic,
+        readers: ExitStack,
+        partition: int,
+        window: Window,
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        budget: _Budget,
+    ) -> None:
+        self._topic = topic
+        self._readers = readers
+        self._partition = partition
+        self._first, self._end = window
+        self._wanted = wanted
+        self._newest_first = newest_first
+        self._budget = budget
+        self._opened: Reader | None = None
+        self._folded: _Folded | None = None
+        self._run = 0
+        self.queue: deque[Found] = deque()
+
+    @property
+    def window(self) -> Window:
+        """The offsets that are still to be read, those of the queue included."""
+        if not self.queue:
+            return self._first, max(self._first, self._end)
+        offset = self.queue[0].letter.offset
+        return (self._first, offset + 1) if self._newest_first else (offset, self._end)
+
+    def fill(self) -> None:
+        """Read until a letter is in the queue, everything was read, or the time is over."""
+        while not self.queue and self._first < self._end and not self._budget.is_spent:
+            if self._newest_first:
+                chunk = (max(self._first, self._end - CHUNK_RECORDS), self._end)
+            else:
+                chunk = (self._first, min(self._end, self._first + CHUNK_RECORDS))
+            if self._opened is None:
+                self._opened = self._topic.reader(self._readers, self._partition, chunk[0])
+            # Oldest first, the markers are read down to the first letter at once; newest first, only as far as is shown.
+            folded = self._topic.fold(self._opened, self._partition, chunk[0], self._budget)
+            if folded is None:
+                return
+            self._read(self._opened, chunk, folded)
+
+    def _read(self, reader: Reader, chunk: Window, folded: _Folded) -> None:
+        size = 0
+        for record in self._topic.records(reader, self._partition, chunk):
+            self._budget.records += 1
+            letter = read(self._partition, record, whole=not self._newest_first)
+            if not isinstance(letter, Letter):
+                continue
+            resolution = folded.resolution(letter.offset)
+            if (resolution is not None and not self._wanted.resolved) or not self._wanted.matches(letter):
+                self._run += 1
+                continue
+            found = Found(letter=letter, resolution=resolution, run=self._run)
+            if self._newest_first:
+                self.queue.appendleft(found)
+                continue
+            self.queue.append(found)
+            size += memory_bytes(record.key, record.value, record.headers)
+            if size >= READ_BYTES:
+                self._first = letter.offset + 1
+                return
+        if self._newest_first:
+            self._end = chunk[0]
+        else:
+            self._first = chunk[1]
+
+
+def _merged(scans: Sequence[_Scan], *, newest_first: bool, limit: int, bytes_max: int, budget: _Budget) -> list[Found]:
+    """Return the letters of all partitions in the order of their times, as far as every partition was read."""
+    found: list[Found] = []
+    size = 0
+    while len(found) < limit:
+        for scan in scans:
+            scan.fill()
+        ready = [scan for scan in scans if scan.queue]
+        # A partition whose next letter is not known yet may hold the next one of all.
+        if not ready or any(scan.window[0] < scan.window[1] and not scan.queue for scan in scans):
+            break
+        chosen = (max if newest_first else min)(ready, key=lambda scan: _order(scan.queue[0].letter))
+        size += chosen.queue[0].letter.value_bytes or 0
+        if bytes_max and found and size > bytes_max:
+            break
+        found.append(chosen.queue.popleft())
+    return found
+
+
+def _order(letter: Letter) -> tuple[int, int, int, int]:
+    """The order in which messages died; those of one step by their due times."""
+    return letter.timestamp_ms, letter.due_ms or 0, letter.partition, letter.offset

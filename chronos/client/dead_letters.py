@@ -1,0 +1,154 @@
+"""Requests about dead letters, and the call that replays or discards many of them part by part."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from chronos.client.models import DeadLetter, DeadLetterCount, DeadLetterRefusal, DeadLetterTotals, WholeDeadLetter
+from chronos.client.requests import Request, Steps, id_path, id_text
+from chronos.client.times import Time, time_ms
+
+Verb = Literal["replay", "discard"]
+
+PAGE_LETTERS = 1_000
+"""Dead letters of one page, and of one part of a replay."""
+
+COUNT_LETTERS = 10_000
+"""Dead letters of one part of a count."""
+
+READ_S = 20.0
+"""How long the service may take for one part: it reads for 2 s, and waits for the log."""
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters, of those that are not resolved.
+
+    `target`        only messages for this topic
+    `reason`        only those with this reason, such as `target-missing`
+    `since`         only those written at or after this time
+    `until`         only those written before this time
+    """
+
+    target: str | None
+    reason: str | None
+    since: Time | None
+    until: Time | None
+
+
+class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of dead letters, the newest first."""
+
+    letters: list[DeadLetter]
+    after: str | None
+    """Page key of the next page; None on the last page."""
+    records: int
+    """Records of the dead-letter topic that were read."""
+
+
+class DeadLetterPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one part of a replay, of a discard or of a count."""
+
+    matched: int
+    resolved: int
+    counts: list[DeadLetterCount]
+    refused: list[DeadLetterRefusal]
+    after: str | None
+    records: int
+
+
+Progress = Callable[[DeadLetterTotals], None]
+"""Called after each part with the totals so far."""
+
+
+def page(
+    given: DeadLetterFilter,
+    *,
+    id: str | bytes | None = None,
+    resolved: bool = False,
+    limit: int = PAGE_LETTERS,
+    after: str | None = None,
+) -> Request:
+    """Some dead letters, from the place `after` on."""
+    query: dict[str, Any] = {**_fields(given), "limit": limit, "resolved": "true" if resolved else "false"}
+    if id is not None:
+        query["id"] = id_text(id)
+    if after is not None:
+        query["after"] = after
+    return Request(method="GET", path=f"/v1/dead-letters?{urlencode(query)}", decode=_page, wait_s=READ_S)
+
+
+def get(id: str | bytes) -> Request:
+    """The newest dead letter of a message."""
+    return Request(method="GET", path=f"/v1/dead-letters/{id_path(id)}", decode=_whole, wait_s=READ_S)
+
+
+def resolve(
+    verb: Verb,
+    given: DeadLetterFilter,
+    *,
+    id: str | bytes | None = None,
+    all: bool = False,
+    dry_run: bool = False,
+    limit: int | None = None,
+    after: str | None = None,
+) -> Request:
+    """Replay or discard one part, or count it. Repeating it does what sending it once does."""
+    fields = _fields(given)
+    if (id is not None) + all + bool(fields) != 1:
+        raise ValueError("give an id, or a filter (target, reason, since, until), or all=True")
+    body: dict[str, Any] = {**fields, "limit": (COUNT_LETTERS if dry_run else PAGE_LETTERS) if limit is None else limit}
+    if id is not None:
+        body["id"] = id_text(id)
+    if all:
+        body["all"] = True
+    if dry_run:
+        body["dry_run"] = True
+    if after is not None:
+        body["after"] = after
+    path = f"/v1/dead-letters/{quote(verb)}"
+    return Request(method="POST", path=path, body=msgspec.json.encode(body), decode=_part, wait_s=READ_S)
+
+
+def resolve_all(
+    verb: Verb,
+    given: DeadLetterFilter,
+    *,
+    id: str | bytes | None = None,
+    all: bool = False,
+    dry_run: bool = False,
+    rate: float | None = None,
+    progress: Progress | None = None,
+) -> Steps[DeadLetterTotals]:
+    """Replay, discard or count part by part until everything that was there at the beginning was read.
+
+    `rate`: at most this many dead letters a second.
+    """
+    if rate is not None and rate <= 0:
+        raise ValueError(f"rate is {rate:g}: it must be greater than 0")
+    limit = None if rate is None or dry_run else max(1, min(PAGE_LETTERS, int(rate)))
+    totals, after = DeadLetterTotals(), None
+    while True:
+        part: DeadLetterPart = yield resolve(verb, given, id=id, all=all, dry_run=dry_run, limit=limit, after=after)
+        totals = totals.plus(part.matched, part.resolved, part.records, part.counts, part.refused)
+        if progress is not None:
+            progress(totals)
+        after = part.after
+        if after is None:
+            return totals
+        if rate is not None and part.resolved:
+            yield part.resolved / rate
+
+
+def _fields(given: DeadLetterFilter) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: given.get(name) for name in ("target", "reason")}
+    for name in ("since", "until"):
+        time: Any = given.get(name)
+        fields[name] = None if time is None else time_ms(time)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+_page = msgspec.json.Decoder(DeadLetterPage).decode
+_whole = msgspec.json.Decoder(WholeDeadLetter).decode
+_part = msgspec.json.Decoder(DeadLetterPart).decode

@@ -1,0 +1,92 @@
+"""Dead letters on a real broker: a replay that is killed, repeated, or run by two operators delivers every message once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.harness.broker import Broker
+from tests.harness.service import Service
+from tests.integration.foreign import Sent, Tail, Topics, produce, read_all, schedule
+
+ROOT = Path(__file__).parents[2]
+LETTERS = 2_000
+RATE = 400
+
+
+def replay(service: Service, *options: str) -> subprocess.Popen[str]:
+    """The command, started."""
+    command = [sys.executable, "-m", "chronos", "dead-letters", "replay", "--all", "--yes", *options]
+    environ = {**os.environ, "CHRONOS_SERVER": service.url, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
+def ended(command: subprocess.Popen[str]) -> int:
+    command.communicate(timeout=120)
+    return command.returncode
+
+
+def test_a_replay_that_is_killed_and_repeated_by_two_operators_delivers_every_message_once(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Half of the messages have ids of their own. The dead letters are in several partitions, between transaction markers."""
+    topics = Topics.of(f"letters{time.time_ns() % 10**9}")
+    target = f"{topics.delay}.target"
+    settings = topics.settings(shards=3)
+    with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=settings) as service:
+        service.start()
+        headers = schedule(target, target_key=b"k")
+        sent = [Sent(b"%d" % at, headers, b"id-%d" % at if at % 2 else None) for at in range(LETTERS)]
+        produce(broker.bootstrap, topics.delay, sent)
+        service.wait_until(
+            lambda: sum(shard["totals"]["dead"] for shard in service.shards()) == LETTERS, "let all die", timeout_s=90
+        )
+        broker.create_topic(target, partitions=1)
+
+        # Two operators run the same command, and both are lost with the service.
+        operators = [replay(service, "--rate", str(RATE)) for _ in range(2)]
+        with Tail(broker.bootstrap, target) as tail:
+            tail.until(lambda: len(tail.records[target]) > RATE, "the first parts", timeout_s=90)
+        service.kill()
+        assert all(ended(operator) != 0 for operator in operators)
+        service.start()
+
+        # The command alone is killed.
+        operator = replay(service, "--rate", str(RATE))
+        before = len(read_all(broker.bootstrap, target))
+        with Tail(broker.bootstrap, target) as tail:
+            tail.until(lambda: len(tail.records[target]) > before, "another part", timeout_s=90)
+        operator.kill()
+        ended(operator)
+
+        # Two operators run it to the end; one of them may find nothing more.
+        operators = [replay(service) for _ in range(2)]
+        assert [ended(operator) for operator in operators] == [0, 0]
+        with Tail(broker.bootstrap, target) as tail:
+            tail.take(target, LETTERS, timeout_s=90)
+        assert service.get("/v1/dead-letters")["letters"] == []
+
+        # The records of requests that were lost before their markers are written again.
+        again = [got for got in read_all(broker.bootstrap, topics.delay) if got.header("chronos-action") == b"replay"]
+        assert len(again) >= LETTERS
+        ignored = sum(shard["totals"]["ignored"] for shard in service.shards())
+        repeated = [Sent(got.value, got.headers, got.key, got.partition) for got in again[:RATE]]
+        produce(broker.bootstrap, topics.delay, repeated)
+        service.wait_until(
+            lambda: sum(shard["totals"]["ignored"] for shard in service.shards()) == ignored + RATE, "ignore them"
+        )
+
+        with Tail(broker.bootstrap, target) as tail:
+            tail.take(target, LETTERS)
+            found = tail.settle().records[target]
+        assert Counter(got.value for got in found) == Counter(b"%d" % at for at in range(LETTERS))
+        for got in found:
+            number = int(got.value or b"")
+            assert got.key == b"k"
+            assert got.header("chronos-replayed") is not None
+            assert number % 2 == 0 or got.header("chronos-id") == b"id-%d" % number
+        assert read_all(broker.bootstrap, topics.rejected) == []

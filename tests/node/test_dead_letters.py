@@ -1,0 +1,201 @@
+"""Dead letters of a real node on the embedded log: over HTTP, by the command line and by the client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronos.client import AsyncClient, Client, DeadLetterTotals, NotFound
+from tests.harness.service import Service
+
+ROOT = Path(__file__).parents[2]
+TOPICS = ("http", "cli", "client", "paged", "barred")
+MANY = 1_500
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A node with dead letters for every topic of TOPICS, each of which takes messages now, except `barred`.
+
+    The messages were accepted while nothing was delivered, and died while their targets were denied.
+    """
+    settings: dict[str, object] = {"shards": 3, "workers.push": "off"}
+    with Service(tmp_path_factory.mktemp("letters") / "data", settings=settings) as running:
+        running.start()
+        for topic in TOPICS:
+            running.post("/v1/messages", [message(topic, "a", id=f"{topic}-a"), message(topic, "b")])
+        running.post("/v1/messages", [message("bulk", str(at), **named(at)) for at in range(MANY)])
+        running.stop()
+        running.settings |= {"workers.push": "on", "targets.deny": ",".join([*TOPICS, "bulk"])}
+        running.start()
+        total = MANY + 2 * len(TOPICS)
+        running.wait_until(lambda: sum(shard["totals"]["dead"] for shard in running.shards()) == total, "let all die")
+        running.stop()
+        running.settings["targets.deny"] = "barred"
+        yield running.start()
+
+
+def message(topic: str, value: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "target": {"topic": topic, "key": f"key-{value}", "headers": {"trace": value}},
+        "value": value,
+        "delay": 0,
+    } | fields
+
+
+def named(at: int) -> dict[str, str]:
+    """Every other message has an id of its own."""
+    return {"id": f"bulk-{at}"} if at % 2 else {}
+
+
+def letters(service: Service, **query: Any) -> list[dict[str, Any]]:
+    """All pages."""
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = service.get("/v1/dead-letters", **query, **after)
+        found += page["letters"]
+        if page["after"] is None:
+            return found
+        after = {"after": page["after"]}
+
+
+def delivered(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
+    """The records of a target topic once there are so many."""
+    service.wait_until(lambda: service.ask("GET", f"/v1/topics/{topic}/records")[0] == 200, f"deliver to {topic}")
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        answer = service.get(f"/v1/topics/{topic}/records", offset=len(found), limit=1000, wait="20s")
+        assert answer["records"], f"only {len(found)} of {count} records came"
+        found += answer["records"]
+    return found
+
+
+def chronos(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "CHRONOS_SERVER": service.url, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "chronos", "dead-letters", *arguments], env=environ, capture_output=True, text=True,
+        timeout=60, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+def test_a_dead_letter_is_listed_shown_replayed_once_and_no_longer_listed(service: Service) -> None:
+    found = letters(service, target="http")
+    assert sorted(one["reason"] for one in found) == ["forbidden-target"] * 2
+    (other,) = [one["id"] for one in found if one["id"] != "http-a"]
+    whole = service.get("/v1/dead-letters/http-a")
+    assert whole["target"] == {"topic": "http", "key": "key-a", "headers": {"trace": "a"}}
+    assert (whole["value"], whole["attempt"], whole["source"].split("/")[0]) == ("a", 1, "chronos.delay")
+    for message_id in ("http-a", other):
+        status, result = service.ask("POST", "/v1/dead-letters/replay", {"id": message_id})
+        assert (status, result["matched"], result["resolved"]) == (200, 1, 1)
+        status, result = service.ask("POST", "/v1/dead-letters/replay", {"id": message_id})
+        assert (status, result["matched"], result["resolved"]) == (200, 0, 0)
+    records = {record["headers"]["chronos-id"]: record for record in delivered(service, "http", 2)}
+    assert records.keys() == {"http-a", other}, "a replayed message keeps its id, also a generated one"
+    assert (records["http-a"]["key"], records["http-a"]["value"]) == ("key-a", "a")
+    assert records["http-a"]["headers"]["trace"] == "a"
+    assert records["http-a"]["headers"]["chronos-replayed"] == whole["source"]
+    assert service.get(f"/v1/messages/{other}")["state"] == "delivered"
+    assert letters(service, target="http") == []
+    assert [one["resolution"] for one in letters(service, target="http", resolved="true")] == ["replayed"] * 2
+    assert service.get("/v1/dead-letters/http-a")["resolution"] == "replayed"
+
+
+def test_a_selection_is_an_id_or_a_filter_or_all(service: Service) -> None:
+    for body in (
+        {},
+        {"id": "a", "all": True},
+        {"all": True, "target": "cli"},
+        {"id": "a", "reason": "x"},
+        {"all": False},
+    ):
+        status, problem = service.ask("POST", "/v1/dead-letters/discard", body)
+        assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), body
+    assert service.ask("GET", "/v1/dead-letters/nobody")[0] == 404
+    assert service.ask("GET", "/v1/dead-letters?after=1")[0] == 422
+    assert service.ask("GET", "/v1/dead-letters?since=yesterday")[0] == 422
+
+
+def test_pages_and_times_select_all_letters_once_the_newest_first(service: Service) -> None:
+    found = letters(service, target="paged", limit=1)
+    assert len(found) == len({one["id"] for one in found}) == 2
+    everything = letters(service, limit=700, resolved="true")
+    times = [one["dead_at"] for one in everything]
+    assert (len(everything), times) == (MANY + 2 * len(TOPICS), sorted(times, reverse=True))
+    last = times[0]
+    assert all(one["dead_at"] >= last for one in letters(service, since=last))
+    assert last not in {one["dead_at"] for one in letters(service, until=last)}
+
+
+def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -> None:
+    status, result = service.ask("POST", "/v1/dead-letters/replay", {"target": "barred"})
+    assert (status, result["matched"], result["resolved"]) == (200, 2, 0)
+    assert [(one["reason"], one["letters"]) for one in result["refused"]] == [("forbidden-target", 2)]
+    done = chronos(service, "replay", "--target", "barred", "--yes")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "0 dead letters replayed")
+    assert "2 dead letters cannot be replayed: forbidden-target" in done.stderr
+    assert len(letters(service, target="barred")) == 2
+
+
+def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:
+    listed = chronos(service, "list", "--target", "cli")
+    assert (listed.returncode, listed.stdout.count("forbidden-target")) == (0, 2)
+    shown = chronos(service, "show", "cli-a")
+    assert "forbidden-target" in shown.stdout
+    assert "key-a" in shown.stdout
+    counted = chronos(service, "replay", "--target", "cli", "--dry-run", "-o", "json")
+    assert json.loads(counted.stdout)["counts"] == [{"reason": "forbidden-target", "topic": "cli", "letters": 2}]
+    asked = chronos(service, "replay", "--target", "cli")
+    assert (asked.returncode, "give --yes" in asked.stderr) == (2, True)
+    replayed = chronos(service, "replay", "cli-a")
+    assert (replayed.returncode, replayed.stdout) == (0, "1 dead letter replayed\n")
+    assert chronos(service, "replay", "cli-a").returncode == 4
+    assert [record["value"] for record in delivered(service, "cli", 1)] == ["a"]
+    discarded = chronos(service, "discard", "--target", "cli", "--reason", "forbidden-target", "--yes", "-o", "json")
+    assert json.loads(discarded.stdout)["resolved"] == 1
+    left = json.loads(chronos(service, "list", "--target", "cli", "--resolved", "-o", "json").stdout)["letters"]
+    assert sorted(one["resolution"] for one in left) == ["discarded", "replayed"]
+    assert chronos(service, "list", "--target", "cli", "-o", "json").stdout.startswith('{"letters": []')
+    assert chronos(service, "replay").returncode == 2
+    assert chronos(service, "replay", "cli-a", "--all").returncode == 2
+    assert chronos(service, "show", "nobody").returncode == 4
+
+
+def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(service: Service) -> None:
+    shown: list[DeadLetterTotals] = []
+    with Client(service.url) as client:
+        whole = client.dead_letter("client-a")
+        assert (whole.topic, whole.value, whole.target.key) == ("client", "a", "key-a")
+        count = client.replay_dead_letters(target="bulk", dry_run=True)
+        assert (count.matched, count.resolved) == (MANY, 0)
+        done = client.replay_dead_letters(target="bulk", progress=shown.append)
+        assert (done.matched, done.resolved, len(shown) > 1) == (MANY, MANY, True)
+        assert client.replay_dead_letters(target="bulk").matched == 0
+        with pytest.raises(NotFound):
+            client.dead_letter("nobody")
+
+    async def live() -> None:
+        async with AsyncClient(service.url) as other:
+            assert {one.value_bytes async for one in other.dead_letters(target="client")} == {1}
+            assert (await other.discard_dead_letters(target="client")).resolved == 2
+            assert (await other.dead_letter("client-a")).resolution == "discarded"
+
+    asyncio.run(live())
+    service.kill()
+    service.start()
+    records = delivered(service, "bulk", MANY)
+    assert len(records) == MANY
+    assert {record["value"] for record in records} == {str(at) for at in range(MANY)}
+    with Client(service.url) as client:
+        assert list(client.dead_letters(target="bulk")) == []
+        assert list(client.dead_letters(target="client")) == []
+        assert client.replay_dead_letters(target="bulk").matched == 0
