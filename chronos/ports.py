@@ -55,7 +55,8 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     """Replicas of the partition that has the fewest; None if the log does not replicate."""
     short: frozenset[int] = frozenset()
     """Partitions with fewer in-sync replicas than `min.insync.replicas`: they can be read, and take no records."""
-
+    leaders: tuple[int, ...] = ()
+    """Id of the broker that leads each partition, -1 for none; empty if the log has no brokers."""
     stamped: bool = False
     """Records get the broker's timestamp (`LogAppendTime`), as in every progress topic; False also if that is not known."""
 
@@ -72,6 +73,18 @@ class Appended(Struct, frozen=True, kw_only=True):
     offset: int
     timestamp_ms: int
     """Broker time of the append (epoch ms)."""
+
+
+class Sent(Struct, kw_only=True):
+    """One record of a transaction, and whether its partition's leader has acknowledged it."""
+
+    topic: str
+    partition: int
+    """-1: the client chooses it, and it is known with the answer."""
+    latency_ms: int | None = None
+    """Time from the hand-over to the acknowledgement; None: not acknowledged."""
+    failed: bool = False
+    """Not acknowledged in the time of the transaction: the leader is slow or gone."""
 
 
 class TopicSpec(Struct, frozen=True, kw_only=True):
@@ -110,6 +123,11 @@ class Reader(Protocol):
 
 class Writer(Protocol):
     """The transactional producer of one shard; creating one fences every earlier one of the same shard. For one thread."""
+
+    @property
+    def sent(self) -> Sequence[Sent]:
+        """Some records of the last transaction, evenly spread, the progress record and the first message among them; empty if
+        the log has no brokers. The answers are entered as they come; any thread may read."""
 
     def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
         """Begin a transaction and hand over the messages and one progress record; does not wait for the brokers.

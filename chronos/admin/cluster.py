@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
-from chronos.admin.schemas import AwayNode, NodeInfo, Nodes, NodeShard, OperationResult, RoleChange, TransferQuery
+from chronos.admin.schemas import (
+    AwayNode,
+    BrokerInfo,
+    NodeInfo,
+    Nodes,
+    NodeShard,
+    OperationResult,
+    RoleChange,
+    TransferQuery,
+)
 from chronos.admin.waiting import poll
 from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles
 from chronos.core.timefmt import format_time
@@ -53,6 +62,15 @@ class Cluster:
         info = self._info(member, drained, self._context.reasons())
         info.now = format_time(self._context.now_ms())
         info.disk_free_bytes = node.disk_free_bytes()
+        now_ms = self._context.now_ms()
+        info.brokers = [
+            BrokerInfo(
+                broker=broker,
+                latency_ms=found.latency_ms,
+                unavailable_until=None if found.is_available(now_ms) else format_time(found.available_ms),
+            )
+            for broker, found in sorted(node.selector.brokers().items())
+        ]
         return info
 
     def _other_info(self, member: Member, drained: tuple[str, ...]) -> NodeInfo:

@@ -16,6 +16,7 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.scheduling import Planner
 from chronos.admin.waiting import PullWaiter
 from chronos.core.rules import Rules
+from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
@@ -145,11 +146,22 @@ class Context:
 
     def details(self) -> list[str]:
         """What operators should know although it does not make the node unready."""
-        return [
+        now_ms = self.now_ms()
+        held_back = [
             found.text(self.delay_topic, shard.number)
             for shard in self.shards
             if (found := self.node.open_transactions.held_back(shard.number)) is not None
         ]
+        waiting = [
+            f"shard {shard.number}: {waits}" for shard in self.shards if (waits := shard.waits_for(now_ms)) is not None
+        ]
+        avoided = [
+            f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
+            f" {format_time(found.available_ms)}"
+            for broker, found in sorted(self.node.selector.brokers().items())
+            if not found.is_available(now_ms)
+        ]
+        return held_back + waiting + avoided
 
     async def close(self) -> None:
         """Close the connections and stop the threads; a call that still blocks ends by its own timeout."""

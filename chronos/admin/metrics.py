@@ -177,6 +177,18 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
 )
 """Metrics of the node, without a label."""
 
+BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
+    (
+        "chronos_broker_latency_seconds", "gauge",
+        "Time from sending a record to its acknowledgement by the broker, last measured; 30 if that failed.",
+    ),
+    (
+        "chronos_broker_unavailable_seconds", "gauge",
+        "For how long messages without a key still avoid the broker; 0: they do not.",
+    ),
+)  # fmt: skip
+"""Metrics with the label `broker`, of the brokers that this node has sent messages to."""
+
 
 class Exposition(Collector):
     """Reads all values from the node at each scrape."""
@@ -208,8 +220,18 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
+
+    def _brokers(self) -> Iterator[Metric]:
+        now_ms = self._context.now_ms()
+        latency, unavailable = (GaugeMetricFamily(*metric[::2], labels=["broker"]) for metric in BROKER_METRICS)
+        for broker, found in sorted(self._context.node.selector.brokers().items()):
+            latency.add_metric([str(broker)], found.latency_ms / 1_000)
+            left_ms = 0 if found.is_available(now_ms) else found.available_ms - now_ms
+            unavailable.add_metric([str(broker)], left_ms / 1_000)
+        yield from (latency, unavailable)
 
     def _family(self, series: Series) -> Metric:
         if series.histogram is not None:
@@ -257,6 +279,8 @@ def reference() -> str:
     lines += [f"| `{series.name}` | {series.kind} | {series.meaning} |" for series in METRICS]
     lines += ["", "## Metrics of the node", "", "| metric | type | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in NODE_METRICS]
+    lines += ["", "## Metrics of the brokers (label `broker`)", "", "| metric | type | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in BROKER_METRICS]
     lines += [
         "",
         "## Alerts",
@@ -268,6 +292,7 @@ def reference() -> str:
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
         "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
         "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were dead-lettered; read the dead-letter topic.",
+        "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

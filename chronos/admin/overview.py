@@ -100,6 +100,7 @@ class Overview:
             end_offset=end,
             lag=None if end is None else end - state.pull_offset,
             held_back=self._held_back(shard.number),
+            waits_for=shard.waits_for(now_ms),
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,

@@ -432,6 +432,13 @@ class Shard(Struct, kw_only=True):
         HeldBack | None,
         Meta(description="What an open transaction has held back for more than 1 s; null: nothing, or not the master."),
     ] = None
+    waits_for: Annotated[
+        str | None,
+        Meta(
+            description="The partitions, with their leaders, that have not acknowledged a record of the present step for more"
+            " than 1 s; null: none."
+        ),
+    ] = None
 
 
 class Shards(Struct, kw_only=True):
@@ -448,6 +455,21 @@ class NodeShard(Struct, kw_only=True):
     applied: Annotated[Count | None, Meta(description="Records of the progress topic applied; null: not known yet.")]
     pull_offset: Annotated[int, Meta(ge=0, description="Records of the delay topic applied.")]
     role_epoch: Annotated[int, Meta(ge=0, description="The greatest role epoch in the progress log.")]
+
+
+class BrokerInfo(Struct, kw_only=True):
+    """A broker that leads partitions of targets, as this node measured it."""
+
+    broker: Annotated[int, Meta(description="Id of the broker.")]
+    latency_ms: Annotated[
+        int,
+        Meta(
+            ge=0, description="Time from sending a record to its acknowledgement, last measured; 30000 if that failed."
+        ),
+    ]
+    unavailable_until: Annotated[
+        Instant | None, Meta(description="Until when messages without a key avoid it; null: they do not.")
+    ]
 
 
 class NodeInfo(Struct, kw_only=True):
@@ -470,6 +492,13 @@ class NodeInfo(Struct, kw_only=True):
     now: Annotated[Instant | None, Meta(description="The node's clock; null: another node.")] = None
     disk_free_bytes: Annotated[
         Count | None, Meta(description="Free space on the disk of the data directory; null: another node.")
+    ] = None
+    brokers: Annotated[
+        list[BrokerInfo] | None,
+        Meta(
+            description="The brokers that this node has sent messages to; empty with `delivery_faults.enabled: off`; null:"
+            " another node."
+        ),
     ] = None
 
 

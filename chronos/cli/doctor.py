@@ -182,6 +182,8 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
     from chronos.node.opening import check_identity, identity
 
     if config.log.kind == "kafka":
+        from chronos.workers.targets import due_targets
+
         due = lambda: {target for store in stores.values() for target in due_targets(store)}  # noqa: E731
         infos = yield from examine_kafka(config, node.clock, due)
     else:
@@ -223,16 +225,3 @@ def _store_folders(config: "Config") -> list[tuple[int, str]]:
     names = os.listdir(shards) if os.path.isdir(shards) else []
     numbers = sorted(int(name) for name in names if name.isdecimal() and int(name) < config.shards)
     return [(number_, os.path.join(shards, str(number_))) for number_ in numbers]
-
-
-def due_targets(store: "Store") -> set[str]:
-    """The targets of the messages that are due next in a store."""
-    from chronos.core.codec import FRESH, unpack_state
-    from chronos.core.filter import Filter
-    from chronos.core.keys import STATE_KEY
-    from chronos.core.query import page
-
-    (data,) = store.get([STATE_KEY])
-    state = FRESH if data is None else unpack_state(data)
-    rows, _ = page(store, state, 0, begin=None, matching=Filter(), limit=TARGETS_LOOK)
-    return {row.entry.target for row in rows}

@@ -99,6 +99,7 @@ def _screen(found: dict[str, Any]) -> Any:
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
     parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
+    parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text]
     if found["history"]:
         parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
@@ -156,6 +157,11 @@ def _held_back(shard: dict[str, Any]) -> str:
     return (
         f"shard {shard['shard']}: {number(held['records'])} records are held back by an open transaction, since {since}"
     )
+
+
+def _waits_for(shard: dict[str, Any]) -> str:
+    waits = shard.get("waits_for")
+    return "" if waits is None else f"shard {shard['shard']}: {waits}"
 
 
 def _master(shard: dict[str, Any]) -> str:

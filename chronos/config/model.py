@@ -304,6 +304,17 @@ class DeliveryConfig(_Section):
     )
 
 
+class DeliveryFaultsConfig(_Section):
+    """How brokers that are slow or fail are treated."""
+
+    enabled: bool = key(
+        True,
+        "Choose the partition of each message without a key by how fast the brokers have answered: partitions that a slow or "
+        "failed broker leads are avoided for a time. A message with a key keeps its partition. Off: the Kafka client "
+        "chooses at random.",
+    )
+
+
 class TargetsConfig(_Section):
     """The topics that messages may be delivered to; topics of Chronos and of Kafka itself are always refused."""
 
@@ -452,6 +463,7 @@ class Config(_Section):
     workers: WorkersConfig = Field(default_factory=WorkersConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
+    delivery_faults: DeliveryFaultsConfig = Field(default_factory=DeliveryFaultsConfig)
     targets: TargetsConfig = Field(default_factory=TargetsConfig)
     checkpoints: CheckpointsConfig = Field(default_factory=CheckpointsConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)

@@ -107,6 +107,10 @@ class ShardDriver(threading.Thread):
         """The shard itself; read-only for other threads."""
         return self.replica.shard
 
+    def waits_for(self, now_ms: int) -> str | None:
+        """Return what the present transaction waits for, for people; None if it does not wait."""
+        return self.replica.waits_for(now_ms)
+
     def stop(self) -> None:
         """Ask the thread to end after its step."""
         self._stopping.set()

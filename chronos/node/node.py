@@ -19,6 +19,7 @@ from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import OK, Member
+from chronos.core.selector import Selector
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
@@ -35,6 +36,7 @@ from chronos.workers.membership import Membership
 from chronos.workers.open_transactions import OpenTransactions
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import IN_PLACE, STANDALONE, ReplicaState
+from chronos.workers.targets import due_targets, warn_of_single_replicas
 from chronos.workers.topic_watch import CHECK_EVERY_MS, TopicWatch
 
 log = structlog.get_logger("chronos.node")
@@ -65,6 +67,8 @@ class Node:
         self.open_transactions: OpenTransactions
         """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
+        self.selector = Selector()
+        """The latencies of the brokers, as its shards measure them; empty with `delivery_faults.enabled: off`."""
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
         self.failure: ChronosError | None = None
@@ -77,6 +81,8 @@ class Node:
         """By shard, the position of its store at its last flush, from which it replays after a crash."""
         self._cluster: ClusterNode | None = None
         """None for a standalone node."""
+        self._warned: set[int] = set()
+        """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
         self._stores: list[RocksStore] = []
         self._watch: ShardWatch | None = None
@@ -216,6 +222,7 @@ class Node:
             guard=self._guard,
             assigned=lambda: STANDALONE if self.membership is None else self.membership.assignment(number),
             restore=lambda cost: self._restore(store, mine, cost),
+            selector=self.selector,
             bounded=bounded,
             failed=self._fail,
         )
@@ -311,6 +318,7 @@ class Node:
                     check_ms = self._topic_watch.step(now_ms)
                 led = {shard.number for shard in self.shards if shard.role == ReplicaState.MASTER}
                 self.open_transactions.step(now_ms, led)
+                self._warn_of_targets(led)
                 if self._watch is not None:
                     self._watch.look()
                 if now_s - flushed_s >= flush_every_s:
@@ -321,6 +329,14 @@ class Node:
                     self.log.expire(now_ms)
             except Retry as error:
                 log.warning("maintenance failed", why=str(error))
+
+    def _warn_of_targets(self, led: set[int]) -> None:
+        """Warn of targets with one replica as soon as this node leads a shard with messages for them."""
+        new = led - self._warned
+        self._warned = set(led)
+        topics = {topic for shard in self.shards if shard.number in new for topic in due_targets(shard.store)}
+        if topics:
+            warn_of_single_replicas(self.log, topics)
 
     def _flush(self) -> None:
         """Flush all stores, so that a crash replays only later records, and trim an embedded log to the flushed positions."""

@@ -6,6 +6,7 @@ from chronos.config import Config
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
+from chronos.core.selector import Selector
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -30,6 +31,7 @@ def make_shard(
     guard: Callable[[], str | None],
     assigned: Callable[[], Assignment],
     restore: Callable[[RecoveryCost], bool],
+    selector: Selector | None = None,
     bounded: bool = False,
     failed: Callable[[ChronosError], None],
     limits: RateLimits | None = None,
@@ -38,7 +40,7 @@ def make_shard(
 
     `limits`: the rate limits in force, which all shards of the node share; None: those of the configuration.
 
-    `failed`: called once, with the error that ended the driver's thread.
+    `selector`: the one of the node. `failed`: called once, with the error that ended the driver's thread.
     """
     topics, delivery, settings = config.topics, config.delivery, config.store
     rules = Rules(
@@ -67,6 +69,7 @@ def make_shard(
             retry_cap_ms=delivery.retry_cap,
             own_topics=own_topics(config)[2:] if topics.create else (),
             rates=ShardRates(number, rate_limits, began_ms=clock.now_ms()),
+            selector=selector if config.delivery_faults.enabled else None,
         )
 
     replica = Replica(

@@ -18,7 +18,8 @@ from chronos.core.message import (
 from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes, batch_bytes_max
 from chronos.ports import Outgoing
-from chronos.workers.targets import Targets, open_partition
+from chronos.workers.partitions import Turn
+from chronos.workers.targets import Targets
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -36,7 +37,7 @@ class LetterRecords:
         self._rejected_topic = rejected_topic
         self._dead_letter_topic = dead_letter_topic
 
-    def dead_letter(self, entry: Entry, offset: int, reason: Reason, detail: str, now_ms: int) -> Outgoing:
+    def dead_letter(self, entry: Entry, offset: int, reason: Reason, detail: str, turn: Turn, now_ms: int) -> Outgoing:
         """Return the dead letter; it carries all that is needed to send the message again: headers, target, reason."""
         headers = [*self.with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
         if entry.key is not None:
@@ -48,13 +49,13 @@ class LetterRecords:
         # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
         has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
         key = entry.id if has_key else None
-        return self._with_reason(self._dead_letter_topic, key, entry.value, headers, reason, detail, now_ms)
+        return self._with_reason(self._dead_letter_topic, key, entry.value, headers, reason, detail, turn, now_ms)
 
-    def rejected(self, record: Record, rejection: Rejection, now_ms: int) -> Outgoing:
+    def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int) -> Outgoing:
         """Return the unchanged record with its source and the reason."""
         headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
         return self._with_reason(
-            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, now_ms
+            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, turn, now_ms
         )
 
     def with_receipt(self, entry: Entry, offset: int) -> Headers:
@@ -69,13 +70,13 @@ class LetterRecords:
         headers: Headers,
         reason: Reason,
         detail: str,
+        turn: Turn,
         now_ms: int,
     ) -> Outgoing:
         """Return the record with its reason; without payload and key if it would be too large for the topic."""
         info = self._targets.describe([topic], now_ms)[topic].info
-        partition = None if info is None else open_partition(info, now_ms)
         assert info is not None, "a topic that takes no records is not written to"
-        assert partition is not None, "a topic that takes no records is not written to"
+        partition = -1 if key is not None and not info.closed else turn[topic]
         why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
         # The bound is several times as fast as the exact size, which is needed near the limit only.
         is_near = batch_bytes_max(key, value, headers + why) > info.bytes_max

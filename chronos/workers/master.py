@@ -308,9 +308,10 @@ class Master:
             letters.dead_letter.refuse(now_ms, plan.refusal)
         progress = self._writer_epoch.progress(staged, selection, plan.decisions, plan.details)
         try:
-            produced_ms = self._clock.now_ms()
-            self._writer.send(plan.messages, pack_progress(progress))
-            appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
+            with self._pusher.partitions.following(self._writer, self._clock):
+                produced_ms = self._clock.now_ms()
+                self._writer.send(plan.messages, pack_progress(progress))
+                appended = self._finish(produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms))
         except (TransactionAborted, ProducerLost) as error:
             failure = Failure(error=error, staged=staged, selection=selection, plan=plan, now_ms=now_ms)
             search.failed(failure, letters=letters, pusher=self._pusher, shard=self._shard.rules.shard)
@@ -347,6 +348,7 @@ class Master:
                         search = self._poison_search
                         self._pusher.plan_next(
                             following,
+                            self._clock.now_ms(),
                             poison_offset=search.poison_offset,
                             refusals=search.refusals,
                             look_ahead=ahead,

@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct, field
 
-from chronos.core.keys import LIMITED, Lane, murmur2, partition_of
+from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
-    DUE_AT,
-    ID,
-    SOURCE,
     TARGET_KEY,
     Entry,
     Reason,
@@ -23,16 +20,19 @@ from chronos.core.message import (
 )
 from chronos.core.progress import Decision, Outcome, detail_number
 from chronos.core.rules import Rules
+from chronos.core.selector import Selector
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
-from chronos.ports import Log, Outgoing, TopicInfo, TopicSpec
+from chronos.ports import Log, Outgoing, TopicSpec
+from chronos.workers.fast_path import add_plain
 from chronos.workers.lanes import is_open, lane_for, why_parked
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
+from chronos.workers.partitions import TURN_MESSAGES, Partitions, Turn
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
-from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets, open_partition
+from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
@@ -58,6 +58,8 @@ class PlannedTransaction(Struct, kw_only=True):
     """Number of dead letters among the messages."""
     defers_dead_letters: bool = False
     """The dead-letter topic takes no records: messages that would go there are deferred."""
+    turn: Turn
+    """The partitions of the messages without a key."""
     refusal: Refusal | None = None
     """Why the dead-letter topic takes no records, by its description; None if it was not described, or takes them."""
     allowed: dict[str, int] = {}
@@ -83,10 +85,11 @@ class Pusher:
         retry_cap_ms: int,
         own_topics: Iterable[TopicSpec] = (),
         rates: ShardRates | None = None,
+        selector: Selector | None = None,
     ) -> None:
         """`own_topics`: those of the rejected and the dead-letter topic that are created again where they are missing.
 
-        `rates`: the rate limits of targets; None: there are none.
+        `rates`: the rate limits of targets; None: there are none. `selector`: see `Partitions`.
         """
         own = {spec.name: spec for spec in own_topics}
 
@@ -96,6 +99,7 @@ class Pusher:
             return TopicSpec(name=topic, partitions=-1, settings={})
 
         self.targets = Targets(log_port, creates=creates)
+        self.partitions = Partitions(self.targets, selector)
         self.rejected_topic = rejected_topic
         self.dead_letter_topic = dead_letter_topic
         self.rates = ShardRates(rules.shard, RateLimits({})) if rates is None else rates
@@ -129,21 +133,19 @@ class Pusher:
         `lanes`: those that were not empty before this step.
         `defers_dead_letters`: messages that would be dead-lettered are deferred.
         """
-        plan = PlannedTransaction(
-            messages=[self._letters.rejected(record, rejection, now_ms) for record, rejection in rejections],
-            decisions=[],
-            due_ms=[],
-            defers_dead_letters=defers_dead_letters,
-        )
+        plan = self._empty_plan(now_ms)
+        plan.defers_dead_letters = defers_dead_letters
+        for record, rejection in rejections:
+            plan.messages.append(self._letters.rejected(record, rejection, plan.turn, now_ms))
         if not selection.items:
             return plan
         targets = self.targets.describe(look_ahead.targets(selection), now_ms)
         limits = self._fast_path_limits(targets, refusals, lanes)
         attempted = refusals.attempted(selection, now_ms)
         early = look_ahead.transaction(selection, limits, poison_offset)
-        if early is not None:
+        if early is not None and early.turn.changes == plan.turn.changes:
             plan.messages += early.messages
-            plan.due_ms = early.due_ms
+            plan.due_ms, plan.turn = early.due_ms, early.turn
             return plan
 
         plan.allowed = self.rates.allowed(targets, now_ms)
@@ -191,9 +193,13 @@ class Pusher:
             return Refusal(why="none of its partitions has a leader with enough in-sync replicas", passing=True)
         return None
 
+    def _empty_plan(self, now_ms: int) -> PlannedTransaction:
+        return PlannedTransaction(messages=[], decisions=[], due_ms=[], turn=self.partitions.turn(now_ms))
+
     def plan_next(
         self,
         selection: Selection,
+        now_ms: int,
         *,
         poison_offset: int | None,
         refusals: Refusals,
@@ -205,7 +211,7 @@ class Pusher:
         if len(topics) > TARGETS_MAX:
             return  # the step will select fewer messages
         limits = self._fast_path_limits(self.targets.known(topics), refusals, lanes)
-        plan = PlannedTransaction(messages=[], decisions=[], due_ms=[])
+        plan = self._empty_plan(now_ms)
         if self._write(plan, selection, limits, poison_offset, None):
             look_ahead.keep_transaction(selection, limits, poison_offset, plan)
 
@@ -218,34 +224,25 @@ class Pusher:
         decide: Callable[[int, int, Entry], None] | None,
     ) -> bool:
         """Add the messages that need no decision; call `decide` for all others; without `decide`, return False at the first of them."""
-        shard, prefix = self._rules.shard, self._source_prefix
-        append, append_due = plan.messages.append, plan.due_ms.append
-        last_ms, due, stem = -1, b"", b""
-        for (due_ms, offset, data), entry in zip(selection.items, selection.entries, strict=True):
-            if (
-                len(data) > limits.get(entry.target, -1)
-                or entry.expire_at_ms is not None
-                or offset == poison_offset
-                or entry.attempt > 1
-                or entry.occurrence > 1
-                or type(entry.headers) is not dict
+        # With many targets a turn is longer: each partition more in a transaction costs the brokers time.
+        count = TURN_MESSAGES * max(1, len(limits))
+        for start in range(0, len(selection.items), count):
+            if start:
+                plan.turn.clear()
+            part = slice(start, start + count)
+            if not add_plain(
+                selection.items[part],
+                selection.entries[part],
+                limits,
+                poison_offset,
+                decide,
+                shard=self._rules.shard,
+                source_prefix=self._source_prefix,
+                turn=plan.turn,
+                messages=plan.messages,
+                due_ms=plan.due_ms,
             ):
-                if decide is None:
-                    return False
-                decide(due_ms, offset, entry)
-                continue
-            # `message.receipt` written out: a function call and a second dict would cost 0.3 us a message of 3.3.
-            if entry.due_ms != last_ms:
-                last_ms = entry.due_ms
-                due = b"%d" % last_ms
-                stem = b"%d-%b-" % (shard, due)
-            at = b"%d" % offset
-            headers = entry.headers.copy()
-            headers[ID] = entry.id or stem + at
-            headers[DUE_AT] = due
-            headers[SOURCE] = prefix + at
-            append((entry.target, entry.key, entry.value, headers, -1))
-            append_due(due_ms)
+                return False
         return True
 
     def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals, lanes: Set[Lane]) -> dict[str, int]:
@@ -342,7 +339,7 @@ class Pusher:
             detail = f"{entry.target} refuses messages and is attempted again after a pause: {set_aside.why}"
             self._defer(plan, due_ms, offset, entry, Reason.REFUSED_BY_BROKER, detail, next_ms)
         else:
-            partition = _partition(entry, info, offset)
+            partition = plan.turn.place(entry.target, entry.key, info)
             headers = self._letters.with_receipt(entry, offset)
             size = batch_bytes(entry.key, entry.value, headers)
             if size > info.bytes_max:
@@ -453,18 +450,7 @@ class Pusher:
         plan.decisions.append(
             Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt, detail=number)
         )
-        plan.messages.append(self._letters.dead_letter(entry, offset, reason, detail, now_ms))
-
-
-def _partition(entry: Entry, info: TopicInfo, offset: int) -> int:
-    """Return -1 for the client's choice, or an open partition if not all are."""
-    if not info.closed:
-        return -1
-    if entry.key is not None:
-        return partition_of(entry.key, info.partitions)
-    partition = open_partition(info, offset)
-    assert partition is not None, "a message for a topic without an open partition is parked"
-    return partition
+        plan.messages.append(self._letters.dead_letter(entry, offset, reason, detail, plan.turn, now_ms))
 
 
 def within_targets(entries: Sequence[Entry], targets_max: int) -> int:

@@ -8,6 +8,7 @@ from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from chronos.workers.master import Master
 from chronos.workers.pauses import PauseReason
+from chronos.workers.push import Pusher
 from chronos.workers.replica_state import ReplicaState
 
 
@@ -19,6 +20,7 @@ class ReplicaView:
     _follower: Follower | None
     _master: Master | None
     _pause_reason: PauseReason
+    _pusher: Pusher | None
 
     @property
     def role(self) -> ReplicaState:
@@ -48,6 +50,11 @@ class ReplicaView:
         """Due time (epoch ms) of the next message as of the last look of a master; None if it is not known."""
         master = self._master
         return None if master is None else master.due_ms
+
+    def waits_for(self, now_ms: int) -> str | None:
+        """Return the records whose acknowledgement a master's transaction waits for, for people; None if it does not wait."""
+        pusher = self._pusher
+        return None if pusher is None else pusher.partitions.waits_for(now_ms)
 
     @property
     def replayed(self) -> int | None:

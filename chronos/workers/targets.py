@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterable
 import structlog
 from msgspec import Struct
 
+from chronos.core.codec import FRESH, unpack_state
+from chronos.core.filter import Filter
+from chronos.core.keys import STATE_KEY
 from chronos.core.message import Record
 from chronos.core.progress import unpack_progress
+from chronos.core.query import page
+from chronos.core.step import StoreView
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, Retry
-from chronos.ports import Log, TopicInfo, TopicSpec
+from chronos.ports import Log, TopicInfo, TopicLog, TopicSpec
 
 log = structlog.get_logger("chronos.push")
 
@@ -48,6 +53,10 @@ FORGET_AFTER_MS = 60_000
 """Age at which a description is dropped once there are more than TOPICS_MAX."""
 
 
+DUE_NEXT = 1_000
+"""Messages, those due next, whose targets are looked for."""
+
+
 class Target(Struct, frozen=True, kw_only=True):
     """The last description of a target topic."""
 
@@ -70,6 +79,21 @@ class Target(Struct, frozen=True, kw_only=True):
     def is_missing(self) -> bool:
         """True if two descriptions, far enough apart, did not find the topic."""
         return self.missing_since_ms is not None and self.described_ms - self.missing_since_ms >= SECOND_LOOK_MS
+
+
+def due_targets(store: StoreView) -> set[str]:
+    """Return the targets of the messages that are due next in a store."""
+    (data,) = store.get([STATE_KEY])
+    state = FRESH if data is None else unpack_state(data)
+    rows, _ = page(store, state, 0, begin=None, matching=Filter(), limit=DUE_NEXT)
+    return {row.entry.target for row in rows}
+
+
+def warn_of_single_replicas(log_port: TopicLog, topics: Iterable[str]) -> None:
+    """Log those of the topics that have one replica, before a broker fails. Raises LogUnavailable."""
+    for topic, info in log_port.describe(sorted(topics)).items():
+        if info is not None and info.replicas == 1:
+            log.warning("target topic has one replica", topic=topic)
 
 
 class Targets:
@@ -192,11 +216,3 @@ class Targets:
             finally:
                 reader.close()
         return None
-
-
-def open_partition(info: TopicInfo, number: int) -> int | None:
-    """Return -1 for the client's choice, or by the number one of the open partitions if not all are; None if none is."""
-    if not info.closed:
-        return -1
-    led = [partition for partition in range(info.partitions) if partition not in info.closed]
-    return led[number % len(led)] if led else None

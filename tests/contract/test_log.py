@@ -10,10 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import FRESH
 from chronos.core.keys import partition_of
-from chronos.core.message import Record
+from chronos.core.look_ahead import LookAhead
+from chronos.core.message import Entry, Record
+from chronos.core.rules import Rules
+from chronos.core.selector import Selector
+from chronos.core.shard import Shard
+from chronos.core.step import Selection
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
+from chronos.workers.partitions import TURN_MESSAGES
+from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.refusals import Refusals
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 
 NO_LIMIT = 10**8
@@ -566,3 +576,73 @@ def test_watermarks_follow_what_is_written(case):
     assert settled_end(case, topic) >= 4
     assert case.log.stable_end(topic, 0) == settled_end(case, topic)
     writer.close()
+
+
+# --- partitions of messages without a key
+
+
+def test_a_description_names_the_leader_of_each_partition_of_a_log_with_brokers(case):
+    topic = case.topic(partitions=3)
+    info = case.log.describe([topic])[topic]
+    assert info is not None
+    assert len(info.leaders) in (0, info.partitions)
+    assert all(leader >= 0 for leader in info.leaders)
+    assert bool(info.leaders) == bool(case.bootstrap)
+
+
+def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answers_are_measured(case):
+    """Small steps take turns, a large one is spread by itself; a message with a key keeps its partition."""
+    topic, selector = case.topic(partitions=3), Selector()
+    pusher = Pusher(
+        case.log,
+        Rules(shard=0, shards=PARTITIONS),
+        delay_topic="delay",
+        rejected_topic=topic,
+        dead_letter_topic=topic,
+        create_topics=False,
+        attempts_max=1,
+        retry_base_ms=1_000,
+        retry_cap_ms=1_000,
+        selector=selector,
+    )
+    writer = case.log.writer(0)
+
+    def ends() -> list[int]:
+        return [case.log.watermarks(topic, partition).high for partition in range(3)]
+
+    def step(*keys: bytes | None) -> list[int]:
+        """Deliver a message for each key; return how many offsets each partition moved on by."""
+        entries = [Entry(None, 1, topic, key, {}, b"v", 1, None) for key in keys]
+        items = [(1, offset, b"") for offset in range(len(entries))]
+        selection = Selection(items=items, entries=entries, with_id=[], cursor=(1, len(items)), complete=True)
+        look_ahead: LookAhead[PlannedTransaction] = LookAhead(
+            Shard(rules=Rules(shard=0, shards=PARTITIONS), state=FRESH, view=MemoryStore())
+        )
+        now_ms = case.clock.now_ms()
+        plan = pusher.plan(selection, [], now_ms, poison_offset=None, refusals=Refusals(), look_ahead=look_ahead)
+        before = ends()
+        with pusher.partitions.following(writer, case.clock):
+            writer.send(plan.messages, b"progress")
+            writer.commit(lambda timestamp_ms: None)
+        return [after - earlier for after, earlier in zip(ends(), before, strict=True)]
+
+    if case.bootstrap:
+        # The marker of a transaction is written a moment after its commit, so only the greatest growth is compared.
+        used = set()
+        for _ in range(3):
+            grown = step(None, None, None, None)
+            used.add(grown.index(max(grown)))
+        assert used == {0, 1, 2}, "one step, one partition; the next step, the next partition"
+    grown = step(*[None] * 3 * TURN_MESSAGES)
+    assert min(grown) >= TURN_MESSAGES // 2, "a large step is spread over the partitions"
+    home = partition_of(b"order", 3)
+    grown = step(*[b"order"] * 50)
+    assert grown.index(max(grown)) == home
+    writer.close()
+    known = selector.brokers()
+    assert len(known) == bool(case.bootstrap)
+    for latency in known.values():
+        assert 0 <= latency.latency_ms <= 10_000
+    assert [sent.failed for sent in writer.sent] == [False] * len(writer.sent)
+    places = {(sent.topic, sent.partition) for sent in writer.sent}
+    assert places == ({(case.progress, 0), (topic, home)} if case.bootstrap else set())

@@ -637,6 +637,7 @@ def test_shards_and_nodes_show_their_state(service):
     found = service.get("/v1/nodes")
     (node,) = found["nodes"]
     assert (node["ready"], node["reasons"], node["log"]) == (True, [], "embedded")
+    assert (node["brokers"], [shard["waits_for"] for shard in shards]) == ([], [None] * 3)
     assert [(shard["shard"], shard["role"]) for shard in node["shards"]] == [
         (0, "master"),
         (1, "master"),
@@ -653,6 +654,8 @@ def test_the_metrics_are_those_of_the_reference(service):
     for series in metrics.METRICS:
         name = series.name + ("_count" if series.kind == "histogram" else "")
         assert re.search(rf'^{name}{{shard="2"}} ', text, re.MULTILINE), series.name
+    for name, _, _ in metrics.BROKER_METRICS:
+        assert f"\n# TYPE {name} gauge" in text
     for name, _, _ in metrics.NODE_METRICS:
         assert f"\n{name}" in text
     buckets = [

@@ -97,7 +97,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
     def plan_once(*, early: bool) -> PlannedTransaction:
         pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
         if early:
-            pusher.plan_next(selection, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+            pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
         if forget:
             pusher.targets.forget_all()
         return planned(pusher, selection, ahead, poison_offset)
@@ -113,7 +113,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
 
 def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
     pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
-    pusher.plan_next(selection, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
 
@@ -142,7 +142,7 @@ def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
 
 def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
     pusher, ahead = pusher_on(log), look_ahead()
-    pusher.plan_next(selected(None, None, None), poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selected(None, None, None), NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
     plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
     assert plan.due_ms == [NOW_MS - 9]

@@ -16,7 +16,7 @@ from chronos.errors import (
     ProducerLost,
     TransactionAborted,
 )
-from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
+from chronos.ports import Appended, Outgoing, Sent, TopicInfo, TopicSpec, Watermarks
 from tests.sim.broker import DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
 from tests.sim.world import World
 
@@ -194,6 +194,8 @@ class SimWriter:
             pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
             brokers.append(partition, key, value, pairs, transaction)
         log.caller.touch("sent")
+
+    sent: Sequence[Sent] = ()
 
     def commit(self, verify: Callable[[int], None], meanwhile: Callable[[], None] | None = None) -> Appended:
         log, brokers, world, faults = self._log, self._brokers, self._log.world, self._log.faults

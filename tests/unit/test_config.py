@@ -218,7 +218,7 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 # --- What is wrong: one setting -------------------------------------------------------------------
 
 TOP_LEVEL = (
-    "there are cluster, shards, node, log, topics, coordinator, workers, limits, delivery, targets, "
+    "there are cluster, shards, node, log, topics, coordinator, workers, limits, delivery, delivery_faults, targets, "
     "checkpoints, retention, store, admin, logging"
 )
 WRONG_VALUES = {

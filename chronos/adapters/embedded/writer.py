@@ -12,7 +12,7 @@ from chronos.adapters.embedded.rows import pack_body, pack_stamp, record_key
 from chronos.adapters.embedded.topics import EmbeddedTopics, Partition, Topic, is_topic_name, wake
 from chronos.core.keys import partition_of
 from chronos.errors import ClockDisagrees, LogUnavailable, ProducerLost, Retry, TransactionAborted
-from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Outgoing
+from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Outgoing, Sent
 
 Placed = tuple[Partition, bytes]
 """A record to be written: its partition and packed body."""
@@ -127,6 +127,9 @@ def _choose_partition(topic: Topic, key: bytes | None) -> int:
 
 class EmbeddedWriter:
     """Writes the transactions of one shard. See `ports.Writer`."""
+
+    sent: Sequence[Sent] = ()
+    """There are no brokers."""
 
     def __init__(self, records: RecordWriter, progress_topic: str, shard: int) -> None:
         self._records = records

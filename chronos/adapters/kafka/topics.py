@@ -282,18 +282,20 @@ class KafkaTopics:
 
 
 def _info(description: Any, settings: dict[str, str]) -> TopicInfo:
-    partitions, allowed = description.partitions, description.authorized_operations
+    partitions, allowed = sorted(description.partitions, key=lambda part: part.id), description.authorized_operations
+    leaders = tuple(-1 if part.leader is None else part.leader.id for part in partitions)
     # A partition with fewer in-sync replicas takes no records from a producer that waits for all of them, as Chronos does;
     # a partition that has fewer replicas at all needs only those.
     in_sync_min = int(settings.get("min.insync.replicas", 1))
     return TopicInfo(
         id=str(description.topic_id),
         partitions=len(partitions),
-        leaderless=frozenset(part.id for part in partitions if part.leader is None or part.leader.id < 0),
+        leaderless=frozenset(part.id for part, leader in zip(partitions, leaders, strict=True) if leader < 0),
         bytes_max=int(settings.get("max.message.bytes", RECORD_BYTES_MAX)),
         compacted="compact" in settings.get("cleanup.policy", ""),
         writable=not allowed or AclOperation.WRITE in allowed,
         replicas=min((len(part.replicas) for part in partitions), default=None),
+        leaders=leaders,
         stamped=settings.get("message.timestamp.type") == "LogAppendTime",
         short=frozenset(part.id for part in partitions if len(part.isr) < min(in_sync_min, len(part.replicas))),
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -17,7 +18,15 @@ from chronos.adapters.kafka.errors import CONSEQUENCE_CODES, LOST_PRODUCER_CODES
 from chronos.adapters.kafka.settings import INIT_TIMEOUT_S, PRODUCER
 from chronos.core.size import batch_bytes_max
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
-from chronos.ports import Appended, Outgoing
+from chronos.ports import Appended, Outgoing, Sent
+
+FOLLOWED_EVERY = 500
+"""Of so many messages the report of one is asked for: a report costs as much as producing the message (measured)."""
+
+SILENT_NAMED = 3
+"""Most partitions that the error for a late transaction names."""
+
+Report = Callable[[KafkaError | None, Message], None]
 
 
 class KafkaWriter:
@@ -54,6 +63,7 @@ class KafkaWriter:
         """Offset of the last progress record committed."""
         self._reports: list[tuple[KafkaError | None, Message]] = []
         """The delivery report of the progress record, once it is there."""
+        self.sent: list[Sent] = []
         init_transactions(
             self._producer,
             f"taking over shard {shard}: its last transaction was not resolved",
@@ -64,6 +74,13 @@ class KafkaWriter:
         """1. begin, 2. produce everything; librdkafka's threads send while the caller does something else."""
         self._deadline = deadline = time.monotonic() + self._timeout_s
         self._reports = reports = []
+        self.sent = []
+        follow = self._follow(self._progress_topic, self._shard)
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            reports.append((error, message))
+            follow(error, message)
+
         with self._translating(deadline):
             self._producer.begin_transaction()
             # First, so that its partition joins the transaction with those of the messages, and not after them.
@@ -71,7 +88,7 @@ class KafkaWriter:
                 self._progress_topic,
                 progress,
                 partition=self._shard,
-                on_delivery=lambda error, message: reports.append((error, message)),
+                on_delivery=report,
             )
         with self._translating(deadline, producing=True):
             self._produce(messages, deadline)
@@ -137,11 +154,14 @@ class KafkaWriter:
         # Called by position (no callbacks, no timestamp): naming the headers costs 0.2 us a message (measured).
         produce = self._producer.produce
         if not self._small_batch_topics:
-            for topic, key, value, headers, partition in messages:
-                produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
+            left = iter(messages)
+            for topic, key, value, headers, partition in left:
+                produce(topic, value, key, partition, self._follow(topic, partition), None, 0, headers)  # type: ignore[arg-type]
+                for topic, key, value, headers, partition in islice(left, FOLLOWED_EVERY - 1):
+                    produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
             return
         unflushed: dict[str, int] = {}
-        for topic, key, value, headers, partition in messages:
+        for at, (topic, key, value, headers, partition) in enumerate(messages):
             limit = self._small_batch_topics.get(topic)
             if limit is not None:
                 # Each counted as a batch of its own, which is more than its share of a common one.
@@ -150,13 +170,36 @@ class KafkaWriter:
                     self._flush(deadline)
                     unflushed.clear()
                 unflushed[topic] = unflushed.get(topic, 0) + size
-            produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
+            report = None if at % FOLLOWED_EVERY else self._follow(topic, partition)
+            produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]
+
+    def _follow(self, topic: str, partition: int) -> Report:
+        """Return the callback for the delivery report of a record, which is entered in `sent`."""
+        sent = Sent(topic=topic, partition=partition)
+        self.sent.append(sent)
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            placed, latency_s = message.partition(), message.latency()
+            sent.partition = sent.partition if placed is None else placed
+            if error is None:
+                sent.latency_ms = 0 if latency_s is None else int(latency_s * 1_000)
+            elif error.code() == KafkaError._MSG_TIMED_OUT:
+                sent.failed = True
+
+        return report
 
     def _flush(self, deadline: float) -> None:
         if self._producer.flush(max(0.1, deadline - time.monotonic())) > 0:
-            raise ProducerLost(
-                f"the brokers did not take a transaction within {self._timeout_s:g} s: one of them is slow or gone"
-            )
+            raise self._timed_out("one of them is slow or gone")
+
+    def _timed_out(self, why: str) -> ProducerLost:
+        """Return the error for a transaction that the brokers did not take in time, with some of the silent partitions."""
+        silent = [sent for sent in self.sent if sent.latency_ms is None]
+        for sent in silent:
+            sent.failed = True
+        places = sorted({f"{sent.topic}/{sent.partition}" for sent in silent if sent.partition >= 0})[:SILENT_NAMED]
+        named = f"; no acknowledgement from {', '.join(places)}" if places else ""
+        return ProducerLost(f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}{named}")
 
     def _commit(self, deadline: float) -> None:
         while True:
@@ -179,9 +222,7 @@ class KafkaWriter:
             return ProducerLost(f"the producer can no longer be used: {error.str()} ({error.name()})")
         if time.monotonic() >= deadline:
             # The coordinator has aborted the transaction after its time-out, and fences a producer that aborts it now.
-            return ProducerLost(
-                f"the brokers did not take a transaction within {self._timeout_s:g} s: {error.str()} ({error.name()})"
-            )
+            return self._timed_out(f"{error.str()} ({error.name()})")
         # A consequence proves only that another message failed: early because of itself, late because of the time-out.
         is_consequence = refused_before or error.code() in CONSEQUENCE_CODES
         failed_early = is_consequence and time.monotonic() < deadline - 1.0

@@ -1,0 +1,141 @@
+"""The partitions of the messages without a key: the selector chooses one for each topic and turn, by how the brokers answer.
+
+A turn is as many messages as a batch of the client holds, so that a small step writes to one partition of each topic, and a
+large one spreads over several. A message with a key keeps its partition.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from chronos.core.keys import partition_of
+from chronos.core.selector import Selector
+from chronos.ports import Clock, TopicInfo, Writer
+from chronos.workers.targets import Targets
+
+log = structlog.get_logger("chronos.push")
+
+TURN_MESSAGES = 1_000
+"""Messages of one topic that go to the same partition in a row: a full batch of the client."""
+
+WAITS_MS = 1_000
+"""A record that is not acknowledged for longer is named: a commit takes milliseconds."""
+
+LOG_EVERY_MS = 60_000
+"""How often a shard logs that one broker is avoided."""
+
+NAMED_MAX = 3
+"""Most partitions named in one text."""
+
+UNKNOWN = -1
+"""Leader of a partition, where the log names none."""
+
+
+class Turn(dict[str, int]):
+    """By topic, the partition of its messages without a key, chosen at the first of them; -1: the log's choice.
+
+    `clear` begins the next turn.
+    """
+
+    def __init__(self, partitions: "Partitions", now_ms: int) -> None:
+        super().__init__()
+        self.changes = partitions.changes
+        """Those that it knows: with a later change the choices are outdated."""
+        self._partitions = partitions
+        self._now_ms = now_ms
+
+    def __missing__(self, topic: str) -> int:
+        chosen = self[topic] = self._partitions.choose(topic, self._now_ms)
+        return chosen
+
+    def place(self, topic: str, key: bytes | None, info: TopicInfo) -> int:
+        """Return the partition of one message; -1: the log's choice, which goes by the key if there is one."""
+        if key is None:
+            return self[topic]
+        return partition_of(key, info.partitions) if info.closed else -1
+
+
+class Partitions:
+    """The choices of one leadership, and the reports of its writer."""
+
+    def __init__(self, targets: Targets, selector: Selector | None) -> None:
+        """`selector`: the one of the node; None: the log chooses, as long as no partition is closed."""
+        self._targets = targets
+        self._enabled = selector is not None
+        self._selector = Selector() if selector is None else selector
+        self._followed: tuple[Writer, int] | None = None
+        """The writer of the open transaction, and when it was begun (epoch ms); None between two transactions."""
+
+        self._logged_ms: dict[int, int] = {}
+        """By broker, when it was logged that it is avoided (epoch ms)."""
+
+    @property
+    def changes(self) -> int:
+        """How often the selector was told of a broker that has become slower or faster."""
+        return self._selector.changes
+
+    def turn(self, now_ms: int) -> Turn:
+        """Return the choices of the first turn of a step; its topics must have been described."""
+        return Turn(self, now_ms)
+
+    def choose(self, topic: str, now_ms: int) -> int:
+        """Return the partition for the next messages without a key; -1: the log's choice."""
+        info = self._targets.known([topic])[topic].info
+        assert info is not None, "a message for a missing topic is not written"
+        if not info.closed and not (self._enabled and info.leaders):
+            return -1
+        leaders = info.leaders or (UNKNOWN,) * info.partitions
+        partition = self._selector.choose(topic, leaders, info.closed, now_ms)
+        assert partition is not None, "a message for a topic without an open partition is not written"
+        return partition
+
+    @contextmanager
+    def following(self, writer: Writer, clock: Clock) -> Iterator[None]:
+        """Follow a transaction from before its first record; at its end, the selector is told how the brokers answered."""
+        self._followed = writer, clock.now_ms()
+        try:
+            yield
+        finally:
+            self._followed = None
+            if self._enabled:
+                self._report(writer, clock.now_ms())
+
+    def _report(self, writer: Writer, now_ms: int) -> None:
+        answered = [sent for sent in writer.sent if sent.latency_ms is not None]
+        # If no leader has answered, the coordinator of the transaction or the network may be the cause, and none is blamed.
+        # Failed ones last: a partition that failed is avoided, although others of its topic answered.
+        for sent in answered + [sent for sent in writer.sent if sent.failed and answered]:
+            broker = self._leader(sent.topic, sent.partition)
+            if broker == UNKNOWN:
+                continue
+            latency_ms = None if sent.failed else sent.latency_ms
+            became_slow = self._selector.report(sent.topic, sent.partition, broker, latency_ms, now_ms)
+            if became_slow and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
+                self._logged_ms[broker] = now_ms
+                place = f"{sent.topic}/{sent.partition}"
+                seconds = (self._selector.brokers()[broker].available_ms - now_ms) // 1_000
+                log.warning("broker avoided", broker=broker, partition=place, took_ms=latency_ms, seconds=seconds)
+
+    def _leader(self, topic: str, partition: int) -> int:
+        target = self._targets.known([topic]).get(topic)
+        leaders = () if target is None or target.info is None else target.info.leaders
+        return leaders[partition] if 0 <= partition < len(leaders) else UNKNOWN
+
+    def waits_for(self, now_ms: int) -> str | None:
+        """Return the records that the open transaction waits for, for people; None if it does not wait. Any thread may call."""
+        followed = self._followed
+        if followed is None or now_ms - followed[1] < WAITS_MS:
+            return None
+        writer, since_ms = followed
+        places = sorted({(sent.topic, sent.partition) for sent in list(writer.sent) if sent.latency_ms is None})
+        if not places:
+            return None
+        named = ", ".join(self._place(topic, partition) for topic, partition in places[:NAMED_MAX])
+        more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
+        return f"no acknowledgement for {(now_ms - since_ms) // 1_000} s from {named}{more}"
+
+    def _place(self, topic: str, partition: int) -> str:
+        broker = self._leader(topic, partition)
+        led = "" if broker == UNKNOWN else f" (leader: broker {broker})"
+        return f"{topic}{led}" if partition < 0 else f"{topic}/{partition}{led}"
