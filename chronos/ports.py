@@ -208,6 +208,13 @@ class Log(RecordLog, TopicLog, Protocol):
     """Records and topics. Ask for the narrower protocol where one is enough."""
 
 
+class StoreSnapshot(StoreView, Protocol):
+    """The rows of a store as they were when it was made. Any thread may read. Every method raises Retry once it is closed."""
+
+    def close(self) -> None:
+        """Release the files and memory that it keeps. Closing the store does so too."""
+
+
 class Store(StoreView, Protocol):
     """The materialised state of one shard: sorted bytes, written atomically, durable once flushed."""
 
@@ -216,6 +223,9 @@ class Store(StoreView, Protocol):
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete `start <= key < stop` with one range tombstone."""
+
+    def snapshot(self) -> StoreSnapshot:
+        """Return a view of the rows as they are now; later writes do not change it. Close it soon."""
 
     def flush(self) -> None:
         """Make everything written so far durable."""

@@ -63,6 +63,13 @@ class MemoryStore:
             del self._rows[key]
         del self._keys[first:end]
 
+    def snapshot(self) -> "MemoryStore":
+        """Return a copy."""
+        self._check_open()
+        copy = MemoryStore()
+        copy._rows, copy._keys = dict(self._rows), list(self._keys)
+        return copy
+
     def flush(self) -> None:
         """Make what was written so far survive a crash."""
         self._check_open()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -31,6 +31,9 @@ WAITING_THREADS = 64
 
 LOG_QUERY_S = 1.0
 """How long an answer that can do without the log waits for it."""
+
+BACKGROUND_S = 2.0
+"""How long background work may take to end when the server stops."""
 
 T = TypeVar("T")
 
@@ -62,6 +65,7 @@ class Context:
         )
         self.peers = PeerClient(node)
         self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
+        self._background: set[asyncio.Task[None]] = set()
         self._ends: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._refreshed_s = float("-inf")
@@ -83,6 +87,12 @@ class Context:
     async def in_waiting_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work that only waits, in a thread of the pool for it."""
         return await asyncio.get_running_loop().run_in_executor(self._waiting, work, *arguments)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that outlives its request. It ends soon after `stopping` is set."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def caught_up(self, shard: int, deadline_s: float) -> bool:
         """Wait until the shard has applied all records its delay partition holds now; False after the time."""
@@ -165,6 +175,8 @@ class Context:
 
     async def close(self) -> None:
         """Close the connections and stop the threads; a call that still blocks ends by its own timeout."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
         for pool in (self._threads, self._waiting, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)

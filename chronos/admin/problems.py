@@ -26,6 +26,8 @@ TITLES = {
     "no-holder": "No node with a replica of the shard answers",
     "not-a-member": "Only nodes of the cluster may request this",
     "busy-copying": "This node is already sending checkpoints",
+    "no-job": "This node has no such job",
+    "too-many-jobs": "Too many jobs are running",
     "no-node": "There is no such node",
     "node-present": "The node is a member of the cluster",
     "trimmed": "The record is no longer in the log",

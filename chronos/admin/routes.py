@@ -11,6 +11,7 @@ from chronos.admin.checkpoints import CheckpointHandlers
 from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
 from chronos.admin.dead_letters import DeadLetters
+from chronos.admin.jobs import JobHandlers
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.replica_transfer import ReplicaTransfer
@@ -68,10 +69,12 @@ def routes(
     copies: ReplicaTransfer,
     topics: TopicReads,
     dead_letters: DeadLetters,
+    jobs: JobHandlers,
 ) -> list[Route]:
     """All routes, in the order of the documentation."""
     by_id = {"id": schemas.Id}
     by_shard = {"shard": schemas.ShardNumber}
+    by_job = {"job": schemas.JobId}
     by_node = {"node": schemas.NodeName}
     return [
         Route(
@@ -136,6 +139,29 @@ def routes(
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Mark dead letters as discarded: they are no longer listed or replayed. Their records stay in the topic.",
             answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
+        ),
+        Route(
+            method="POST", path="/v1/jobs", name="start", handler=jobs.start, query=schemas.ShardsQuery,
+            summary="Cancel, reschedule or fire all pending messages of a filter, or count them by target: a job that runs on the"
+            " node asked. It concerns the messages that are pending when it starts, not those scheduled later.",
+            body=schemas.JobRequest, answer=schemas.JobInfo,
+            answers={202: "The job runs.", **BODY, 409: "Ten jobs are running.", **ELSEWHERE},
+        ),
+        Route(
+            method="GET", path="/v1/jobs", name="jobs", handler=jobs.jobs,
+            summary="The jobs of the node asked, the last 100 since it started.",
+            answer=schemas.Jobs, answers={200: "All jobs."},
+        ),
+        Route(
+            method="GET", path="/v1/jobs/{job}", name="job", handler=jobs.get, parameters=by_job,
+            summary="A job: its state and its counts.", answer=schemas.JobInfo,
+            answers={200: "The job.", 404: "This node has no such job."},
+        ),
+        Route(
+            method="DELETE", path="/v1/jobs/{job}", name="stop", handler=jobs.stop, parameters=by_job,
+            summary="Stop a job: it writes nothing more. What it wrote stays. Waits up to 5 s until it has ended.",
+            answer=schemas.JobInfo,
+            answers={200: "The job has ended.", 202: "The job is stopping.", **CROSS_SITE, 404: "This node has no such job."},
         ),
         Route(
             method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=schemas.TimelineQuery,
@@ -266,4 +292,5 @@ def table(context: Context | None) -> list[Route]:
         ReplicaTransfer(given),
         TopicReads(given),
         DeadLetters(given),
+        JobHandlers(given),
     )

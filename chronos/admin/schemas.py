@@ -103,6 +103,7 @@ TopicName = Annotated[
         examples=["orders"],
     ),
 ]
+JobId = Annotated[str, Meta(min_length=1, title="job", description="Id of a job.")]
 NodeName = Annotated[str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")]
 Instant = Annotated[
     str,
@@ -206,6 +207,60 @@ class Reschedule(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
 
+HeaderCondition = Annotated[
+    str,
+    Meta(
+        pattern=HEADER_CONDITION_PATTERN,
+        title="NAME=VALUE",
+        description="The name of a header, `=`, and its value as text.",
+    ),
+]
+IdPrefix = Annotated[
+    str, Meta(max_length=1_500, title="id prefix", description="UTF-8 text, or `base64:` and the bytes in base64.")
+]
+CONDITIONS_MAX = 16
+"""Headers in one filter."""
+
+REPEATABLE = frozenset({"header"})
+"""Parameters that may be given several times."""
+
+
+class JobFilter(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Which pending messages: all conditions must be true. Without conditions: all messages."""
+
+    target: Annotated[str | UnsetType, Meta(description="The target topic.")] = UNSET
+    due_from: Annotated[Time | UnsetType, Meta(description="Due at or after this time.")] = UNSET
+    due_to: Annotated[Time | UnsetType, Meta(description="Due before this time.")] = UNSET
+    id_prefix: Annotated[
+        IdPrefix | UnsetType, Meta(description="First characters of the id; generated ids are included.")
+    ] = UNSET
+    headers: Annotated[
+        Annotated[dict[str, str], Meta(max_length=CONDITIONS_MAX)] | UnsetType,
+        Meta(description="Headers that are there with exactly these values, among any others."),
+    ] = UNSET
+
+
+class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """An action on all pending messages of which a filter is true."""
+
+    action: Annotated[
+        Literal["count", "cancel", "reschedule", "fire"],
+        Meta(description="`count` changes nothing: it counts the messages by target."),
+    ]
+    filter: Annotated[
+        JobFilter | UnsetType,
+        Meta(description="Which messages. Only `count` takes a filter without conditions."),
+    ] = UNSET
+    deliver_at: Annotated[
+        Time | UnsetType,
+        Meta(description="The new due time, at most `limits.max_delay` ahead; of a `reschedule` only."),
+    ] = UNSET
+    delay: Annotated[
+        Duration | UnsetType,
+        Meta(description="How long after its action is written a message is due; of a `reschedule` only."),
+    ] = UNSET
+
+
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "Target": {"not": {"required": ["key", "key_base64"], "properties": {"key": {"type": "string"}}}},
     "Message": {
@@ -220,6 +275,11 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "anyOf": [{"required": ["id", "all"]}]
             + [{"required": [one, name]} for one in ("id", "all") for name in ("target", "reason", "since", "until")]
         },
+    },
+    "JobRequest": {
+        "if": {"properties": {"action": {"const": "reschedule"}}},
+        "then": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
+        "else": {"not": {"anyOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]}},
     },
 }
 """What the schemas say besides: which fields go together."""
@@ -286,6 +346,57 @@ class Page(Struct, kw_only=True):
         str | None,
         Meta(description="Page key: the parameter `after` of the next page; null: this is the last page. Opaque."),
     ]
+
+
+class TargetCount(Struct, kw_only=True, gc=False):
+    """Messages for one target topic."""
+
+    topic: str
+    messages: Count
+
+
+class JobInfo(Struct, kw_only=True):
+    """A bulk operation. Its node keeps it in memory: it ends with the node, and what it wrote stays."""
+
+    id: str
+    node: Annotated[str, Meta(description="The node that runs it.")]
+    action: Literal["count", "cancel", "reschedule", "fire"]
+    filter: JobFilter
+    state: Annotated[
+        Literal["running", "done", "stopped", "failed"],
+        Meta(description="`done`: every message was looked at. `stopped`, `failed`: the counts say how far it got."),
+    ]
+    started_at: Instant
+    ended_at: Instant | None
+    elapsed_ms: Count
+    expected: Annotated[
+        int,
+        Meta(
+            ge=0, description="Messages to be read, about: those pending in the minutes of the due window at the start."
+        ),
+    ]
+    scanned: Annotated[int, Meta(ge=0, description="Messages read.")]
+    matched: Annotated[int, Meta(ge=0, description="Messages of which the filter is true.")]
+    written: Annotated[int, Meta(ge=0, description="Actions that the log has acknowledged.")]
+    done: Annotated[int, Meta(ge=0, description="Actions that had their effect.")]
+    too_late: Annotated[
+        int, Meta(ge=0, description="Messages that were delivered, changed or settled otherwise before their action.")
+    ]
+    failed: Annotated[int, Meta(ge=0, description="Actions that were refused, or that the log did not take.")]
+    reasons: Annotated[dict[str, int], Meta(description="Refused actions by reason.")]
+    rate: Annotated[float, Meta(ge=0, description="Messages per second: actions done; of a `count`, messages read.")]
+    targets: Annotated[
+        list[TargetCount] | UnsetType,
+        Meta(description="Matching messages by target topic, the most first; only in the answer about one job."),
+    ] = UNSET
+    other_targets: Annotated[int, Meta(ge=0, description="Matching messages for targets beyond the first 10,000.")] = 0
+    error: Annotated[str | None, Meta(description="Why it failed or was stopped.")] = None
+
+
+class Jobs(Struct, kw_only=True):
+    """The jobs of the node asked, the latest first."""
+
+    jobs: Annotated[list[JobInfo], Meta(max_length=100)]
 
 
 class Interval(Struct, kw_only=True, gc=False):
@@ -708,24 +819,6 @@ class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 PageKey = Annotated[
     str, Meta(pattern=PAGE_PATTERN, title="page key", description="`after` of the page before: where this page begins.")
 ]
-
-
-HeaderCondition = Annotated[
-    str,
-    Meta(
-        pattern=HEADER_CONDITION_PATTERN,
-        title="NAME=VALUE",
-        description="The name of a header, `=`, and its value as text.",
-    ),
-]
-IdPrefix = Annotated[
-    str, Meta(max_length=1_500, title="id prefix", description="UTF-8 text, or `base64:` and the bytes in base64.")
-]
-CONDITIONS_MAX = 16
-"""Headers in one filter."""
-
-REPEATABLE = frozenset({"header"})
-"""Parameters that may be given several times."""
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):

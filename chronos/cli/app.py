@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import typer
 
+from chronos.cli.change_app import cancel, fire, jobs, reschedule
 from chronos.cli.dead_letters_app import dead_letters_app
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
 from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, at_least
@@ -177,45 +178,10 @@ def list_messages(
     list_(server, output, filter_of(target, due_from, due_to, id_prefix, header), limit)
 
 
-@app.command()
-def cancel(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
-    """Cancel a message. Exit code 1 when it is too late, 4 when no message has the id.
-
-    \b
-    Examples:
-      chronos cancel reminder-17
-    """
-    from chronos.cli import verbs
-
-    verbs.act(server, output, "cancel", id)
-
-
-@app.command()
-def reschedule(
-    id: MessageId, in_: In = None, at: At = None, output: Output = Format.text, server: Server = HERE
-) -> None:
-    """Give a pending message a new time. Exit code 1 when it is too late, 4 when no message has the id.
-
-    \b
-    Examples:
-      chronos reschedule reminder-17 --in 2h
-    """
-    from chronos.cli import verbs
-
-    verbs.act(server, output, "reschedule", id, delay=in_, at=at)
-
-
-@app.command()
-def fire(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
-    """Deliver a pending message now. Exit code 1 when it is too late, 4 when no message has the id.
-
-    \b
-    Examples:
-      chronos fire reminder-17
-    """
-    from chronos.cli import verbs
-
-    verbs.act(server, output, "fire", id)
+app.command()(cancel)
+app.command()(reschedule)
+app.command()(fire)
+app.command()(jobs)
 
 
 @app.command()

@@ -8,6 +8,12 @@ RETRIES = 1
 """Repetitions of a call: fewer than a program makes, because a person can try again."""
 
 OPTIONS = {
+    "filter.target": "--target",
+    "filter.due_from": "--due-from",
+    "filter.due_to": "--due-to",
+    "filter.id_prefix": "--id-prefix",
+    "filter.header": "--header",
+    "filter.headers": "--header",
     "target.topic": "--to",
     "target.key": "--key",
     "target.key_base64": "--key",

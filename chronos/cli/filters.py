@@ -1,13 +1,11 @@
 """The options of a filter, shared by the verbs that concern many messages."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chronos.cli.connect import given
-from chronos.cli.times import moment
-from chronos.client import requests
-from chronos.client.requests import FilterOptions
+if TYPE_CHECKING:
+    from chronos.client import FilterOptions
 
 Target = Annotated[
     str | None, typer.Option("--target", "--to", metavar="TOPIC", help="Only messages for this target topic.")
@@ -36,8 +34,12 @@ HasHeader = Annotated[
 
 def filter_of(
     target: str | None, due_from: str | None, due_to: str | None, id_prefix: str | None, header: list[str] | None
-) -> FilterOptions:
+) -> "FilterOptions":
     """The filter of these options, empty without any; typer.BadParameter for a value that cannot be sent."""
+    from chronos.cli.connect import given
+    from chronos.cli.times import moment
+    from chronos.client import requests
+
     found: FilterOptions = {
         "target": target,
         "due_from": moment(due_from, "--due-from"),

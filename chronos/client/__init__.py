@@ -20,6 +20,9 @@ from chronos.client.models import (
     DeadLetterCount,
     DeadLetterRefusal,
     DeadLetterTotals,
+    Job,
+    JobAction,
+    JobState,
     MessageInfo,
     MessageState,
     OnConflict,
@@ -27,9 +30,10 @@ from chronos.client.models import (
     Result,
     Scheduled,
     Target,
+    TargetCount,
     WholeDeadLetter,
 )
-from chronos.client.requests import Bytes, HeaderValue, MessageOptions, message
+from chronos.client.requests import Bytes, FilterOptions, HeaderValue, MessageOptions, message
 from chronos.client.times import Delay, Time
 
 __all__ = [
@@ -46,7 +50,11 @@ __all__ = [
     "DeadLetterRefusal",
     "DeadLetterTotals",
     "Delay",
+    "FilterOptions",
     "HeaderValue",
+    "Job",
+    "JobAction",
+    "JobState",
     "MessageInfo",
     "MessageOptions",
     "MessageState",
@@ -59,6 +67,7 @@ __all__ = [
     "Scheduled",
     "ServiceFailed",
     "Target",
+    "TargetCount",
     "Time",
     "Unreachable",
     "WholeDeadLetter",

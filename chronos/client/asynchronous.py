@@ -11,6 +11,7 @@ from chronos.client.errors import ClientError
 from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
+    Job,
     MessageInfo,
     OnConflict,
     Page,
@@ -88,6 +89,48 @@ class AsyncClient:
             after = found.after
             if after is None:
                 return
+
+    async def count_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """See `Client.count_where`."""
+        return await self._job(requests.start_job("count", conditions), wait)
+
+    async def cancel_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """See `Client.cancel_where`."""
+        return await self._job(requests.start_job("cancel", conditions), wait)
+
+    async def reschedule_where(
+        self,
+        *,
+        deliver_at: Time | None = None,
+        delay: Delay | None = None,
+        wait: Delay | None = None,
+        **conditions: Unpack[FilterOptions],
+    ) -> Job:
+        """See `Client.reschedule_where`."""
+        return await self._job(requests.start_job("reschedule", conditions, deliver_at, delay), wait)
+
+    async def fire_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """See `Client.fire_where`."""
+        return await self._job(requests.start_job("fire", conditions), wait)
+
+    async def job(self, id: str) -> Job:
+        """See `Client.job`."""
+        found: Job = await self.call(requests.job(id))
+        return found
+
+    async def jobs(self) -> list[Job]:
+        """See `Client.jobs`."""
+        found: list[Job] = await self.call(requests.jobs())
+        return found
+
+    async def stop_job(self, id: str) -> Job:
+        """See `Client.stop_job`."""
+        found: Job = await self.call(requests.stop_job(id))
+        return found
+
+    async def _job(self, request: Request, wait: Delay | None) -> Job:
+        started: Job = await self.call(request)
+        return started if wait is None else await self.run(requests.follow_job(started, wait))
 
     async def records(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"

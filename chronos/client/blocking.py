@@ -15,6 +15,7 @@ from chronos.client.errors import ClientError
 from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
+    Job,
     MessageInfo,
     OnConflict,
     Page,
@@ -107,6 +108,52 @@ class Client:
             after = found.after
             if after is None:
                 return
+
+    def count_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """Start a job that counts all pending messages of a filter by target; without conditions, all that are pending."""
+        return self._job(requests.start_job("count", conditions), wait)
+
+    def cancel_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """Start a job that cancels all pending messages of a filter; conditions as of `conditions`.
+
+        With `wait` the call returns once the job has ended, or after this time while it goes on. Messages that are scheduled
+        after the job began are not concerned.
+        """
+        return self._job(requests.start_job("cancel", conditions), wait)
+
+    def reschedule_where(
+        self,
+        *,
+        deliver_at: Time | None = None,
+        delay: Delay | None = None,
+        wait: Delay | None = None,
+        **conditions: Unpack[FilterOptions],
+    ) -> Job:
+        """Start a job that gives all pending messages of a filter a new time; see `cancel_where`."""
+        return self._job(requests.start_job("reschedule", conditions, deliver_at, delay), wait)
+
+    def fire_where(self, *, wait: Delay | None = None, **conditions: Unpack[FilterOptions]) -> Job:
+        """Start a job that delivers all pending messages of a filter now; see `cancel_where`."""
+        return self._job(requests.start_job("fire", conditions), wait)
+
+    def job(self, id: str) -> Job:
+        """Return the present state of a job; raises NotFound, also after its node was restarted."""
+        found: Job = self.call(requests.job(id))
+        return found
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs of the node, the latest first."""
+        found: list[Job] = self.call(requests.jobs())
+        return found
+
+    def stop_job(self, id: str) -> Job:
+        """Stop a job: it writes nothing more, and what it wrote stays."""
+        found: Job = self.call(requests.stop_job(id))
+        return found
+
+    def _job(self, request: Request, wait: Delay | None) -> Job:
+        started: Job = self.call(request)
+        return started if wait is None else self.run(requests.follow_job(started, wait))
 
     def records(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100, wait: Delay = "0ms"

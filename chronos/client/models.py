@@ -18,6 +18,12 @@ MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead"]
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
 
 
+JobAction = Literal["count", "cancel", "reschedule", "fire"]
+"""What a job does with the messages of its filter; `count` changes nothing."""
+
+JobState = Literal["running", "done", "stopped", "failed"]
+
+
 class Scheduled(msgspec.Struct, frozen=True, kw_only=True):
     """A message that the log has acknowledged."""
 
@@ -82,6 +88,56 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     value_bytes: int | None = None
     """Size of the payload; None for a null payload."""
+
+
+class TargetCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages for one target topic."""
+
+    topic: str
+    messages: int
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk operation. True if it has looked at every message and no action failed.
+
+    Its node keeps it in memory: when that node stops, the job is lost, and what it wrote stays. It can be repeated.
+    """
+
+    id: str
+    node: str
+    """The node that runs it."""
+    action: JobAction
+    state: JobState
+    started_at: datetime
+    ended_at: datetime | None
+    elapsed_ms: int
+    expected: int
+    """Messages to be read, about."""
+    scanned: int
+    """Messages read."""
+    matched: int
+    """Messages of which the filter is true."""
+    written: int
+    """Actions that the log has acknowledged."""
+    done: int
+    """Actions that had their effect."""
+    too_late: int
+    """Messages that were settled or changed before their action."""
+    failed: int
+    """Actions that were refused, or that the log did not take."""
+    reasons: dict[str, int]
+    """Refused actions by reason."""
+    rate: float
+    """Messages per second."""
+    targets: list[TargetCount] = msgspec.field(default_factory=list)
+    """Matching messages by target topic, the most first; not in a list of jobs."""
+    other_targets: int = 0
+    """Matching messages for targets beyond the first 10,000."""
+    error: str | None = None
+    """Why it failed or was stopped."""
+
+    def __bool__(self) -> bool:
+        return self.state == "done" and self.failed == 0
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

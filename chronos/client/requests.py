@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed
-from chronos.client.models import MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.models import Job, JobAction, MessageInfo, OnConflict, Page, Result, Scheduled
 from chronos.client.times import Delay, Time, delay_ms, time_ms
 
 BACK_OFF_S = 0.1
@@ -32,6 +32,9 @@ PAGE_MESSAGES = 1_000
 
 CONFIRM_EVERY_S = 0.05
 """Pause between two looks at a shard that has not taken a message in."""
+
+JOB_EVERY_S = 0.2
+"""Pause between two looks at a job."""
 
 Bytes = bytes | str | None
 """Text is sent as UTF-8."""
@@ -204,6 +207,31 @@ def page(*, limit: int = PAGE_MESSAGES, after: str | None = None, **conditions_:
     return Request(method="GET", path=f"/v1/messages?{urlencode(query, doseq=True)}", decode=_page)
 
 
+def start_job(
+    action: JobAction, matching: FilterOptions, deliver_at: Time | None = None, delay: Delay | None = None
+) -> Request:
+    """Start a bulk operation on all pending messages of which the filter is true."""
+    content: dict[str, Any] = {"action": action, "filter": conditions(**matching)}
+    if action == "reschedule":
+        content |= _when(deliver_at, delay)
+    return Request(method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False)
+
+
+def job(id: str) -> Request:
+    """The present state of a job."""
+    return Request(method="GET", path=_job_path(id), decode=_job)
+
+
+def jobs() -> Request:
+    """The jobs of the node asked."""
+    return Request(method="GET", path="/v1/jobs", decode=_jobs)
+
+
+def stop_job(id: str) -> Request:
+    """Stop a job."""
+    return Request(method="DELETE", path=_job_path(id), decode=_job, wait_s=ACTION_WAIT_S)
+
+
 def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> Request:
     """Records of a topic of the embedded log."""
     wait_ms = delay_ms(wait)
@@ -283,6 +311,16 @@ def confirm(scheduled: Scheduled, wait: Delay, on_conflict: OnConflict | None) -
     raise Rejected(f"{scheduled.id} was rejected: another message has this id and is {found.state}")
 
 
+def follow_job(started: Job, wait: Delay) -> Steps[Job]:
+    """Look at a job until it has ended, or until the time is over."""
+    deadline_s = time.monotonic() + delay_ms(wait) / 1_000
+    found = started
+    while found.state == "running" and time.monotonic() < deadline_s:
+        yield JOB_EVERY_S
+        found = yield job(started.id)
+    return found
+
+
 class Attempts:
     """The one deadline of a call, and when it may be tried again."""
 
@@ -335,6 +373,10 @@ def id_path(id: str | bytes) -> str:
 
 def _message_path(id: str | bytes) -> str:
     return f"/v1/messages/{id_path(id)}"
+
+
+def _job_path(id: str) -> str:
+    return f"/v1/jobs/{quote(_checked('id', id), safe='')}"
 
 
 def _when(deliver_at: Time | None, delay: Delay | None) -> dict[str, Any]:
@@ -399,4 +441,12 @@ _scheduled = msgspec.json.Decoder(Scheduled).decode
 _scheduled_many = msgspec.json.Decoder(list[Scheduled]).decode
 _result = msgspec.json.Decoder(Result).decode
 _message_info = msgspec.json.Decoder(MessageInfo).decode
+_job = msgspec.json.Decoder(Job).decode
+_decode_jobs = msgspec.json.Decoder(dict[str, list[Job]]).decode
+
+
+def _jobs(body: bytes) -> list[Job]:
+    return _decode_jobs(body)["jobs"]
+
+
 _page = msgspec.json.Decoder(Page).decode

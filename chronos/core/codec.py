@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Entry
+from chronos.core.message import Entry, EntryHead
 from chronos.errors import StoreCorrupt
 
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
@@ -129,6 +129,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(Entry).decode
+_decode_head = msgspec.msgpack.Decoder(EntryHead).decode
 _decode_id_state = msgspec.msgpack.Decoder(IdState).decode
 _decode_lane_state = msgspec.msgpack.Decoder(LaneState).decode
 _decode_state = msgspec.msgpack.Decoder(State).decode
@@ -146,6 +147,16 @@ def unpack_entry(data: bytes) -> Entry:
         raise _unknown("an entry", data)
     try:
         return _decode_entry(data[1:])
+    except UNDECODABLE as error:
+        raise _damaged("an entry", error) from error
+
+
+def unpack_head(data: bytes) -> EntryHead:
+    """Return the first fields of the entry in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
+    if data[:1] != ENTRY_VERSION:
+        raise _unknown("an entry", data)
+    try:
+        return _decode_head(data[1:])
     except UNDECODABLE as error:
         raise _damaged("an entry", error) from error
 

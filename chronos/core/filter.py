@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Entry, entry_id
+from chronos.core.message import Entry, EntryHead, entry_id
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
@@ -37,13 +37,14 @@ class Filter(Struct, frozen=True, kw_only=True):
         """The first position after the due window."""
         return max(min(self.due_to_ms, MS_MAX + 1), 0), 0
 
-    def concerns(self, entry: Entry, shard: int, offset: int) -> bool:
+    def concerns(self, entry: Entry | EntryHead, shard: int, offset: int) -> bool:
         """Return whether the filter is true of a message whose position is in the due window."""
         if self.target is not None and entry.target != self.target:
             return False
         if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
             return False
         if self.headers:
+            assert isinstance(entry, Entry), "a filter of headers needs the whole entry"
             headers = entry.headers
             pairs = headers.items() if isinstance(headers, dict) else headers
             return all(pair in pairs for pair in self.headers)

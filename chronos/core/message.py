@@ -194,6 +194,14 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     """None for a plain message."""
 
 
+class EntryHead(Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of an `Entry`, for scans."""
+
+    id: bytes | None
+    due_ms: int
+    target: str
+
+
 class ConditionalSchedule(Struct, frozen=True, gc=False):
     """A message with an id and a conflict policy other than `reject`, or a replayed one."""
 
@@ -251,6 +259,6 @@ def receipt(entry: Entry, offset: int, shard: int, source_prefix: bytes) -> dict
     return headers
 
 
-def entry_id(entry: Entry, shard: int, offset: int) -> bytes:
+def entry_id(entry: Entry | EntryHead, shard: int, offset: int) -> bytes:
     """Return the id by which users know the message."""
     return entry.id if entry.id is not None else generated_id(shard, entry.due_ms, offset)

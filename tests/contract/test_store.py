@@ -58,6 +58,42 @@ def everything(store: Store) -> list[tuple[bytes, bytes]]:
 # ------------------------------------------------------------------------------------------- Every store
 
 
+def test_a_snapshot_keeps_the_rows_of_its_moment(store):
+    """Later puts, deletes, range deletes and flushes do not change it, in any thread; a closed one, and one of a closed store,
+    says so."""
+    store.write([(b"e%03d" % n, b"v%d" % n) for n in range(100)] + [(b"m", b"old")], [])
+    kept, other = store.snapshot(), store.snapshot()
+    store.write([(b"e050", b"new"), (b"e999", b"late"), (b"m", b"new")], [b"e001"])
+    store.delete_range(b"e060", b"e090")
+    store.flush()
+    store.write([(b"e002", b"later")], [])
+    with ThreadPoolExecutor(1) as other_thread:
+        rows = other_thread.submit(kept.scan, b"e", b"f", NO_LIMIT, NO_LIMIT).result()
+    assert rows == [(b"e%03d" % n, b"v%d" % n) for n in range(100)]
+    assert kept.scan(b"e010", b"f", 2, NO_LIMIT) == [(b"e010", b"v10"), (b"e011", b"v11")]
+    assert kept.scan(b"e010", b"f", NO_LIMIT, 1) == [(b"e010", b"v10")]
+    assert kept.scan(b"e010", b"e011", NO_LIMIT, NO_LIMIT) == [(b"e010", b"v10")]
+    assert kept.get([b"m", b"e999", b"e001"]) == [b"old", None, b"v1"]
+    kept.close()
+    with pytest.raises(Retry):
+        kept.get([b"m"])
+    assert other.get([b"m"]) == [b"old"]
+
+
+def test_a_store_closes_its_snapshots_and_can_be_opened_again(kind, tmp_path):
+    """An open one would keep the directory locked."""
+    store = kind.make(tmp_path / "s")
+    store.write([(b"a", b"1")], [])
+    kept = store.snapshot()
+    store.close()
+    if kind.open_copy is rocks_store:
+        with pytest.raises(Retry):
+            kept.get([b"a"])
+        again = rocks_store(tmp_path / "s")
+        assert again.get([b"a"]) == [b"1"]
+        again.close()
+
+
 def test_values_come_back_in_the_order_of_the_keys_asked_for(store):
     """A missing key gives None, a repeated one its value twice, no keys an empty list."""
     store.write([(b"a", b"1"), (b"b", b"")], [])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from rocksdict import (
     AccessType,
@@ -29,6 +30,7 @@ from rocksdict import (
 )
 
 from chronos.adapters.rocksdb.records import check_records
+from chronos.adapters.rocksdb.snapshot import DatabaseSnapshot
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, StoreCorrupt, StoreInUse
 
 KeyValue = tuple[bytes, bytes]
@@ -131,6 +133,7 @@ class Database:
         self._unlogged = _write_options(wal=False)
         self._write_options = _write_options(wal=wal)
         self._options = options
+        self._snapshots: WeakSet[DatabaseSnapshot] = WeakSet()
         self.times_opened = 0
         """Number of times it was opened: writes that were not flushed before the last one may be lost."""
         self._open()
@@ -240,6 +243,16 @@ class Database:
                 return rows
             # A row was added just now, or the error is gone: read on.
             start = last.key()
+
+    def snapshot(self) -> DatabaseSnapshot:
+        """Return a view of the rows as they are now. It keeps files and memory until it is closed."""
+        try:
+            with self._lock:
+                found = DatabaseSnapshot(self._db.iter(ReadOptions()), self._lock, self._translated)
+                self._snapshots.add(found)
+        except Exception as error:
+            raise self._translated(error, "reading") from error
+        return found
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
         """Return the greatest key with `start <= key < stop`; None where there is none."""
@@ -355,6 +368,8 @@ class Database:
     def close(self) -> None:
         """Flush and close; closed even if this raises. A second call does nothing."""
         with self._compact_lock, self._sync_lock, self._lock:
+            for snapshot in self._snapshots:
+                snapshot.release()
             try:
                 self._db.close()
             except DbClosedError:

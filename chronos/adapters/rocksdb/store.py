@@ -53,6 +53,7 @@ class RocksStore:
         self._reopen_bytes = 2 * memtable_bytes
         self.get = self._db.get
         self.scan = self._db.scan
+        self.snapshot = self._db.snapshot
         self.verify = self._db.verify
         self.flush = self._db.flush
         self.checkpoint = self._db.checkpoint
