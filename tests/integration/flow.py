@@ -372,9 +372,11 @@ class KafkaFlow(Flow):
             pairs: Any = message.headers() or ()
             headers = {name: (value or b"").decode() for name, value in pairs}
             value, key = message.value(), message.key()
-            if value is None:
-                assert key is not None
+            if value is None and key is not None:
                 value = key.removeprefix(b"order-")
+            elif value is None:
+                named = headers["chronos-id"]
+                value = b"%d" % next(sent.number for sent in self.sent if sent.id == named)
             yield Found(
                 number=int(value.split(b" ")[0]),
                 timestamp_ms=message.timestamp()[1],

@@ -54,6 +54,15 @@ def holders(fleet: Fleet) -> dict[int, set[str]]:
     }
 
 
+def job_of(node: Service, action: str, matching: dict[str, Any]) -> dict[str, Any]:
+    """A bulk operation that has ended."""
+    path = f"/v1/jobs/{node.post('/v1/jobs', {'action': action, 'filter': matching})['id']}"
+    node.wait_until(lambda: node.get(path)["state"] != "running", "end the job")
+    found: dict[str, Any] = node.get(path)
+    assert found["state"] == "done", found["error"]
+    return found
+
+
 @pytest.mark.timeout(300)
 def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaFlow) -> None:
     """Look-ups, lists, counts and actions; and an error with the reason when all nodes with a shard are gone."""
@@ -83,11 +92,20 @@ def test_any_node_answers_for_shards_it_does_not_hold(fleet: Fleet, flow: KafkaF
     assert lists[0] == lists[1] == lists[2]
     assert [node.get("/v1/timeline", **{"from": due_ms - 60_000})["pending"] for node in nodes] == [MESSAGES] * 3
 
+    # A job works on all shards, whichever node is asked.
+    for node in nodes:
+        assert job_of(node, "count", {})["matched"] == MESSAGES
+    some = [message for message in written if str(message.id).startswith("order-39")]
+    job = job_of(nodes[0], "cancel", {"id_prefix": "order-39"})
+    assert (job["matched"], job["done"], job["failed"]) == (len(some), len(some), 0)
+    for message in some:
+        message.cancel_result, message.cancel_unsure = "cancelled", True
+
     # Actions through a node that does not hold the shard.
     shard = 0
     other = next(node for name, node in fleet.nodes.items() if name not in held[shard])
     holder = fleet.nodes[sorted(held[shard])[0]]
-    there = [message for message in written[:40] if places[message.id] == shard]
+    there = [message for message in written[:39] if places[message.id] == shard]
     path = f"/v1/messages/{there[0].id}"
     assert other.ask("PATCH", path, {"deliver_at": due_ms + 3_000})[1]["result"] == "rescheduled"
     assert other.ask("PATCH", path, {"deliver_at": "never"})[0] == 422

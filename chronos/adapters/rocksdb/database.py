@@ -246,9 +246,11 @@ class Database:
 
     def snapshot(self) -> DatabaseSnapshot:
         """Return a view of the rows as they are now. It keeps files and memory until it is closed."""
+        options = ReadOptions()
+        options.fill_cache(False)  # type: ignore[call-arg]
         try:
             with self._lock:
-                found = DatabaseSnapshot(self._db.iter(ReadOptions()), self._lock, self._translated)
+                found = DatabaseSnapshot(self._db.iter(options), self._lock, self._translated)
                 self._snapshots.add(found)
         except Exception as error:
             raise self._translated(error, "reading") from error
