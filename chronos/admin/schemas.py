@@ -103,7 +103,10 @@ TopicName = Annotated[
         examples=["orders"],
     ),
 ]
-JobId = Annotated[str, Meta(min_length=1, title="job", description="Id of a job.")]
+JobId = Annotated[
+    str,
+    Meta(min_length=1, title="job", description="Id of a job.", extra_json_schema={"pattern": "^[0-9a-f]{12}$"}),
+]
 NodeName = Annotated[str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")]
 Instant = Annotated[
     str,
