@@ -39,7 +39,7 @@ from tests.spark.histories import HOUR_MS, frame, offsets_row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 """The first Spark job of a process takes long, on a loaded machine minutes."""
 
 HOSTILE = "<script>alert(1)</script>"
@@ -472,7 +472,7 @@ def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
 def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as users run it."""
     command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.slow
@@ -502,7 +502,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize(
     ("ended", "last"),
     [("interrupted", "stopped; nothing was judged"), ("JVM killed", "error: Spark's JVM ended before")],
@@ -524,7 +524,7 @@ def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, las
         else:
             (java,) = java_of(process.pid)
             os.kill(java, signal.SIGKILL)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=400)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

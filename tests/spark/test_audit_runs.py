@@ -194,7 +194,7 @@ def first_seed() -> int:
     return seed
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_a_run_with_kills_is_audited_as_clean(
     spark: SparkSession, broker: Broker, tmp_path: Path, first_seed: int, number: int

@@ -59,7 +59,7 @@ T = START_MS
 
 # --- exactly once
 
-unhurried = pytest.mark.timeout(600)
+unhurried = pytest.mark.timeout(1_200)
 """A plan takes some tens of Spark jobs."""
 
 
@@ -211,7 +211,7 @@ def test_a_run_survives_the_kill_of_its_python_workers(make: Callable[[int], Los
     killed: list[int] = []
 
     def kill() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 250
         while not killed and time.monotonic() < deadline:
             workers = workers_below(os.getpid()) if lost.in_log() > 10_000 else []
             for worker in workers:
@@ -283,7 +283,7 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert kills >= 3, log_path.read_text()[-4_000:]
-    ran = subprocess.run(lost.command(), capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(lost.command(), capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr[-4_000:]
     assert lost.complaints() == []
     assert (last_json(ran.stdout)["messages"], last_json(ran.stdout)["sent_before"]) == (0, 60_000)

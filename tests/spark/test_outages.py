@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.harness.broker import Broker
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1_200)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.spark.histories import DELAY, HOUR_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 """The first Spark job of a process takes long, on a loaded machine minutes."""
 
 DUE = T + 60_000
