@@ -13,13 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from chronos.cli.reference import reference
+from tests.harness.command import Commands
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
@@ -35,18 +38,26 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running.start()
 
 
-class Done:
-    """The output and the exit code of a command."""
+class Done(Struct):
+    """The exit code and the output of a command."""
 
-    def __init__(self, process: subprocess.CompletedProcess[bytes]) -> None:
-        self.code = process.returncode
-        self.raw = process.stdout or b""
-        self.out = self.raw.decode(errors="replace")
-        self.err = process.stderr.decode()
+    code: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode(errors="replace")
 
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+@cache
+def commands() -> Commands:
+    """The process that commands are forked from; it ends with this one."""
+    return Commands()
 
 
 def run(
@@ -54,29 +65,22 @@ def run(
     server: str | None = None,
     stdin: bytes = b"",
     cwd: Path | None = None,
-    stdout: int = subprocess.PIPE,
-    python: tuple[str, ...] = (),
+    stdout: int | None = None,
 ) -> Done:
     """Run a command to its end."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     if server is not None:
         environ["CHRONOS_SERVER"] = server
-    command = [
-        sys.executable, *python, "-m", "chronos", *(one if isinstance(one, bytes) else str(one) for one in arguments)
-    ]  # fmt: skip
-    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
-    return Done(
-        subprocess.run(
-            command,
-            input=stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            env={**environ, "PYTHONPATH": path},
-            cwd=cwd,
-            timeout=60,
-            check=False,
+    texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        code = commands().run(
+            texts, environ, cwd, [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
         )
-    )
+        out.seek(0)
+        err.seek(0)
+        return Done(code, out.read(), err.read().decode())
 
 
 @pytest.fixture
@@ -572,9 +576,10 @@ def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
 
 def test_a_service_without_assertions_does_not_start(tmp_path):
     """They keep the guarantees."""
-    done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", python=("-O",))
-    assert (done.code, done.out) == (2, "")
-    assert "without -O" in done.err
+    command = [sys.executable, "-O", "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "without -O" in done.stderr
     assert not (tmp_path / "data").exists()
 
 
