@@ -92,7 +92,7 @@ def test_many_are_scheduled_at_once_and_listed_in_order(client):
     assert len({one.id for one in found}) == 700
     assert [one.due_at for one in found] == sorted(one.due_at for one in found)
     assert list(client.pending(target="listed", due_to=later(60))) == []
-    client.schedule("listed", id="l/tenant", delay="1h", headers={"tenant": "a=b"})
+    client.schedule("listed", id="l/tenant", delay="1h", headers={"tenant": "a=b"}, wait="30s")
     assert [info.id for info in client.pending(id_prefix="l/", headers={"tenant": "a=b"})] == ["l/tenant"]
 
 

@@ -59,7 +59,16 @@ def run_job(service: Service, action: str, matching: dict[str, Any], **fields: A
 
 
 def states(service: Service, ids: list[str]) -> list[str]:
-    return [service.get(f"/v1/messages/{quote(one, safe='')}")["state"] for one in ids]
+    """The states of messages; waits until all of them are taken in."""
+    found: list[Any] = []
+
+    def are_known() -> bool:
+        answers = [service.ask("GET", f"/v1/messages/{quote(one, safe='')}") for one in ids]
+        found[:] = [answer.get("state") for _, answer in answers]
+        return all(status == 200 for status, _ in answers)
+
+    service.wait_until(are_known, "take in the messages")
+    return found
 
 
 def outcome(job: dict[str, Any]) -> tuple[str, int, int, int, int]:
