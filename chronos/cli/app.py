@@ -161,10 +161,11 @@ def list_messages(
     limit: Annotated[
         int, typer.Option("-n", "--limit", callback=at_least(1), metavar="N", help="Show at most N messages.")
     ] = 50,
+    count: Annotated[bool, typer.Option("--count", help="Instead: count them exactly, by target topic.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
 ) -> None:
-    """List pending messages in the order in which they are due.
+    """List pending messages in the order in which they are due, or count them by target.
 
     \b
     Examples:
@@ -172,10 +173,17 @@ def list_messages(
       chronos list --from -2h --until +30m
       chronos list --target orders -n 500 -o json
       chronos list --id-prefix reminder- --header tenant=17
+      chronos list --count
     """
+    matching = filter_of(target, due_from, due_to, id_prefix, header)
+    if count:
+        from chronos.cli import bulk
+
+        bulk.count(server, output, matching)
+        return
     from chronos.cli.listing import list_
 
-    list_(server, output, filter_of(target, due_from, due_to, id_prefix, header), limit)
+    list_(server, output, matching, limit)
 
 
 app.command()(cancel)

@@ -50,15 +50,15 @@ def act(
         raise typer.BadParameter(
             "stdin is not a terminal, so the command cannot ask: give --yes, or count first with --dry-run"
         )
+    if dry_run:
+        count(server, output, matching)
+        return
     with connect(server) as client:
-        if dry_run or not yes:
+        if not yes:
             found = _run(client, requests.start_job("count", matching), by_delay=False)
-            if dry_run and output is Format.json:
-                put_json(found)
-            else:
-                _show_targets(found, to_stdout=dry_run)
+            _show_targets(found, to_stdout=False)
             _check(found)
-            if dry_run or not found["matched"]:
+            if not found["matched"]:
                 return
             if not typer.confirm(f"{verb} {counted(found['matched'], 'message')}?", err=True):
                 note("nothing was changed")
@@ -68,6 +68,17 @@ def act(
         put_json(found)
     else:
         print(_result(msgspec.convert(found, Job), DONE[verb]))
+    _check(found)
+
+
+def count(server: str, output: Format, matching: FilterOptions) -> None:
+    """The pending messages of a filter, counted by target; without conditions all of them."""
+    with connect(server) as client:
+        found = _run(client, requests.start_job("count", matching), by_delay=False)
+    if output is Format.json:
+        put_json(found)
+    else:
+        _show_targets(found, to_stdout=True)
     _check(found)
 
 

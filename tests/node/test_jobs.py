@@ -176,6 +176,8 @@ def test_jobs_on_the_command_line(service):
     dry = run("cancel", "--target", "typed", "--header", "tenant=t0", "--dry-run")
     assert (dry.code, [line.split() for line in dry.out.splitlines()[1:]]) == (0, [["typed", "15"], ["all", "15"]])
     assert run("fire", "--target", "typed", "--dry-run", "-o", "json").json["matched"] == 30
+    counted = run("list", "--count", "--target", "typed")
+    assert (counted.code, counted.out.split()) == (0, ["TARGET", "MESSAGES", "typed", "30", "all", "30"])
     asked = run("cancel", "--target", "typed")
     assert (asked.code, "--yes" in asked.err) == (2, True)
     assert states(service, ids) == ["pending"] * 30
