@@ -154,7 +154,7 @@ class BulkRun:
         await self._settle(IN_FLIGHT - 1)
 
     def _plan(self, matches: list[Match]) -> list[Outgoing]:
-        """The actions on those messages that are still pending: the snapshot may be a minute old.
+        """The actions on those messages that are still pending, and still in the due window: the snapshot may be a minute old.
 
         A message that has got the id of one of them since then is left alone, except in the moment between here and the log.
         """
@@ -172,7 +172,9 @@ class BulkRun:
                 is_pending = (match.place_ms, match.offset) > cursor
             else:
                 id_state = unpack_id_state(data)
-                is_pending = id_state.state == PENDING and id_state.offset == match.offset
+                is_same = id_state.state == PENDING and id_state.offset == match.offset
+                # It may have been moved out of the due window.
+                is_pending = is_same and order.matching.start <= (id_state.due_ms, 0) < order.matching.stop
             if not is_pending:
                 continue
             if parse_generated_id(match.id, shards) is None:
