@@ -24,8 +24,9 @@ PART_S = 2.0
 BLOCK_RECORDS = 5_000
 """Offsets that are read for their markers at once."""
 
-CHUNK_RECORDS = 1_000
-"""Offsets that are read for their letters at once, and records of one read."""
+CHUNK_RECORDS_MIN = 100
+CHUNK_RECORDS_MAX = 2_000
+"""Records that are read for their letters at once, of one partition: its share of the letters that are asked for."""
 
 READ_BYTES = 2_000_000
 """Bytes of one read of one partition; at least one record."""
@@ -150,7 +151,16 @@ class DeadLetterTopic:
             windows = [self._kept(partition, window) for partition, window in enumerate(windows[: info.partitions])]
             budget = _Budget(seconds)
             scans = [
-                _Scan(self, readers, partition, window, wanted, newest_first=newest_first, budget=budget)
+                _Scan(
+                    self,
+                    readers,
+                    partition,
+                    window,
+                    wanted,
+                    newest_first=newest_first,
+                    budget=budget,
+                    chunk_records=min(max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX),
+                )
                 for partition, window in enumerate(windows)
             ]
             try:
@@ -175,15 +185,15 @@ class DeadLetterTopic:
         readers.callback(reader.close)
         return reader
 
-    def records(self, reader: Reader, partition: int, window: Window) -> Iterator[Record]:
-        """Return the records of a window of offsets; steps over what cannot be read. Raises LogUnavailable."""
+    def records(self, reader: Reader, partition: int, window: Window, most: int = BLOCK_RECORDS) -> Iterator[Record]:
+        """Return at most `most` records of a window of offsets; steps over what cannot be read. Raises LogUnavailable."""
         first, end = window
         if reader.position != first:
             reader.seek(first)
         silent_s = time.monotonic() + SILENCE_S
-        while reader.position < end:
+        while reader.position < end and most > 0:
             try:
-                records = reader.read(CHUNK_RECORDS, READ_BYTES)
+                records = reader.read(min(most, end - reader.position), READ_BYTES)
             except BatchUnreadable as error:
                 _, last = self._log.batch_bounds(self.topic, partition, error.offset)
                 reader.seek(last + 1)
@@ -192,6 +202,7 @@ class DeadLetterTopic:
                 if record.offset >= end:
                     return
                 yield record
+            most -= len(records)
             if records:
                 silent_s = time.monotonic() + SILENCE_S
             elif reader.position < end and not reader.wait(0.1) and time.monotonic() >= silent_s:
@@ -252,6 +263,7 @@ class _Scan:
         *,
         newest_first: bool,
         budget: _Budget,
+        chunk_records: int,
     ) -> None:
         self._topic = topic
         self._readers = readers
@@ -260,8 +272,8 @@ class _Scan:
         self._wanted = wanted
         self._newest_first = newest_first
         self._budget = budget
+        self._chunk_records = chunk_records
         self._opened: Reader | None = None
-        self._folded: _Folded | None = None
         self._run = 0
         self.queue: deque[Found] = deque()
 
@@ -276,22 +288,24 @@ class _Scan:
     def fill(self) -> None:
         """Read until a letter is in the queue, everything was read, or the time is over."""
         while not self.queue and self._first < self._end and not self._budget.is_spent:
-            if self._newest_first:
-                chunk = (max(self._first, self._end - CHUNK_RECORDS), self._end)
-            else:
-                chunk = (self._first, min(self._end, self._first + CHUNK_RECORDS))
+            first = max(self._first, self._end - self._chunk_records) if self._newest_first else self._first
             if self._opened is None:
-                self._opened = self._topic.reader(self._readers, self._partition, chunk[0])
+                self._opened = self._topic.reader(self._readers, self._partition, first)
             # Oldest first, the markers are read down to the first letter at once; newest first, only as far as is shown.
-            folded = self._topic.fold(self._opened, self._partition, chunk[0], self._budget)
+            folded = self._topic.fold(self._opened, self._partition, first, self._budget)
             if folded is None:
                 return
-            self._read(self._opened, chunk, folded)
+            self._read(self._opened, first, folded)
 
-    def _read(self, reader: Reader, chunk: Window, folded: _Folded) -> None:
-        size = 0
-        for record in self._topic.records(reader, self._partition, chunk):
+    def _read(self, reader: Reader, first: int, folded: _Folded) -> None:
+        """Read the records from `first` on: newest first, up to the end of the window; oldest first, a number of them."""
+        size = count = 0
+        last = first
+        window = (first, self._end)
+        for record in self._topic.records(reader, self._partition, window, self._chunk_records):
             self._budget.records += 1
+            count += 1
+            last = record.offset
             letter = read(self._partition, record, whole=not self._newest_first)
             if not isinstance(letter, Letter):
                 continue
@@ -306,12 +320,13 @@ class _Scan:
             self.queue.append(found)
             size += memory_bytes(record.key, record.value, record.headers)
             if size >= READ_BYTES:
-                self._first = letter.offset + 1
-                return
+                break
         if self._newest_first:
-            self._end = chunk[0]
+            self._end = first
+        elif size >= READ_BYTES or count >= self._chunk_records:
+            self._first = last + 1
         else:
-            self._first = chunk[1]
+            self._first = self._end
 
 
 def _merged(scans: Sequence[_Scan], *, newest_first: bool, limit: int, bytes_max: int, budget: _Budget) -> list[Found]:
