@@ -21,12 +21,13 @@ from chronos.ports import Log, Reader, TopicInfo
 PART_S = 2.0
 """How long one part may take; at least one block of records is read."""
 
-BLOCK_RECORDS = 5_000
-"""Offsets that are read for their markers at once."""
+BLOCK_RECORDS = 20_000
+"""Offsets that are read for their markers at once: every reading backwards makes a consumer fetch anew."""
 
 CHUNK_RECORDS_MIN = 100
-CHUNK_RECORDS_MAX = 2_000
-"""Records that are read for their letters at once, of one partition: its share of the letters that are asked for."""
+CHUNK_RECORDS_MAX = 10_000
+"""Records that are read for their letters at once, of one partition: its share of the letters that are asked for, and twice as
+many after a chunk without any."""
 
 READ_BYTES = 2_000_000
 """Bytes of one read of one partition; at least one record."""
@@ -95,6 +96,16 @@ class _Folded:
     def resolution(self, offset: int) -> str | None:
         return next((name for name, offsets in self.resolved.items() if offset in offsets), None)
 
+    def unresolved(self, window: Window) -> Window:
+        """Return the window without the resolved letters at its two ends."""
+        first, end = window
+        sets = tuple(self.resolved.values())
+        while first < end and (found := next(filter(None, (each.range_of(first) for each in sets)), None)):
+            first = found[1] + 1
+        while first < end and (found := next(filter(None, (each.range_of(end - 1) for each in sets)), None)):
+            end = found[0]
+        return first, max(first, end)
+
 
 class _Budget:
     """The bound of one part."""
@@ -138,13 +149,13 @@ class DeadLetterTopic:
         *,
         newest_first: bool,
         limit: int,
-        bytes_max: int = 0,
+        bytes_max: int | None = None,
         seconds: float = PART_S,
     ) -> Part:
         """Return at most `limit` letters in the order of their times, and the windows that are still to be read.
 
-        Newest first, the letters are without their records; oldest first they have them, and take at most `bytes_max` bytes
-        together, at least one letter. Raises LogUnavailable.
+        With `bytes_max` the letters are whole and have at most so many bytes of payload together, at least one letter.
+        Raises LogUnavailable.
         """
         with self._lock, ExitStack() as readers:
             info = self._described()
@@ -158,6 +169,7 @@ class DeadLetterTopic:
                     window,
                     wanted,
                     newest_first=newest_first,
+                    whole=bytes_max is not None,
                     budget=budget,
                     chunk_records=min(max(limit // len(windows), CHUNK_RECORDS_MIN), CHUNK_RECORDS_MAX),
                 )
@@ -210,8 +222,17 @@ class DeadLetterTopic:
 
     # --- markers
 
-    def fold(self, reader: Reader, partition: int, first: int, budget: _Budget) -> _Folded | None:
-        """Read the markers from `first` to the end of the partition, as far as they were not read; None if the time was over."""
+    def unresolved(self, partition: int, window: Window) -> Window:
+        """Return the window without the letters at its two ends that are known to be resolved."""
+        folded = self._folded.get(partition)
+        return window if folded is None else folded.unresolved(window)
+
+    def fold(self, reader: Reader, partition: int, window: Window, budget: _Budget, *, skips: bool) -> _Folded | None:
+        """Read the markers for the letters in a window, as far as they were not read; None if the time was over.
+
+        `skips`: those before the first letter that is not resolved are not needed.
+        """
+        first = window[0]
         end = self._log.watermarks(self.topic, partition).stable
         folded = self._folded.get(partition)
         if folded is None or not end - FAR_BEHIND <= folded.high <= end:
@@ -220,16 +241,18 @@ class DeadLetterTopic:
             if budget.is_spent:
                 return None
             if folded.high < end:
-                window = (folded.high, min(end, folded.high + BLOCK_RECORDS))
+                block = (folded.high, min(end, folded.high + BLOCK_RECORDS))
             else:
-                window = (max(first, folded.low - BLOCK_RECORDS), folded.low)
-            for record in self.records(reader, partition, window):
+                block = (max(first, folded.low - BLOCK_RECORDS), folded.low)
+            for record in self.records(reader, partition, block):
                 budget.records += 1
                 marker = read(partition, record, whole=False)
                 if isinstance(marker, Marker):
                     for resolved in marker.ranges:
                         folded.resolved[marker.resolution].add(*resolved)
-            folded.low, folded.high = min(folded.low, window[0]), max(folded.high, window[1])
+            folded.low, folded.high = min(folded.low, block[0]), max(folded.high, block[1])
+            if skips:
+                first = folded.unresolved(window)[0]
         return folded
 
     def _described(self) -> TopicInfo:
@@ -262,6 +285,7 @@ class _Scan:
         wanted: Wanted,
         *,
         newest_first: bool,
+        whole: bool,
         budget: _Budget,
         chunk_records: int,
     ) -> None:
@@ -271,6 +295,7 @@ class _Scan:
         self._first, self._end = window
         self._wanted = wanted
         self._newest_first = newest_first
+        self._whole = whole
         self._budget = budget
         self._chunk_records = chunk_records
         self._opened: Reader | None = None
@@ -288,14 +313,30 @@ class _Scan:
     def fill(self) -> None:
         """Read until a letter is in the queue, everything was read, or the time is over."""
         while not self.queue and self._first < self._end and not self._budget.is_spent:
+            if self._skip():
+                continue
             first = max(self._first, self._end - self._chunk_records) if self._newest_first else self._first
             if self._opened is None:
                 self._opened = self._topic.reader(self._readers, self._partition, first)
             # Oldest first, the markers are read down to the first letter at once; newest first, only as far as is shown.
-            folded = self._topic.fold(self._opened, self._partition, first, self._budget)
+            skips = not self._wanted.resolved
+            folded = self._topic.fold(self._opened, self._partition, (first, self._end), self._budget, skips=skips)
             if folded is None:
                 return
+            if self._skip():
+                continue
             self._read(self._opened, first, folded)
+            if not self.queue:
+                self._chunk_records = min(2 * self._chunk_records, CHUNK_RECORDS_MAX)
+
+    def _skip(self) -> bool:
+        """Leave out the letters at both ends that are known to be resolved; return whether there were any."""
+        before = (self._first, self._end)
+        if not self._wanted.resolved:
+            self._first, self._end = self._topic.unresolved(self._partition, before)
+        is_moved = (self._first, self._end) != before
+        self._run += is_moved
+        return is_moved
 
     def _read(self, reader: Reader, first: int, folded: _Folded) -> None:
         """Read the records from `first` on: newest first, up to the end of the window; oldest first, a number of them."""
@@ -306,7 +347,7 @@ class _Scan:
             self._budget.records += 1
             count += 1
             last = record.offset
-            letter = read(self._partition, record, whole=not self._newest_first)
+            letter = read(self._partition, record, whole=self._whole)
             if not isinstance(letter, Letter):
                 continue
             resolution = folded.resolution(letter.offset)
@@ -318,6 +359,8 @@ class _Scan:
                 self.queue.appendleft(found)
                 continue
             self.queue.append(found)
+            if not self._whole:
+                continue
             size += memory_bytes(record.key, record.value, record.headers)
             if size >= READ_BYTES:
                 break
@@ -329,7 +372,9 @@ class _Scan:
             self._first = self._end
 
 
-def _merged(scans: Sequence[_Scan], *, newest_first: bool, limit: int, bytes_max: int, budget: _Budget) -> list[Found]:
+def _merged(
+    scans: Sequence[_Scan], *, newest_first: bool, limit: int, bytes_max: int | None, budget: _Budget
+) -> list[Found]:
     """Return the letters of all partitions in the order of their times, as far as every partition was read."""
     found: list[Found] = []
     size = 0
@@ -342,7 +387,7 @@ def _merged(scans: Sequence[_Scan], *, newest_first: bool, limit: int, bytes_max
             break
         chosen = (max if newest_first else min)(ready, key=lambda scan: _order(scan.queue[0].letter))
         size += chosen.queue[0].letter.value_bytes or 0
-        if bytes_max and found and size > bytes_max:
+        if bytes_max is not None and found and size > bytes_max:
             break
         found.append(chosen.queue.popleft())
     return found

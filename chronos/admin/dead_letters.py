@@ -121,9 +121,9 @@ class DeadLetters:
         part = await self._scan(
             selection,
             _wanted(selection),
-            # A count needs no records, and an id means its newest letter.
-            newest_first=is_one or selection.dry_run,
+            newest_first=is_one,
             limit=1 if is_one else selection.limit,
+            whole=not (is_one or selection.dry_run),
         )
         after = None if is_one and part.found else _after(part)
         refused: list[tuple[Letter, Rejection]] = []
@@ -152,14 +152,22 @@ class DeadLetters:
         )
 
     async def _scan(
-        self, query: DeadLetterQuery | DeadLetterSelection, wanted: Wanted, *, newest_first: bool, limit: int
+        self,
+        query: DeadLetterQuery | DeadLetterSelection,
+        wanted: Wanted,
+        *,
+        newest_first: bool,
+        limit: int,
+        whole: bool = False,
     ) -> Part:
         """One part, from where the request says, or of everything that is there now."""
         topic = self._context.dead_letters
 
         def scan() -> Part:
             windows = topic.windows(wanted.since_ms, wanted.until_ms) if query.after is UNSET else _windows(query.after)
-            return topic.scan(windows, wanted, newest_first=newest_first, limit=limit, bytes_max=PART_BYTES)
+            return topic.scan(
+                windows, wanted, newest_first=newest_first, limit=limit, bytes_max=PART_BYTES if whole else None
+            )
 
         return await self._context.in_thread(scan)
 

@@ -98,8 +98,13 @@ class Offsets:
         self._firsts[start:stop], self._lasts[start:stop] = [first], [last]
 
     def __contains__(self, offset: int) -> bool:
+        return self.range_of(offset) is not None
+
+    def range_of(self, offset: int) -> tuple[int, int] | None:
+        """Return first and last offset of the range that holds the offset; None if none does."""
         at = bisect_left(self._lasts, offset)
-        return at < len(self._lasts) and self._firsts[at] <= offset
+        found = at < len(self._lasts) and self._firsts[at] <= offset
+        return (self._firsts[at], self._lasts[at]) if found else None
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return first and last offset of every range, in order."""
