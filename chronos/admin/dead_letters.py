@@ -78,14 +78,14 @@ class DeadLetters:
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         wanted = Wanted(id=message_id, resolved=True)
         rest: list[Window] | None = await self._context.in_thread(topic.windows)
-        records = 0
+        offsets = sum(end - first for first, end in rest or ())
 
         def scan(windows: list[Window]) -> Part:
             return topic.scan(windows, wanted, newest_first=True, limit=1)
 
         while rest is not None and asyncio.get_running_loop().time() < deadline_s:
             part: Part = await self._context.in_thread(scan, rest)
-            rest, records = part.windows, records + part.records
+            rest = part.windows
             for found in part.found:
                 letter = await self._context.in_thread(topic.letter, found.letter.partition, found.letter.offset)
                 if letter is not None:
@@ -93,7 +93,7 @@ class DeadLetters:
         raise ProblemError(
             404,
             "no-dead-letter",
-            f"the newest {records} records of {topic.topic} hold no dead letter of {id_text(message_id)}",
+            f"the newest {offsets - sum(end - first for first, end in rest or ())} offsets of {topic.topic} hold no dead letter of {id_text(message_id)}",
             hint=None if rest is None else "older ones: GET /v1/dead-letters with `id` and `until`",
         )
 

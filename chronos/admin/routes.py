@@ -124,7 +124,7 @@ def routes(
             method="GET", path="/v1/dead-letters/{id}", name="dead_letter", handler=dead_letters.get, parameters=by_id,
             summary="The newest dead letter of a message as a whole, resolved or not. Looks for it for 5 s at most.",
             answer=schemas.DeadLetter,
-            answers={200: "The dead letter.", 404: "There is none in the records that were read; `detail` tells their number.",
+            answers={200: "The dead letter.", 404: "There is none in the part of the topic that was read; `detail` tells how far.",
                      422: "The id is not valid.", **UNREADABLE},
         ),
         Route(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.keys import generated_id
-from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection
+from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection, Verb
 from chronos.core.parsing import parse
 from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, pack_progress
 from chronos.core.rules import Rules
@@ -68,6 +69,8 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
                 "id": entry.id or generated_id(shard, entry.due_ms, record.offset)}  # fmt: skip
     if isinstance(command, Entry) and command.id is not None:
         row |= {"on_conflict": "reject"}
+    elif isinstance(command, ConditionalSchedule) and command.verb is Verb.REPLAY:
+        row |= {"on_conflict": None if record.key is None else "reject"}
     elif isinstance(command, ConditionalSchedule):
         row |= {"verb": command.verb.name.lower(), "on_conflict": command.on_conflict.name.lower()}
     elif isinstance(command, Action):
@@ -87,6 +90,19 @@ def test_a_batch_is_parsed_as_the_core_parses_each_record(rows: list[tuple[int, 
     assert made.schema.names == [name for name, *_ in schema.MESSAGES.columns]
     assert made.select(batch.schema.names).to_pylist() == batch.slice(begin).to_pylist()
     assert made.select(list(PARSED)).to_pylist() == [expected(shard, record) for shard, record in rows[begin:]]
+
+
+@pytest.mark.parametrize("key", [b"order-7", None])
+def test_the_replay_of_a_dead_letter_is_a_schedule_under_its_own_id(key: bytes | None) -> None:
+    """Also under a generated id, which has no conflict policy."""
+    headers = [
+        ("chronos-action", b"replay"), ("chronos-replayed", b"chronos.delay/1/41"), ("chronos-delay", b"0"),
+        ("chronos-target-topic", b"orders"), ("chronos-id", b"1-1800000000000-41"),
+    ]  # fmt: skip
+    (made,) = parse_messages(3)(iter([batch_of([(1, Record(5, 1_800_000_000_000, key, b"v", headers))])]))
+    (row,) = made.to_pylist()
+    assert (row["verb"], row["id"]) == ("schedule", key or b"1-1800000000000-41")
+    assert row["on_conflict"] == (None if key is None else "reject")
 
 
 def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:
