@@ -129,6 +129,10 @@ def check_values(context: click.Context) -> None:
                 check_value(context.command.name or "", param, value)
 
 
+RELATIVE = {"--due-from", "--due-to", "--since", "--until"}
+"""Options that take times relative to now."""
+
+
 def check_value(verb: str, param: click.Parameter, value: Any) -> None:
     """One value, by its option or the kind of value that its help text names."""
     kind = getattr(param, "metavar", None)
@@ -136,7 +140,7 @@ def check_value(verb: str, param: click.Parameter, value: Any) -> None:
         load(None, {}, [value] if value.startswith("log.kind=embedded") else together(value))
     elif kind == "TIME" and verb in ("audit", "backfill"):
         parse_moment(value, NOW_MS, param.opts[0])
-    elif kind == "TIME" and verb in ("list", "replay", "discard") and re.match("now$|[+-]", value):
+    elif kind == "TIME" and RELATIVE & set(param.opts) and re.match("now$|[+-]", value):
         assert value == "now" or parse_duration_ms(value[1:]) >= 0
     elif kind == "TIME":
         parse_time_ms(value)
