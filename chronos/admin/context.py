@@ -162,6 +162,11 @@ class Context:
             for shard in self.shards
             if (found := self.node.open_transactions.held_back(shard.number)) is not None
         ]
+        deaths = [
+            f"shard {shard.number}: {dead.text()}"
+            for shard in self.shards
+            if (dead := self.node.outcomes.recent_deaths(shard.number, now_ms)) is not None
+        ]
         waiting = [
             f"shard {shard.number}: {waits}" for shard in self.shards if (waits := shard.waits_for(now_ms)) is not None
         ]
@@ -171,7 +176,7 @@ class Context:
             for broker, found in sorted(self.node.selector.brokers().items())
             if not found.is_available(now_ms)
         ]
-        return held_back + waiting + avoided
+        return held_back + deaths + waiting + avoided
 
     async def close(self) -> None:
         """Close the connections and stop the threads; a call that still blocks ends by its own timeout."""

@@ -1,7 +1,7 @@
 """Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +20,7 @@ from chronos.admin.schemas import (
     ActionResult,
     Destination,
     MessageInfo,
+    MessageQuery,
     Page,
     PageQuery,
     Reschedule,
@@ -83,10 +84,13 @@ class Messages:
     # --- find
 
     async def get(self, call: Call) -> tuple[int, object]:
-        """Return state, times and target of a message."""
+        """Return state, times and target of a message, and why it was not delivered."""
+        query: MessageQuery = call.query
         message_id = id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        _, found, is_complete = await self._look(call, message_id, deadline_s, pending_first=False)
+        _, found, is_complete = await self._look(
+            call, message_id, deadline_s, pending_first=False, payload=query.payload
+        )
         if found is None:
             raise ProblemError(
                 404, "not-found", f"nothing is known of {id_text(message_id)}",
@@ -96,7 +100,7 @@ class Messages:
         return 200, found
 
     async def _look(
-        self, call: Call, message_id: bytes, deadline_s: float, *, pending_first: bool
+        self, call: Call, message_id: bytes, deadline_s: float, *, pending_first: bool, payload: bool = False
     ) -> tuple[int, MessageInfo | None, bool]:
         """`(shard, message, True if every shard had applied its log)`.
 
@@ -107,29 +111,29 @@ class Messages:
         home, others = self._shards_of(message_id)
         found, is_complete = None, True
         if home in allowed:
-            found, is_complete = await self._look_in([home], message_id, deadline_s)
+            found, is_complete = await self._look_in([home], message_id, deadline_s, payload=payload)
             if found is not None and (found.state == "pending" or not pending_first):
                 return home, found, is_complete
         others = [shard for shard in others if shard in allowed]
         if others:
-            elsewhere, is_complete_elsewhere = await self._look_in(others, message_id, deadline_s)
+            elsewhere, is_complete_elsewhere = await self._look_in(others, message_id, deadline_s, payload=payload)
             is_complete &= is_complete_elsewhere
             if elsewhere is not None and (found is None or elsewhere.state == "pending"):
                 return elsewhere.shard, elsewhere, is_complete
         return home, found, is_complete
 
     async def _look_in(
-        self, shards: list[int], message_id: bytes, deadline_s: float
+        self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool
     ) -> tuple[MessageInfo | None, bool]:
         """The message as one of these shards knows it, a pending one first; True if all of them had applied their log."""
         context = self._context
         held, missing = context.peers.split(shards)
-        groups = context.peers.groups(missing)
+        groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
         caught_up, answers = await asyncio.gather(
             self._caught_up(held, deadline_s),
-            asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), {}) for group in groups)),
+            asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), asked) for group in groups)),
         )
-        found = await context.in_thread(lambda: [self._message_info(shard, message_id) for shard in held])
+        found = await context.in_thread(lambda: [self._message_info(shard, message_id, payload) for shard in held])
         for status, body in answers:
             if status == 200:
                 found.append(_decode_message_info(body))
@@ -141,11 +145,18 @@ class Messages:
     async def _caught_up(self, shards: list[int], deadline_s: float) -> bool:
         return all(await asyncio.gather(*(self._context.caught_up(shard, deadline_s) for shard in shards)))
 
-    def _message_info(self, shard: int, message_id: bytes) -> MessageInfo | None:
-        found = self._find(self._context.shards[shard], message_id)
-        return (
-            None if found is None else message_info(found.id, shard, found.offset, found.place_ms, found.entry, found)
-        )
+    def _message_info(self, shard: int, message_id: bytes, payload: bool) -> MessageInfo | None:
+        driver = self._context.shards[shard]
+        found = self._find(driver, message_id)
+        if found is None:
+            return None
+        answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
+        tell_state(answer, found, partitions_of=driver.replica.target_partitions)
+        if payload and found.entry is not None:
+            answer.value, answer.value_base64 = text_or_base64(found.entry.value)
+            if answer.value_base64 is not UNSET:
+                answer.value = UNSET
+        return answer
 
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
         """The id's home shard, and the other shards where it may be."""
@@ -265,18 +276,16 @@ def _accepted(planned: Planned, appended: Appended) -> Accepted:
     )
 
 
-def message_info(
-    message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None, found: Found | None
-) -> MessageInfo:
-    """A message as the API shows it; `found` is None for a row of a page, which is pending."""
+def message_info(message_id: bytes, shard: int, offset: int, place_ms: int, entry: Entry | None) -> MessageInfo:
+    """A message as the API shows it, as a pending one."""
     answer = MessageInfo(
         id=id_text(message_id),
-        state="pending" if found is None else found.state,  # type: ignore[arg-type]
+        state="pending",
         shard=shard,
         offset=offset,
         due_at=format_time(place_ms if entry is None else entry.due_ms),
         planned_at=format_time(place_ms),
-        settled_at=None if found is None or found.settled_ms is None else format_time(found.settled_ms),
+        settled_at=None,
     )
     if entry is None:
         return answer
@@ -290,8 +299,32 @@ def message_info(
     answer.accepted_at = format_time(entry.timestamp_ms)
     answer.expire_at = None if entry.expire_at_ms is None else format_time(entry.expire_at_ms)
     answer.occurrence, answer.attempt = entry.occurrence, entry.attempt
+    if entry.options is not None and entry.options.attempts_max:
+        answer.attempts_max = entry.options.attempts_max
     answer.value_bytes = None if entry.value is None else len(entry.value)
     return answer
+
+
+def tell_state(answer: MessageInfo, found: Found, *, partitions_of: Callable[[str], int | None]) -> None:
+    """Add the state of a message that was looked up, and why it was not delivered.
+
+    `partitions_of`: returns the number of partitions of a target topic, if it is known.
+    """
+    answer.state = found.state  # type: ignore[assignment]
+    answer.settled_at = None if found.settled_ms is None else format_time(found.settled_ms)
+    answer.parked = found.lane is not None
+    failure, entry = found.failure, found.entry
+    if failure is not None:
+        answer.reason, answer.detail = Reason(failure.reason).label, failure.detail or None
+        answer.attempts, answer.last_try_at = failure.attempts, format_time(failure.tried_ms)
+        if found.settled_ms is None and found.lane is None:
+            answer.next_try_at = answer.planned_at
+    if answer.target is None or entry is None or entry.key is None:
+        return
+    if found.lane is not None and found.lane[1] >= 0:
+        answer.target.partition = found.lane[1]
+    elif (partitions := partitions_of(entry.target)) is not None:
+        answer.target.partition = partition_of(entry.key, partitions)
 
 
 def merge(
@@ -312,13 +345,16 @@ def merge(
     return [message for _, message in rows], horizon
 
 
+def _row_info(shard: int, row: MessageRow) -> MessageInfo:
+    answer = message_info(row.id, shard, row.offset, row.place_ms, row.entry)
+    answer.parked = row.is_parked
+    return answer
+
+
 def _part(shard: int, found: tuple[list[MessageRow], Position | None]) -> Part:
     rows, through = found
     return (
-        [
-            ((row.place_ms, shard, row.offset), message_info(row.id, shard, row.offset, row.place_ms, row.entry, None))
-            for row in rows
-        ],
+        [((row.place_ms, shard, row.offset), _row_info(shard, row)) for row in rows],
         None if through is None else (through[0], shard, through[1]),
     )
 

@@ -3,7 +3,7 @@
 `METRICS` and `NODE_METRICS` list all of them; `docs/reference/metrics.md` is made from the lists.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -23,6 +23,7 @@ from chronos.core.histogram import Histogram
 from chronos.core.query import next_place_ms
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
+from chronos.node.outcomes import TARGETS_SHOWN, Outcomes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -170,6 +171,45 @@ METRICS: tuple[Series, ...] = (
 )  # fmt: skip
 """Every metric with the label `shard`."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """A counter of the node's own steps with one label, counted from the start of the process."""
+
+    name: str
+    label: str
+    meaning: str
+    read: Callable[[Outcomes], Mapping[str, int]]
+
+
+def _by_target(field: str) -> Callable[[Outcomes], Mapping[str, int]]:
+    return lambda outcomes: {target: getattr(row, field) for target, row in outcomes.by_target().items()}
+
+
+COUNTS: tuple[Count, ...] = (
+    Count(
+        name="chronos_dead_letters_total", label="reason", meaning="Dead letters by reason, those of expired messages included.",
+        read=lambda outcomes: {reason.label: count for reason, count in outcomes.by_reason()[0].items()},
+    ),
+    Count(
+        name="chronos_rejections_total", label="reason", meaning="Records rejected by reason.",
+        read=lambda outcomes: {reason.label: count for reason, count in outcomes.by_reason()[1].items()},
+    ),
+    Count(
+        name="chronos_target_delivered_total", label="target", meaning="Messages delivered to a target topic.",
+        read=_by_target("delivered"),
+    ),
+    Count(
+        name="chronos_target_late_total", label="target",
+        meaning="Those of them that were delivered more than 1 s after they were due.", read=_by_target("late"),
+    ),
+    Count(
+        name="chronos_target_dead_letters_total", label="target",
+        meaning="Dead letters of messages for a target topic, those of expired messages included.", read=_by_target("dead"),
+    ),
+)  # fmt: skip
+"""Every metric with the label `reason` or `target`."""
+
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
@@ -223,6 +263,11 @@ class Exposition(Collector):
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
+        for count in COUNTS:
+            family = CounterMetricFamily(count.name, count.meaning, labels=[count.label])
+            for value, total in count.read(self._context.node.outcomes).items():
+                family.add_metric([value], total)
+            yield family
 
     def _brokers(self) -> Iterator[Metric]:
         now_ms = self._context.now_ms()
@@ -277,6 +322,15 @@ def reference() -> str:
         "|---|---|---|",
     ]
     lines += [f"| `{series.name}` | {series.kind} | {series.meaning} |" for series in METRICS]
+    lines += [
+        "", "## Outcomes by reason and by target", "",
+        "The counts of the transactions that this node committed, from the start of the process: sum them over the nodes. Every",
+        f"reason is there from the start. The label `target` has the {TARGETS_SHOWN} busiest targets; `other` has all further ones together.",
+        "A target that becomes busier than the least busy of them takes its place: its counters begin at 0, and what was counted",
+        "before stays with `other`.", "",
+        "| metric | label | type | meaning |", "|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [f"| `{count.name}` | `{count.label}` | counter | {count.meaning} |" for count in COUNTS]
     lines += ["", "## Metrics of the node", "", "| metric | type | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in NODE_METRICS]
     lines += ["", "## Metrics of the brokers (label `broker`)", "", "| metric | type | meaning |", "|---|---|---|"]
@@ -291,7 +345,8 @@ def reference() -> str:
         " reason.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
         "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
-        "- `increase(chronos_messages_dead_total[5m]) > 0`: messages were dead-lettered; read the dead-letter topic.",
+        '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were dead-lettered for that reason;'
+        " `/v1/shards` has their targets.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",

@@ -9,8 +9,11 @@ from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.admin.scheduling import duration_ms, time_ms
 from chronos.admin.schemas import (
+    DEAD_CASES_MAX,
     Counters,
     Cursor,
+    DeadCase,
+    DeadRecently,
     Epoch,
     Fault,
     Health,
@@ -101,6 +104,7 @@ class Overview:
             lag=None if end is None else end - state.pull_offset,
             held_back=self._held_back(shard.number),
             waits_for=shard.waits_for(now_ms),
+            dead_recently=self._dead_recently(shard.number, now_ms),
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,
@@ -118,6 +122,20 @@ class Overview:
     def _held_back(self, shard: int) -> HeldBack | None:
         found = self._context.node.open_transactions.held_back(shard)
         return None if found is None else HeldBack(records=found.records, since=format_time(found.since_ms))
+
+    def _dead_recently(self, shard: int, now_ms: int) -> DeadRecently | None:
+        found = self._context.node.outcomes.recent_deaths(shard, now_ms)
+        if found is None:
+            return None
+        return DeadRecently(
+            messages=found.messages,
+            last_at=format_time(found.last_ms),
+            cases=[
+                DeadCase(reason=reason.label, target=target, messages=count)
+                for reason, target, count in found.cases[:DEAD_CASES_MAX]
+            ],
+            text=found.text(),
+        )
 
     def _roles(self, shard: ShardDriver) -> tuple[str | None, str | None, list[ReplicaInfo]]:
         """The assigned master, since when, and the position of each replica."""

@@ -91,7 +91,7 @@ def routes(
         ),
         Route(
             method="GET", path="/v1/messages/{id}", name="get", handler=messages.get, parameters=by_id,
-            query=schemas.ShardsQuery,
+            query=schemas.MessageQuery,
             summary="State, times and target of a message. Waits up to 1 s until all records that are in the log now are applied.",
             answer=schemas.MessageInfo,
             answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.", **ELSEWHERE},

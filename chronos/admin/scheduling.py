@@ -16,6 +16,7 @@ from chronos.admin.validation import check, decode_json, invalid_faults, malform
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
+    ATTEMPTS,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
@@ -42,6 +43,7 @@ FIELDS = {
     TARGET_KEY: "target.key",
     ON_CONFLICT: "on_conflict",
     EXPIRE_AT: "expire_at",
+    ATTEMPTS: "attempts",
 }
 """The field from which a control header is made."""
 
@@ -150,6 +152,8 @@ class Planner:
             control[ON_CONFLICT] = message.on_conflict.encode()
         if message.expire_at is not UNSET:
             control[EXPIRE_AT] = b"%d" % _time_ms("expire_at", message.expire_at)
+        if message.attempts is not UNSET:
+            control[ATTEMPTS] = b"%d" % message.attempts
         if message.repeat is not UNSET or message.spread is not UNSET:
             field = "repeat" if message.repeat is not UNSET else "spread"
             raise _FieldError(field, "not supported yet", Reason.NOT_SUPPORTED_YET.label)

@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from chronos.core.rules import TOPIC_NAME
+from chronos.core.rules import ATTEMPTS_MAX, TOPIC_NAME
 
 BATCH_MAX = 10_000
 """Messages in one request."""
 
 FAULTS_MAX = 100
 """Errors of one request that are listed; the others are counted."""
+
+DEAD_CASES_MAX = 10
+"""Cases of recent dead letters that are listed."""
 
 MS_MAX = 10**15 - 1
 """Greatest time or duration in milliseconds (`core.timefmt.MS_MAX`)."""
@@ -189,6 +192,13 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
             description="The message is not delivered after this time, but dead-lettered as expired. Not before its due time."
         ),
     ] = UNSET
+    attempts: Annotated[
+        Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | UnsetType,
+        Meta(
+            description="Delivery attempts while the target refuses the message, including the first, at most"
+            " `delivery.attempts_max`, the default."
+        ),
+    ] = UNSET
     repeat: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
     spread: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
 
@@ -314,6 +324,13 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
     headers: HeaderValues | UnsetType = UNSET
+    partition: Annotated[
+        Count | UnsetType,
+        Meta(
+            description="The partition that the key names, by the topic's present number of partitions; that of the lane, for"
+            " a parked message. Absent without a key, and on a node that does not know the topic."
+        ),
+    ] = UNSET
 
 
 class MessageInfo(Struct, kw_only=True):
@@ -339,6 +356,35 @@ class MessageInfo(Struct, kw_only=True):
     occurrence: Annotated[int, Meta(ge=1, description="Always 1: repetitions are not supported yet.")] = 1
     attempt: Annotated[int, Meta(ge=1, description="Number of the delivery attempt.")] = 1
     value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")] = None
+    parked: Annotated[
+        bool, Meta(description="True if the message is due and waits in a lane, for the reason in `reason`.")
+    ] = False
+    reason: Annotated[
+        str | None,
+        Meta(
+            description="Why the message was not delivered when it was last tried, as in the header `chronos-reason`; null:"
+            " it was not tried yet, or was delivered or cancelled."
+        ),
+    ] = None
+    detail: Annotated[str | None, Meta(description="The reason in words.")] = None
+    attempts: Annotated[int, Meta(ge=0, description="Delivery attempts that failed, of this occurrence.")] = 0
+    attempts_max: Annotated[
+        Count | None, Meta(description="The message's own number of attempts; null: `delivery.attempts_max`.")
+    ] = None
+    last_try_at: Annotated[Instant | None, Meta(description="When the reason was found.")] = None
+    next_try_at: Annotated[
+        Instant | None,
+        Meta(
+            description="When a message that was not delivered is tried again; null for a parked one, which leaves its lane"
+            " as soon as that is open."
+        ),
+    ] = None
+    value: Annotated[
+        str | UnsetType | None, Meta(description="The payload, if it was asked for and is text or null.")
+    ] = UNSET
+    value_base64: Annotated[
+        Base64 | UnsetType, Meta(description="The payload, if it was asked for and is not text.")
+    ] = UNSET
 
 
 class Page(Struct, kw_only=True):
@@ -488,6 +534,23 @@ class ReplicaInfo(Struct, kw_only=True):
     ]
 
 
+class DeadCase(Struct, kw_only=True):
+    """Dead letters with one reason, of one target."""
+
+    reason: Annotated[str, Meta(description="As in the header `chronos-reason`.")]
+    target: str
+    messages: Annotated[int, Meta(ge=1, description="Their number.")]
+
+
+class DeadRecently(Struct, kw_only=True):
+    """Messages that this node dead-lettered in the last 10 minutes, without expired ones."""
+
+    messages: Annotated[int, Meta(ge=1, description="Their number.")]
+    last_at: Instant
+    cases: Annotated[list[DeadCase], Meta(max_length=DEAD_CASES_MAX, description="The most frequent cases.")]
+    text: Annotated[str, Meta(description="The same for people.")]
+
+
 class HeldBack(Struct, kw_only=True):
     """Records of a delay partition that cannot be read because a producer's transaction is open."""
 
@@ -552,6 +615,10 @@ class Shard(Struct, kw_only=True):
             description="The partitions, with their leaders, that have not acknowledged a record of the present step for more"
             " than 1 s; null: none."
         ),
+    ] = None
+    dead_recently: Annotated[
+        DeadRecently | None,
+        Meta(description="Messages that this node dead-lettered in the last 10 minutes; null: none."),
     ] = None
 
 
@@ -807,6 +874,18 @@ class ShardsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which shards."""
 
     shards: ShardList | UnsetType = UNSET
+
+
+class MessageQuery(ShardsQuery):
+    """Which shards, and whether the payload is wanted."""
+
+    payload: Annotated[
+        bool,
+        Meta(
+            description="Return the payload too, while the message is kept: until its end, and then for `retention.delivered`."
+            " Later the payload of a dead message is in the dead-letter topic only."
+        ),
+    ] = False
 
 
 class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -109,6 +109,15 @@ def send_message(
     expire_at: Annotated[
         str | None, typer.Option("--expire-at", metavar="TIME", help="Do not deliver the message after this time.")
     ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option(
+            "--attempts",
+            callback=at_least(1),
+            metavar="N",
+            help="Attempt the delivery at most N times if the topic refuses the message.",
+        ),
+    ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as a message.")] = False,
     null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
     wait: Annotated[
@@ -133,22 +142,29 @@ def send_message(
 
     send(
         server, output, value=value, topic=to, delay=in_, at=at, id=id, key=key, headers=header or [],
-        on_conflict=on_conflict, expire_at=expire_at, lines=lines, null=null, wait=wait,
+        on_conflict=on_conflict, expire_at=expire_at, attempts=attempts, lines=lines, null=null, wait=wait,
     )  # fmt: skip
 
 
 @app.command()
-def get(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
-    """Show a message: its state, times and target. Exit code 4 if no message has the id.
+def get(
+    id: MessageId,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Also show the payload, while the message is kept.")
+    ] = False,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show a message: its state, times and target, and why it was not delivered. Exit code 4 if no message has the id.
 
     \b
     Examples:
       chronos get reminder-17
-      chronos get 2-1893456000123-17 -o json
+      chronos get 2-1893456000123-17 --payload -o json
     """
     from chronos.cli import verbs
 
-    verbs.get(server, output, id)
+    verbs.get(server, output, id, payload=payload)
 
 
 @app.command(name="list")

@@ -135,6 +135,11 @@ def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Fi
                 f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
                 f" {number(shard['pending'])} are pending",
             )
+        if shard["dead_recently"] is not None:
+            yield problem(
+                f"shard {shard['shard']}",
+                f"{shard['dead_recently']['text']}. `chronos get ID` tells why a message died",
+            )
 
 
 def _disk(node: "Node", config: "Config") -> Finding:

@@ -36,6 +36,7 @@ def send(
     headers: list[str],
     on_conflict: OnConflict | None,
     expire_at: str | None,
+    attempts: int | None,
     lines: bool,
     null: bool,
     wait: bool,
@@ -62,6 +63,7 @@ def send(
                 headers=pairs,
                 on_conflict=on_conflict,
                 expire_at=expire_at,
+                attempts=attempts,
             )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None

@@ -72,7 +72,8 @@ def _screen(found: dict[str, Any]) -> Any:
 
     parts: list[Any] = []
     for node in found["nodes"]:
-        state = ("ready", "green") if node["ready"] else ("not ready", "red")
+        dies = any(shard["node"] == node["node"] and shard.get("dead_recently") for shard in found["shards"])
+        state = ("not ready", "red") if not node["ready"] else ("messages die", "red") if dies else ("ready", "green")
         free = node["disk_free_bytes"]
         words = [word for word in ("leaving", "drained") if node[word]]
         if node["node"] == found["controller"]:
@@ -100,6 +101,7 @@ def _screen(found: dict[str, Any]) -> Any:
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
     parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text]
+    parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_dead_recently, shards) if text]
     if found["history"]:
         parts.append(_history(found["history"][:HISTORY]))
     parts.append(_timeline(found["timeline"]))
@@ -108,13 +110,14 @@ def _screen(found: dict[str, Any]) -> Any:
 
 def _shards(shards: list[dict[str, Any]], *, in_cluster: bool) -> Any:
     columns = [
-        ("SHARD", "right"), ("MASTER" if in_cluster else "ROLE", "left"), ("PENDING", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
+        ("SHARD", "right"), ("MASTER" if in_cluster else "ROLE", "left"), ("PENDING", "right"), ("PARKED", "right"), ("NEXT DUE", "right"), ("LAG", "right"),
         ("LATE p50", "right"), ("p99", "right"), ("DELIVERED", "right"), ("CANCELLED", "right"), ("REJECTED", "right"),
         ("DEAD", "right"), ("STORE", "right"), ("REPLICAS", "left"), ("", "left"),
     ]  # fmt: skip
     rows = [
         [
             str(shard["shard"]), _master(shard) if in_cluster else shard["role"], number(shard["pending"]),
+            number(shard["parked"]),
             f"overdue {span(shard['oldest_overdue_ms'] / 1_000)}" if shard["oldest_overdue_ms"] > 1_000
             else relative(shard["next_due_at"]),
             number(shard["lag"]), _ms(shard["lateness"]["p50_ms"]), _ms(shard["lateness"]["p99_ms"]),
@@ -162,6 +165,11 @@ def _held_back(shard: dict[str, Any]) -> str:
 def _waits_for(shard: dict[str, Any]) -> str:
     waits = shard.get("waits_for")
     return "" if waits is None else f"shard {shard['shard']}: {waits}"
+
+
+def _dead_recently(shard: dict[str, Any]) -> str:
+    dead = shard.get("dead_recently")
+    return "" if dead is None else f"shard {shard['shard']}: {dead['text']}; the last one {relative(dead['last_at'])}"
 
 
 def _master(shard: dict[str, Any]) -> str:

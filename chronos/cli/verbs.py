@@ -11,21 +11,29 @@ from chronos.cli.times import check_when
 from chronos.client import MessageInfo, NotFound, Refused, Result, ServiceFailed, requests
 
 
-def get(server: str, output: Format, id: str) -> None:
+def get(server: str, output: Format, id: str, *, payload: bool) -> None:
     """Everything known about a message."""
     with connect(server) as client:
-        found = client.call(requests.get(given(id)).as_json())
+        found = client.call(requests.get(given(id), payload=payload).as_json())
     if output is Format.json:
         put_json(found)
         return
-    put(table(None, list(_facts(msgspec.convert(found, MessageInfo)))))
+    put(table(None, list(_facts(msgspec.convert(found, MessageInfo), payload=payload))))
+    if payload and found["target"] is None:
+        note("the message itself is no longer kept; that of a dead letter is in the dead-letter topic")
 
 
-def _facts(found: MessageInfo) -> Iterator[tuple[str, str]]:
+def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
     yield "id", printable(found.id)
-    yield "state", found.state
+    yield "state", f"{found.state}, parked" if found.parked else found.state
+    if found.reason is not None:
+        yield "reason", found.reason if found.detail is None else f"{found.reason}: {printable(found.detail)}"
+        yield "attempts", str(found.attempts)
+        yield "last try", f"{local(found.last_try_at)}  ({relative(found.last_try_at)})"
+    if found.next_try_at is not None:
+        yield "next try", f"{local(found.next_try_at)}  ({relative(found.next_try_at)})"
     yield "due", f"{local(found.due_at)}  ({relative(found.due_at)})"
-    if found.planned_at != found.due_at:
+    if found.planned_at not in (found.due_at, found.next_try_at):
         yield "planned", f"{local(found.planned_at)}  ({relative(found.planned_at)})"
     if found.settled_at is not None:
         yield "settled", f"{local(found.settled_at)}  ({relative(found.settled_at)})"
@@ -41,10 +49,14 @@ def _facts(found: MessageInfo) -> Iterator[tuple[str, str]]:
         for name, content in found.target.headers.items():
             for one in content if isinstance(content, list) else [content]:
                 yield "header", printable(f"{name}={one if isinstance(one, str) else repr(one)}")
+        if found.target.partition is not None:
+            yield "partition", str(found.target.partition)
         yield "payload", "null" if found.value_bytes is None else size(found.value_bytes)
+        if payload and found.value_bytes is not None:
+            yield "value", f"base64:{found.value_base64}" if found.value is None else printable(found.value)
     if found.occurrence > 1:
         yield "occurrence", str(found.occurrence)
-    if found.attempt > 1:
+    if found.attempt > 1 and found.reason is None:
         yield "attempt", str(found.attempt)
     yield "stored", f"shard {found.shard}, offset {found.offset}"
 

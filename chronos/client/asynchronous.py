@@ -57,9 +57,9 @@ class AsyncClient:
         scheduled: list[Scheduled] = await self.call(requests.schedule(messages))
         return scheduled
 
-    async def get(self, id: str | bytes) -> MessageInfo:
+    async def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
         """See `Client.get`."""
-        found: MessageInfo = await self.call(requests.get(id))
+        found: MessageInfo = await self.call(requests.get(id, payload=payload))
         return found
 
     async def cancel(self, id: str | bytes) -> Result:

@@ -53,7 +53,7 @@ class Client:
         """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log has acknowledged it.
 
         The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
-        `expire_at`.
+        `expire_at`, `attempts`.
 
         The shard checks later whether the id is taken. With `wait` the call returns once the shard has accepted the
         message, or after this time with `applied` false; it raises Rejected if the id is taken. If the message was sent
@@ -76,9 +76,10 @@ class Client:
         scheduled: list[Scheduled] = self.call(requests.schedule(messages))
         return scheduled
 
-    def get(self, id: str | bytes) -> MessageInfo:
-        """Return the state, times and target of a message; raises NotFound."""
-        found: MessageInfo = self.call(requests.get(id))
+    def get(self, id: str | bytes, *, payload: bool = False) -> MessageInfo:
+        """Return the state, times and target of a message, and why it was not delivered; with its payload if that is asked
+        for and still kept. Raises NotFound."""
+        found: MessageInfo = self.call(requests.get(id, payload=payload))
         return found
 
     def cancel(self, id: str | bytes) -> Result:

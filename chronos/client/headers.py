@@ -7,6 +7,7 @@ from chronos.client.requests import Bytes
 from chronos.client.times import Delay, Time, delay_ms, time_ms
 from chronos.core.message import (
     ACTION,
+    ATTEMPTS,
     CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
@@ -27,6 +28,7 @@ def headers(
     action: Action | None = None,
     on_conflict: OnConflict | None = None,
     expire_at: Time | None = None,
+    attempts: int | None = None,
 ) -> list[tuple[str, bytes]]:
     """Control headers for a record of the delay topic; the record's key is the message's id.
 
@@ -59,6 +61,8 @@ def headers(
         found.append((ON_CONFLICT, on_conflict.encode()))
     if expire_at is not None:
         found.append((EXPIRE_AT, b"%d" % time_ms(expire_at)))
+    if attempts is not None:
+        found.append((ATTEMPTS, b"%d" % attempts))
     return found
 
 

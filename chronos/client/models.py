@@ -63,6 +63,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The Kafka key, if it is not UTF-8."""
     headers: dict[str, Any] = msgspec.field(default_factory=dict)
     """Values by name: text, None, `{"base64": ...}`, or a list of these for a name that is repeated."""
+    partition: int | None = None
+    """The partition that the key names, or that of the lane of a parked message; None if it is not known."""
 
 
 class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,24 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     value_bytes: int | None = None
     """Size of the payload; None for a null payload."""
+    parked: bool = False
+    """It is due and waits in a lane, for the reason in `reason`."""
+    reason: str | None = None
+    """Why it was not delivered when it was last tried, as in the header `chronos-reason`."""
+    detail: str | None = None
+    """The reason in words."""
+    attempts: int = 0
+    """Delivery attempts that failed."""
+    attempts_max: int | None = None
+    """Its own number of attempts; None: the service's `delivery.attempts_max`."""
+    last_try_at: datetime | None = None
+    """When the reason was found."""
+    next_try_at: datetime | None = None
+    """When it is tried again; None for a parked one, which leaves its lane as soon as that is open."""
+    value: str | None = None
+    """The payload, if it was asked for and is UTF-8."""
+    value_base64: str | None = None
+    """The payload, if it was asked for and is not UTF-8."""
 
 
 class TargetCount(msgspec.Struct, frozen=True, kw_only=True):

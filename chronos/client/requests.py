@@ -53,6 +53,7 @@ class MessageOptions(TypedDict, total=False):
     headers: Mapping[str, HeaderValue] | None
     on_conflict: OnConflict | None
     expire_at: Time | None
+    attempts: int | None
 
 
 class FilterOptions(TypedDict, total=False):
@@ -94,6 +95,7 @@ def message(
     headers: Mapping[str, HeaderValue] | None = None,
     on_conflict: OnConflict | None = None,
     expire_at: Time | None = None,
+    attempts: int | None = None,
 ) -> dict[str, Any]:
     """Return a message in the form of the HTTP interface, for `schedule_many`.
 
@@ -106,6 +108,7 @@ def message(
     `headers`       passed through to the target
     `on_conflict`   the policy if the id is taken: `reject` (default), `replace` or `ignore`
     `expire_at`     time after which the message is not delivered
+    `attempts`      delivery attempts while the target refuses the message, at most the service's `delivery.attempts_max`
 
     Raises ValueError or TypeError for arguments that cannot be sent.
     """
@@ -119,6 +122,8 @@ def message(
         found["on_conflict"] = on_conflict
     if expire_at is not None:
         found["expire_at"] = time_ms(expire_at)
+    if attempts is not None:
+        found["attempts"] = attempts
     return found
 
 
@@ -170,9 +175,9 @@ def schedule(messages: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Reque
     )
 
 
-def get(id: str | bytes) -> Request:
+def get(id: str | bytes, *, payload: bool = False) -> Request:
     """Everything known about a message."""
-    return Request(method="GET", path=_message_path(id), decode=_message_info)
+    return Request(method="GET", path=_message_path(id) + "?payload=true" * payload, decode=_message_info)
 
 
 def cancel(id: str | bytes) -> Request:

@@ -282,7 +282,7 @@ class DeliveryConfig(_Section):
     attempts_max: int = key(
         5,
         "Delivery attempts for a message that its topic refuses, including the first; "
-        "after the last one it is dead-lettered.",
+        "after the last one it is dead-lettered. A message may ask for fewer with `chronos-attempts`.",
         least=1, most=1000,
     )  # fmt: skip
     retry_base: Duration = key(

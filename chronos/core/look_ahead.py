@@ -12,6 +12,7 @@ last column). Otherwise the part is computed again, so a step with a look-ahead 
 The master owns it. The look-ahead makes no decision of its own.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -85,8 +86,8 @@ class LookAhead(Generic[T]):
         self._selection: _NextSelection | None = None
         self._transaction: _NextTransaction[T] | None = None
         self._writes: _StepWrites | None = None
-        self._targets: tuple[Selection | None, set[str]] = (None, set())
-        """The last selection whose targets were asked for, and its targets."""
+        self._targets: tuple[Selection | None, Mapping[str, int]] = (None, {})
+        """The last selection whose targets were asked for, and its messages by target."""
 
     # --- while a step commits
 
@@ -146,15 +147,10 @@ class LookAhead(Generic[T]):
             return early.selection
         return self._shard.select(staged, until_ms, messages_max, bytes_max)
 
-    def targets(self, selection: Selection) -> set[str]:
-        """Return the target topics of a selection."""
+    def targets(self, selection: Selection) -> Mapping[str, int]:
+        """Return the target topics of a selection, with the number of messages for each."""
         if self._targets[0] is not selection:
-            early = self._transaction
-            if early is not None and early.selection is selection:
-                found = set(early.target_limits)
-            else:
-                found = {entry.target for entry in selection.entries}
-            self._targets = (selection, found)
+            self._targets = (selection, Counter([entry.target for entry in selection.entries]))
         return self._targets[1]
 
     def transaction(
@@ -162,7 +158,7 @@ class LookAhead(Generic[T]):
     ) -> T | None:
         """Return the transaction that was made of the selection early; None if there is none that holds."""
         early, self._transaction = self._transaction, None
-        self._targets = (None, set())
+        self._targets = (None, {})
         if early is not None and early.holds(selection, target_limits, poison_offset):
             return early.transaction
         return None

@@ -23,6 +23,7 @@ ACTION = "chronos-action"
 ID = "chronos-id"
 ON_CONFLICT = "chronos-on-conflict"
 EXPIRE_AT = "chronos-expire-at"
+ATTEMPTS = "chronos-attempts"
 
 DUE_AT = "chronos-due-at"
 SOURCE = "chronos-source"
@@ -35,7 +36,7 @@ REPLAYED = "chronos-replayed"
 RESOLUTION = "chronos-resolution"
 RESOLVED = "chronos-resolved"
 
-SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT})
+SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT, ATTEMPTS})
 """Control headers that a `schedule` or `replace` may carry."""
 
 LATER = frozenset(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from chronos.core.keys import ID_BYTES_MAX, parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
+    ATTEMPTS,
     CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
@@ -32,12 +33,13 @@ from chronos.core.message import (
     Entry,
     Headers,
     OnConflict,
+    Options,
     Reason,
     Record,
     Rejection,
     Verb,
 )
-from chronos.core.rules import Rules
+from chronos.core.rules import ATTEMPTS_MAX, Rules
 from chronos.core.timefmt import format_duration, parse_duration_ms, parse_time_ms
 
 
@@ -153,9 +155,14 @@ def _message(
             return Rejection(Reason.BAD_VALUE, f"{EXPIRE_AT}: {error}")
         if expire_at_ms < due_ms:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} is before the due time")
-    entry = Entry(
-        record.key, due_ms, topic, control.get(TARGET_KEY), headers, record.value, record.timestamp_ms, expire_at_ms
-    )
+    options: Options | None = None
+    if ATTEMPTS in control:
+        try:
+            options = Options(attempts_max=_attempts(control[ATTEMPTS], rules))
+        except ValueError as error:
+            return Rejection(Reason.BAD_VALUE, f"{ATTEMPTS}: {error}")
+    key, timestamp_ms = control.get(TARGET_KEY), record.timestamp_ms
+    entry = Entry(record.key, due_ms, topic, key, headers, record.value, timestamp_ms, expire_at_ms, options=options)
     if verb is Verb.REPLAY:
         return _replay(entry, record, control, rules)
     if record.key is None:
@@ -297,6 +304,16 @@ def _time_ms(raw: bytes | None, record: Record, rules: Rules) -> int:
     if time_ms < rules.min_time_ms <= record.timestamp_ms and text.isdigit():
         raise ValueError(f"{text} looks like seconds; a number is taken as epoch milliseconds")
     return time_ms
+
+
+def _attempts(raw: bytes | None, rules: Rules) -> int:
+    """Return a number of attempts. Raises ValueError, with a text for users."""
+    text = _text(raw)
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= ATTEMPTS_MAX):
+        raise ValueError(f"{_shown(raw)} is not a number from 1 to {ATTEMPTS_MAX}")
+    if int(text) > rules.attempts_max:
+        raise ValueError(f"{text} is more than {rules.attempts_max}, the limit set by delivery.attempts_max")
+    return int(text)
 
 
 def _text(raw: bytes | None) -> str:

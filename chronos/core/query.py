@@ -5,12 +5,23 @@ position from which the caller can continue.
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from chronos.core.codec import DELIVERED, PENDING, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
+from chronos.core.codec import (
+    DELIVERED,
+    PENDING,
+    STATE_NAMES,
+    Failure,
+    State,
+    unpack_entry,
+    unpack_id_state,
+    unpack_state,
+)
 from chronos.core.filter import Filter, after
 from chronos.core.keys import (
     MINUTE_MS,
     STATE_KEY,
+    Lane,
     count_key,
     entry_key,
     entry_position,
@@ -58,6 +69,10 @@ class Found(Struct, frozen=True, kw_only=True):
     """Broker time (epoch ms) at which it was settled; None while it is pending, or if it has no id state."""
     entry: Entry | None
     """The message; None after a cancel, or after its retention."""
+    failure: Failure | None = None
+    """Why it was not delivered when it was last tried."""
+    lane: Lane | None = None
+    """The lane in which it is parked."""
 
 
 class MessageRow(Struct, frozen=True, kw_only=True):
@@ -67,6 +82,7 @@ class MessageRow(Struct, frozen=True, kw_only=True):
     place_ms: int
     offset: int
     entry: Entry
+    is_parked: bool = False
 
     @property
     def position(self) -> Position:
@@ -81,6 +97,7 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
         id_state = unpack_id_state(data)
         position = (id_state.due_ms, id_state.offset)
         (stored,) = view.get([entry_key(*position)])
+        lane: Lane | None = None
         if stored is None and id_state.state == PENDING:
             lane = lane_of(view, *position)
             (stored,) = (None,) if lane is None else view.get([lane_key(lane, *position)])
@@ -91,6 +108,8 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
             offset=id_state.offset,
             settled_ms=None if id_state.state == PENDING else id_state.settled_ms,
             entry=None if stored is None else unpack_entry(stored),
+            failure=id_state.failure,
+            lane=lane,
         )
     generated_id = parse_generated_id(message_id, shards)
     if generated_id is None or generated_id[0] != shard:
@@ -182,7 +201,7 @@ def _parked(
         entry = unpack_entry(data)
         size += len(data)
         if matching.concerns(entry, shard, position[1]):
-            rows.append(_row(entry, shard, *position))
+            rows.append(replace(_row(entry, shard, *position), is_parked=True))
         if len(rows) == limit or size > PAGE_SCAN_BYTES:
             return rows, position
     end = parked_position(index[-1][0]) if index else None

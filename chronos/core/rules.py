@@ -13,6 +13,9 @@ from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`); `.` and `..` are excluded too."""
 
+ATTEMPTS_MAX = 1_000
+"""Greatest value of `delivery.attempts_max`."""
+
 TARGETS_SEEN_MAX = 10_000
 """Accepted target topics that are remembered: about 1 MB."""
 
@@ -32,6 +35,7 @@ class Rules:
         deduplication_ms: int = 6 * 3_600_000,
         refuse_wrong_shard: bool = False,
         min_time_ms: int = EARLIEST_PLAUSIBLE_MS,
+        attempts_max: int = ATTEMPTS_MAX,
     ) -> None:
         assert 0 <= shard < shards
         self.shard = shard
@@ -43,6 +47,7 @@ class Rules:
         self.deduplication_ms = deduplication_ms
         self.refuse_wrong_shard = refuse_wrong_shard
         self.min_time_ms = min_time_ms
+        self.attempts_max = attempts_max
         self.topics_seen: dict[bytes, str] = {}
         """Raw header value -> topic, for targets that were accepted before; at most TARGETS_SEEN_MAX."""
 

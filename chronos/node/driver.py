@@ -15,6 +15,7 @@ from chronos.core.codec import State
 from chronos.core.histogram import LATENESS_S, STEP_S, Histogram
 from chronos.core.shard import Shard
 from chronos.errors import ChronosError
+from chronos.node.outcomes import Outcomes
 from chronos.ports import Clock, Store
 from chronos.workers.replica import Replica
 from chronos.workers.replica_state import ReplicaState
@@ -42,7 +43,15 @@ def run_guarded(name: str, run: Callable[[], None], failed: Callable[[ChronosErr
 class ShardDriver(threading.Thread):
     """Runs one shard of this node."""
 
-    def __init__(self, replica: Replica, *, clock: Clock, failed: Callable[[ChronosError], None]) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        clock: Clock,
+        failed: Callable[[ChronosError], None],
+        outcomes: Outcomes | None = None,
+    ) -> None:
+        """`outcomes`: where the node counts the outcomes of its steps."""
         super().__init__(name=f"shard-{replica.number}", daemon=True)
         self.number = replica.number
         self.replica = replica
@@ -58,6 +67,7 @@ class ShardDriver(threading.Thread):
         """How often it has stood still since the start. Set by `ShardWatch`."""
         self.step_began_ms: int | None = None
         """When the thread began the present step (epoch ms); None before the first and after the last one."""
+        self.outcomes = Outcomes() if outcomes is None else outcomes
         self._clock = clock
         self._failed = failed
         self._stopping = threading.Event()
@@ -160,6 +170,7 @@ class ShardDriver(threading.Thread):
             self.steps.observe(took_s)
             if stepped.due_ms:
                 self.lateness.observe_late(stepped.due_ms, stepped.committed_ms)
+            self.outcomes.count(self.number, stepped)
         for offset, reason in self.replica.refused:
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:

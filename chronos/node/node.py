@@ -27,6 +27,7 @@ from chronos.node.cluster import UNREACHABLE_SHARE, ClusterNode, open_coordinato
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
+from chronos.node.outcomes import Outcomes
 from chronos.node.shards import make_shard, report
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
@@ -71,6 +72,8 @@ class Node:
         """The latencies of the brokers, as its shards measure them; empty with `delivery_faults.enabled: off`."""
         self.checkpoints: CheckpointScheduler | None = None
         """The checkpoints of this node's shards; None without a location for them."""
+        self.outcomes = Outcomes()
+        """Counts of the outcomes of all shards since the process started."""
         self.failure: ChronosError | None = None
         """The error that ends the node; None before it."""
         self.failed = threading.Event()
@@ -225,6 +228,7 @@ class Node:
             selector=self.selector,
             bounded=bounded,
             failed=self._fail,
+            outcomes=self.outcomes,
         )
         self._flushed[number] = position
         if self.checkpoints is not None:

@@ -10,6 +10,7 @@ from chronos.core.selector import Selector
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
+from chronos.node.outcomes import Outcomes
 from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
 from chronos.workers.limits import Limits
@@ -35,10 +36,12 @@ def make_shard(
     bounded: bool = False,
     failed: Callable[[ChronosError], None],
     limits: RateLimits | None = None,
+    outcomes: Outcomes | None = None,
 ) -> ShardDriver:
     """Return the driver, not started yet. `guard`, `assigned`, `restore` and `bounded`: see `workers.replica.Replica`.
 
     `limits`: the rate limits in force, which all shards of the node share; None: those of the configuration.
+    `outcomes`: where the node counts the outcomes of its steps.
 
     `selector`: the one of the node. `failed`: called once, with the error that ended the driver's thread.
     """
@@ -52,6 +55,7 @@ def make_shard(
         max_delay_ms=config.limits.max_delay,
         deduplication_ms=config.retention.deduplication,
         refuse_wrong_shard=topics.partitioner == "murmur2",
+        attempts_max=delivery.attempts_max,
     )
 
     rate_limits = RateLimits(configured_rates(config)) if limits is None else limits
@@ -100,7 +104,7 @@ def make_shard(
         restore=restore,
         bounded=bounded,
     )
-    return ShardDriver(replica, clock=clock, failed=failed)
+    return ShardDriver(replica, clock=clock, failed=failed, outcomes=outcomes)
 
 
 def configured_rates(config: Config) -> Mapping[str, Rate | None]:

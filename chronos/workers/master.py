@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.keys import Lane
@@ -34,6 +33,7 @@ from chronos.workers.limits import Limits
 from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher, within_targets
+from chronos.workers.step_report import StepReport
 from chronos.workers.writer_epoch import WriterEpoch
 
 log = structlog.get_logger("chronos.master")
@@ -53,18 +53,6 @@ PULL_LINGER_MS = 8
 
 LINGERING_MAX = 1_000
 """A batch of this size is committed without waiting for more records."""
-
-
-class StepResult(Struct, frozen=True, kw_only=True):
-    """What one step committed, for metrics and for requests that wait."""
-
-    pulled: int
-    due_ms: list[int]
-    """Due time (epoch ms) of each delivered message, in order."""
-    committed_ms: int
-    """Time of the commit by this machine's clock (epoch ms)."""
-    refused: list[tuple[int, int]]
-    """`(offset, Reason)` of the refused delay records."""
 
 
 class Master:
@@ -107,7 +95,7 @@ class Master:
         """`Clock.stepped_ms` when the clock was last trusted."""
         self.due_ms: int | None = None
         """Due time (epoch ms) of the next message, or a time before it, when it was last looked for; None if none is pending."""
-        self.last: StepResult | None = None
+        self.last: StepReport | None = None
 
     def begin(self) -> None:
         """Commit the epoch record: every earlier master's commits now precede this master's in the log."""
@@ -145,17 +133,13 @@ class Master:
             return self._idle(now_ms)
         if not selection.items and not staged.unreadable and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
-        delivered_ms = self._commit(staged, selection, len(records), now_ms, until_ms)
+        report = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
         if staged.unreadable:
             self._puller.skip_to(staged.pull_offset)
         if records or selection.items or staged.unreadable:
-            self.last = StepResult(
-                pulled=len(records),
-                due_ms=delivered_ms,
-                committed_ms=self._committed_ms,
-                refused=staged.refused,
-            )
+            self.last = report
+            report.write(self._shard.rules.shard)
         if not selection.complete or self._puller.waiting:
             self._bound_wheel()
             return now_ms
@@ -291,8 +275,8 @@ class Master:
         last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
         return replace(selection, cursor=last)
 
-    def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> list[int]:
-        """Push, commit, apply; return the due time of each delivered message."""
+    def _commit(self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int) -> StepReport:
+        """Push, commit, apply."""
         search, letters = self._poison_search, self._letters
         plan = self._pusher.plan(
             selection,
@@ -327,7 +311,8 @@ class Master:
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
             self._lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
-        return sorted(plan.due_ms) if selection.leaving else plan.due_ms
+        shard, committed_ms = self._shard.rules.shard, self._committed_ms
+        return StepReport.of(plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms)
 
     def _prepare_next(
         self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int

@@ -5,6 +5,7 @@ one message and never an aborted transaction (law 8). Other failures are handled
 which isolates the poison record by halving the selection.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct, field
@@ -17,6 +18,7 @@ from chronos.core.message import (
     Reason,
     Record,
     Rejection,
+    entry_id,
 )
 from chronos.core.progress import Decision, Outcome, detail_number
 from chronos.core.rules import Rules
@@ -27,6 +29,7 @@ from chronos.core.timefmt import format_time
 from chronos.ports import Log, Outgoing, TopicSpec
 from chronos.workers.fast_path import add_plain
 from chronos.workers.lanes import is_open, lane_for, why_parked
+from chronos.workers.letter_counts import LetterCounts
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
 from chronos.workers.partitions import TURN_MESSAGES, Partitions, Turn
@@ -54,8 +57,14 @@ class PlannedTransaction(Struct, kw_only=True):
     """Due time of each delivered message, in order."""
     details: list[str] = field(default_factory=list)
     """`Progress.details` of the decisions."""
+    targets: Mapping[str, int] = field(default_factory=dict)
+    """Target -> messages selected for it."""
+    undelivered: Counter[str] = field(default_factory=Counter)
+    """Target -> those of them with a decision."""
     dead_letters: int = 0
     """Number of dead letters among the messages."""
+    dead: LetterCounts = field(default_factory=LetterCounts)
+    """The same by reason and target."""
     defers_dead_letters: bool = False
     """The dead-letter topic takes no records: messages that would go there are deferred."""
     turn: Turn
@@ -139,7 +148,8 @@ class Pusher:
             plan.messages.append(self._letters.rejected(record, rejection, plan.turn, now_ms))
         if not selection.items:
             return plan
-        targets = self.targets.describe(look_ahead.targets(selection), now_ms)
+        plan.targets = look_ahead.targets(selection)
+        targets = self.targets.describe(plan.targets, now_ms)
         limits = self._fast_path_limits(targets, refusals, lanes)
         attempted = refusals.attempted(selection, now_ms)
         early = look_ahead.transaction(selection, limits, poison_offset)
@@ -160,7 +170,7 @@ class Pusher:
         }
 
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
-            set_aside = refusals.set_aside.get(entry.target)
+            set_aside, decided = refusals.set_aside.get(entry.target), len(plan.decisions)
             self._decide(
                 plan,
                 due_ms,
@@ -175,6 +185,7 @@ class Pusher:
                 occupied=left.get(offset, unlimited if set_aside is not None else occupied),
                 left_lane=offset in left,
             )
+            plan.undelivered[entry.target] += len(plan.decisions) - decided
 
         self._write(plan, selection, limits, poison_offset, decide)
         return plan
@@ -207,7 +218,7 @@ class Pusher:
         lanes: Set[Lane] = frozenset(),
     ) -> None:
         """Compute what `plan` would return for the next selection, if every message of it takes the fast path."""
-        topics = {entry.target for entry in selection.entries}
+        topics = look_ahead.targets(selection)
         if len(topics) > TARGETS_MAX:
             return  # the step will select fewer messages
         limits = self._fast_path_limits(self.targets.known(topics), refusals, lanes)
@@ -400,7 +411,10 @@ class Pusher:
         `why`: the error of the attempt that was refused.
         """
         refuses_all = set_aside is not None and set_aside.final
-        if entry.attempt >= self.retries.attempts_max or refuses_all:
+        attempts_max = self.retries.attempts_max
+        if entry.options is not None and entry.options.attempts_max:
+            attempts_max = min(attempts_max, entry.options.attempts_max)
+        if entry.attempt >= attempts_max or refuses_all:
             detail = f"refused by the broker every time: {why}"
             if set_aside is not None and refuses_all:
                 since = format_time(set_aside.since_ms)
@@ -445,6 +459,7 @@ class Pusher:
             self._defer(plan, due_ms, offset, entry, reason, detail, now_ms + REFUSED_PAUSE_MS)
             return
         plan.dead_letters += 1
+        plan.dead.add(reason, entry.target, entry_id(entry, self._rules.shard, offset))
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
         number = detail_number(plan.details, detail)
         plan.decisions.append(

@@ -38,7 +38,7 @@ from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.letters import LetterTopic, LetterTopics
 from chronos.workers.limits import Limits
-from chronos.workers.master import Master, StepResult
+from chronos.workers.master import Master
 from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
@@ -46,6 +46,7 @@ from chronos.workers.push import Pusher
 from chronos.workers.recovery import RecoveryCost, start_state
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 from chronos.workers.replica_view import ReplicaView
+from chronos.workers.step_report import StepReport
 from chronos.workers.writer_epoch import WriterEpoch
 
 log = structlog.get_logger("chronos.shard")
@@ -102,7 +103,7 @@ class Replica(ReplicaView):
         """Transactions committed by this process."""
         self.aborts = 0
         """Transactions aborted or lost by this process."""
-        self.last: StepResult | None = None
+        self.last: StepReport | None = None
         """The result of the last step as master; None if it committed nothing."""
         self.refused: list[tuple[int, int]] = []
         """`(offset, Reason)` of the refused delay records in the progress records that the last step committed or applied."""

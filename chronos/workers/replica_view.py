@@ -56,6 +56,12 @@ class ReplicaView:
         pusher = self._pusher
         return None if pusher is None else pusher.partitions.waits_for(now_ms)
 
+    def target_partitions(self, topic: str) -> int | None:
+        """Return the number of partitions that a master last found the target to have; None if it is not known."""
+        pusher = self._pusher
+        known = None if pusher is None else pusher.targets.known([topic]).get(topic)
+        return None if known is None or known.info is None else known.info.partitions
+
     @property
     def replayed(self) -> int | None:
         """Offset up to which the progress partition was read; None for a master, which does not read it."""

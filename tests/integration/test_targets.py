@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
@@ -103,6 +104,14 @@ class Place:
         return [Sent(b"%d" % number, headers) for number in range(start, start + count)]
 
 
+def reason_of(service: Service, message_id: str) -> dict[str, Any]:
+    """The message with this id, once a reason why it is not delivered is known."""
+    path = f"/v1/messages/{message_id}"
+    service.wait_until(lambda: service.ask("GET", path)[1].get("reason") is not None, f"find a reason for {message_id}")
+    found: dict[str, Any] = service.get(path)
+    return found
+
+
 def mixed(one: list[Sent], other: list[Sent]) -> list[Sent]:
     """The records of both lists, alternating."""
     longest = max(len(one), len(other))
@@ -140,10 +149,14 @@ def test_a_missing_topic_is_looked_up_twice_and_never_created(tmp_path: Path, cr
         started = time.monotonic()
         place.send(
             *mixed(
-                [Sent(b"m%d" % n, schedule(missing, target_key=b"k")) for n in range(20)],
+                [Sent(b"m%d" % n, schedule(missing, target_key=b"k"), key=b"id%d" % n) for n in range(20)],
                 place.others(0, 200),
             )
         )
+        deferred = reason_of(place.service, "id0")
+        assert (deferred["state"], deferred["reason"], deferred["attempts"]) == ("pending", "target-missing", 0)
+        assert deferred["detail"] == "the first look did not find the topic"
+        assert deferred["due_at"] < deferred["last_try_at"] < deferred["next_try_at"]
 
         others = place.check_others(200)
         letters = place.dead(20)
@@ -151,6 +164,9 @@ def test_a_missing_topic_is_looked_up_twice_and_never_created(tmp_path: Path, cr
         assert max(got.timestamp_ms for got in others) < min(letter.timestamp_ms for letter in letters)
         assert {letter.reason for letter in letters} == {"target-missing"}
         assert missing not in topic_names_of(creating_broker)
+        dead = place.service.get("/v1/messages/id0")
+        assert (dead["state"], dead["reason"], dead["attempts"]) == ("dead", "target-missing", 1)
+        assert deferred["last_try_at"] < dead["last_try_at"] == dead["settled_at"]
 
         creating_broker.create_topic(missing)
         place.send(*(again(letter) for letter in letters))
@@ -363,13 +379,18 @@ def test_an_unpredictable_refusal_is_found_by_halving(tmp_path: Path, secured_br
     with place.service:
         place.service.start()
         fine = [Sent(b"f%d" % number, schedule(blind)) for number in range(200)]
-        bad = [Sent(b"x" * 150_000, schedule(blind)) for _ in range(count)]
+        bad = [Sent(b"x" * 150_000, schedule(blind), key=b"bad%d" % number) for number in range(count)]
+        bad[1] = bad[1]._replace(headers=[*schedule(blind), ("chronos-attempts", b"1")])
         place.send(*mixed(bad, mixed(fine, place.others(0, 200))))
 
         letters = place.dead(count)
-        assert {(letter.reason, letter.header("chronos-attempt")) for letter in letters} == {
-            ("refused-by-broker", b"3")
-        }
+        assert {letter.reason for letter in letters} == {"refused-by-broker"}
+        attempts = {letter.key: letter.header("chronos-attempt") for letter in letters}
+        assert attempts == {sent.key: b"1" if sent is bad[1] else b"3" for sent in bad}
+        for number, made in ((0, 3), (1, 1)):
+            dead = place.service.get(f"/v1/messages/bad{number}")
+            assert (dead["state"], dead["reason"], dead["attempts"]) == ("dead", "refused-by-broker", made)
+            assert dead["detail"].startswith("refused by the broker every time: a")
         assert sorted(place.arrived(blind, 200)) == sorted(b"f%d" % number for number in range(200))
         place.check_others(200)
         assert place.service.shards()[0]["paused"] is None
@@ -518,7 +539,15 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
                 letters.settle(2.5)
                 assert letters.records[place.topics.dead_letter] == []
             assert len(stuck) > 20
-            assert service.get("/v1/messages/mine")["state"] == "pending"
+            mine = service.get("/v1/messages/mine")
+            assert (mine["state"], mine["parked"], mine["reason"], mine["attempts"]) == (
+                "pending",
+                True,
+                "no-leader",
+                0,
+            )
+            assert mine["detail"] == f"no partition of {single} has a leader"
+            assert mine["next_try_at"] is None
             assert service.ask("DELETE", "/v1/messages/mine")[1]["result"] == "cancelled"
             service.stop()
             service.start()

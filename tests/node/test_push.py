@@ -13,14 +13,15 @@ from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH, pack_entry, unpack_entry
 from chronos.core.keys import WHOLE_TOPIC
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Entry, Reason
+from chronos.core.message import Entry, Options, Reason
 from chronos.core.progress import Outcome, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
-from chronos.core.step import Leaving, Selection
+from chronos.core.step import Leaving, Selection, Staged
 from chronos.ports import TopicSpec
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
 from chronos.workers.refusals import Refusals, SetAside
+from chronos.workers.step_report import LATE_MS, StepReport
 from tests.harness.clock import HandClock
 from tests.unit.test_replica import Case
 
@@ -38,7 +39,7 @@ def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
     log.close()
 
 
-def pusher_on(log: EmbeddedLog, *, seen: bool = True) -> Pusher:
+def pusher_on(log: EmbeddedLog, *, seen: bool = True, attempts_max: int = 1) -> Pusher:
     """One that has looked at the target before, or not."""
     pusher = Pusher(
         log,
@@ -47,7 +48,7 @@ def pusher_on(log: EmbeddedLog, *, seen: bool = True) -> Pusher:
         rejected_topic="rejected",
         dead_letter_topic="dead",
         create_topics=False,
-        attempts_max=1,
+        attempts_max=attempts_max,
         retry_base_ms=1_000,
         retry_cap_ms=60_000,
     )
@@ -176,3 +177,32 @@ def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
     assert max(selected) == TARGETS_MAX
     found = [record.value or b"" for name in names for record in case.log.reader(name, 0, 0).read(1_000, 10**9)]
     assert sorted(found) == sorted(value for _, _, value, _, _ in batch)
+
+
+@pytest.mark.parametrize(("own", "attempt", "dies"), [(0, 2, False), (2, 1, False), (2, 2, True), (9, 3, True)])
+def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configuration(
+    log: EmbeddedLog, own: int, attempt: int, dies: bool
+) -> None:
+    """Its decision has the broker's error as text."""
+    pusher, selection, refusals = pusher_on(log, attempts_max=3), selected(None), Refusals()
+    entry = replace(selection.entries[0], attempt=attempt, options=Options(attempts_max=own))
+    selection = replace(selection, items=[(NOW_MS, 7, pack_entry(entry))], entries=[entry])
+    refusals.refuse(selection, NOW_MS, pusher.retries, "MSG_SIZE_TOO_LARGE")
+    plan = pusher.plan(selection, [], NOW_MS, poison_offset=7, refusals=refusals, look_ahead=look_ahead())
+    (decision,) = plan.decisions
+    text = "refused by the broker every time: MSG_SIZE_TOO_LARGE" if dies else "MSG_SIZE_TOO_LARGE"
+    assert decision.outcome is (Outcome.DEAD if dies else Outcome.RETRY)
+    assert (decision.reason, decision.attempt) == (Reason.REFUSED_BY_BROKER, attempt if dies else attempt + 1)
+    assert plan.details[decision.detail - 1] == text
+    assert plan.dead.ids == ([b"id"] if dies else [])
+
+
+def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_delivered(log: EmbeddedLog) -> None:
+    """The first message expired; of the others one is late, all of them, or none."""
+    selection = selected(EXPIRED_MS, None, None)
+    plan = planned(pusher_on(log), selection, look_ahead())
+    staged = Staged(pull_offset=0, watermark_ms=0)
+    for late_ms, late in ((NOW_MS - 8, {}), (NOW_MS - 7, {"orders": 1}), (NOW_MS, {"orders": 2})):
+        report = StepReport.of(plan, selection, staged, shard=0, pulled=0, committed_ms=late_ms + LATE_MS)
+        assert (report.delivered, report.late) == ({"orders": 2}, late)
+    assert report.dead.cases == {(Reason.EXPIRED, "orders"): 1}

@@ -17,14 +17,18 @@ from chronos.core.message import (
     ConditionalSchedule,
     Entry,
     OnConflict,
+    Options,
     Reason,
     Record,
     Rejection,
     Verb,
 )
 from chronos.core.parsing import parse
+from chronos.core.rules import Rules
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, RULES, TO, action, message, parsed
 from tests.unit.settings import examples
+
+FEW_ATTEMPTS = Rules(shard=0, shards=1, attempts_max=3)
 
 
 def test_a_message_needs_only_a_time_and_a_target() -> None:
@@ -38,6 +42,23 @@ def test_the_key_of_a_record_is_the_id_of_its_message_and_not_the_key_of_the_del
     assert isinstance(result, Entry)
     assert (result.id, result.key) == (b"order-7", None)
     assert parsed(AT, TO, ("chronos-on-conflict", b"reject"), key=b"order-7") == result
+
+
+@pytest.mark.parametrize(("value", "attempts"), [(b"1", 1), (b"3", 3)])
+def test_a_message_may_ask_for_fewer_attempts_than_the_configuration_allows(value: bytes, attempts: int) -> None:
+    entry = parse(Record(7, NOW_MS, None, b"v", [AT, TO, ("chronos-attempts", value)]), FEW_ATTEMPTS)
+    assert isinstance(entry, Entry)
+    assert entry.options == Options(attempts_max=attempts)
+
+
+def test_more_attempts_than_the_configuration_allows_are_refused_but_not_on_replay() -> None:
+    record = Record(7, NOW_MS, None, b"v", [AT, TO, ("chronos-attempts", b"4")])
+    assert parse(record, FEW_ATTEMPTS) == Rejection(
+        Reason.BAD_VALUE, "chronos-attempts: 4 is more than 3, the limit set by delivery.attempts_max"
+    )
+    replayed = parse(record, FEW_ATTEMPTS.for_replay())
+    assert isinstance(replayed, Entry)
+    assert replayed.options == Options(attempts_max=4)
 
 
 def test_every_header_of_a_message_is_kept() -> None:
@@ -212,6 +233,7 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
             b" cancel", b"\xff")),
         *((bad, [AT, TO, ("chronos-on-conflict", value)], key) for value in (None, b"", b"REPLACE",
             b"skip", b"\xff")),
+        *((bad, [AT, TO, ("chronos-attempts", value)], None) for value in (None, b"", b"0", b"-1", b"1001", b"two", b"1.5", b"\xff")),
         *((bad, [AT, TO, ("chronos-expire-at", value)], None) for value in (None, b"", b"-1", b"1h",
             b"\xff")),
         (bad, [action("cancel"), ("chronos-id", None)], key),

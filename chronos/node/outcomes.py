@@ -1,0 +1,166 @@
+"""Counts of the outcomes of this process's steps: for the metrics by reason and by target, and whether messages die now.
+
+Shard threads count once a step; other threads read. The counts begin with the process.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from chronos.core.message import Reason
+from chronos.workers.letter_counts import OTHER, LetterCounts
+from chronos.workers.step_report import StepReport
+
+RECENT_MS = 600_000
+"""For how long dead letters are reported after the last of them: long enough for a person to look."""
+
+SLOT_MS = 10_000
+"""Dead letters are remembered by slots of this length."""
+
+TARGETS_SHOWN = 20
+"""Targets that are counted apart."""
+
+CANDIDATES_MAX = 1_000
+"""Other targets whose messages are counted to find the busiest."""
+
+DEAD_REASONS = (
+    Reason.FORBIDDEN_TARGET, Reason.EXPIRED, Reason.TARGET_MISSING, Reason.TOO_LARGE, Reason.REFUSED_BY_BROKER, Reason.NO_KEY,
+)  # fmt: skip
+"""Reasons for which messages are dead-lettered."""
+
+REJECTION_REASONS = tuple(reason for reason in Reason if reason < Reason.EXPIRED and reason is not Reason.IGNORED)
+"""Reasons for which records are rejected."""
+
+
+class TargetCounts(Struct):
+    """Messages of one target."""
+
+    delivered: int = 0
+    late: int = 0
+    """Those of the delivered ones that were late."""
+    dead: int = 0
+    """Dead-lettered, for whatever reason."""
+
+    def add(self, delivered: int, late: int, dead: int) -> None:
+        """Count messages."""
+        self.delivered += delivered
+        self.late += late
+        self.dead += dead
+
+
+class BusiestTargets(Struct):
+    """Counts of the busiest targets, and of all others together: the number of targets is not bounded."""
+
+    shown: dict[str, TargetCounts] = field(default_factory=dict)
+    other: TargetCounts = field(default_factory=TargetCounts)
+    candidates: Counter[str] = field(default_factory=Counter)
+    """Messages of targets that are not shown."""
+
+    def add(self, topic: str, delivered: int, late: int, dead: int) -> None:
+        """Count messages; a target that has become busier than the least busy one shown takes its place, from 0 on."""
+        row = self.shown.get(topic)
+        if row is None and len(self.shown) < TARGETS_SHOWN:
+            row = self.shown[topic] = TargetCounts()
+        if row is None:
+            row = self.other
+            self._compare(topic, delivered + dead)
+        row.add(delivered, late, dead)
+
+    def _compare(self, topic: str, messages: int) -> None:
+        if len(self.candidates) >= CANDIDATES_MAX and topic not in self.candidates:
+            self.candidates.clear()
+        self.candidates[topic] += messages
+        least = min(self.shown, key=lambda each: self.shown[each].delivered + self.shown[each].dead)
+        counts = self.shown[least]
+        if self.candidates[topic] > counts.delivered + counts.dead:
+            del self.shown[least]
+            self.shown[topic] = TargetCounts()
+            self.candidates[least] = counts.delivered + counts.dead
+            del self.candidates[topic]
+
+
+class RecentDeaths(Struct, frozen=True, kw_only=True):
+    """Messages of one shard that were dead-lettered in the last RECENT_MS, without expired ones."""
+
+    messages: int
+    last_ms: int
+    """Time of the last of them (epoch ms)."""
+    cases: list[tuple[Reason, str, int]]
+    """Reason, target and number, the most frequent first."""
+
+    def text(self) -> str:
+        """Return the text for people."""
+        first = ", ".join(f"{reason.label} for {target} ({count:,})" for reason, target, count in self.cases[:3])
+        more = ", and others" if len(self.cases) > 3 else ""
+        verb = "message was" if self.messages == 1 else "messages were"
+        return f"{self.messages:,} {verb} dead-lettered in the last {RECENT_MS // 60_000} min: {first}{more}"
+
+
+class Outcomes:
+    """The counts of one node. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._dead: Counter[Reason] = Counter(dict.fromkeys(DEAD_REASONS, 0))
+        self._rejected: Counter[Reason] = Counter(dict.fromkeys(REJECTION_REASONS, 0))
+        self._targets = BusiestTargets()
+        self._recent: dict[int, deque[tuple[int, Counter[tuple[Reason, str]]]]] = {}
+        """Shard -> time and cases of the dead letters of each slot."""
+
+    def count(self, shard: int, step: StepReport) -> None:
+        """Count the outcomes of one step."""
+        dead = step.dead.cases
+        with self._lock:
+            for topic, delivered in step.delivered.items():
+                if delivered:
+                    self._targets.add(topic, delivered, step.late.get(topic, 0), 0)
+            if dead:
+                self._count_dead(shard, step.dead, step.committed_ms)
+            for (reason, _), count in step.rejected.cases.items():
+                self._rejected[reason] += count
+
+    def _count_dead(self, shard: int, letters: LetterCounts, now_ms: int) -> None:
+        for (reason, target), count in letters.cases.items():
+            self._dead[reason] += count
+            if target != OTHER:
+                self._targets.add(target, 0, 0, count)
+        recent = self._recent.setdefault(shard, deque(maxlen=RECENT_MS // SLOT_MS + 1))
+        cases = Counter({case: count for case, count in letters.cases.items() if case[0] is not Reason.EXPIRED})
+        if recent and cases and now_ms // SLOT_MS == recent[-1][0] // SLOT_MS:
+            _, known = recent.pop()
+            cases += known
+        if cases:
+            recent.append((now_ms, cases))
+
+    def by_reason(self) -> tuple[Mapping[Reason, int], Mapping[Reason, int]]:
+        """Return the dead letters and the rejected records by reason."""
+        with self._lock:
+            return dict(self._dead), dict(self._rejected)
+
+    def by_target(self) -> Mapping[str, TargetCounts]:
+        """Return the counts of the busiest targets; those of all others together are under OTHER."""
+        with self._lock:
+            found = {
+                topic: TargetCounts(row.delivered, row.late, row.dead) for topic, row in self._targets.shown.items()
+            }
+            other = self._targets.other
+            known = found.setdefault(OTHER, TargetCounts())
+            known.add(other.delivered, other.late, other.dead)
+            return found
+
+    def recent_deaths(self, shard: int, now_ms: int) -> RecentDeaths | None:
+        """Return the messages of a shard that were dead-lettered in the last RECENT_MS; None if there are none."""
+        with self._lock:
+            slots = [(at_ms, cases) for at_ms, cases in self._recent.get(shard, ()) if at_ms > now_ms - RECENT_MS]
+        if not slots:
+            return None
+        total: Counter[tuple[Reason, str]] = Counter()
+        for _, cases in slots:
+            total += cases
+        return RecentDeaths(
+            messages=total.total(),
+            last_ms=slots[-1][0],
+            cases=[(reason, target, count) for (reason, target), count in total.most_common()],
+        )
