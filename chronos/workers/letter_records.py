@@ -3,6 +3,7 @@
 from chronos.core.keys import parse_generated_id
 from chronos.core.message import (
     ATTEMPT,
+    ATTEMPTS,
     DETAIL,
     EXPIRE_AT,
     REASON,
@@ -44,6 +45,8 @@ class LetterRecords:
             headers.append((TARGET_KEY, entry.key))
         if entry.expire_at_ms is not None:
             headers.append((EXPIRE_AT, b"%d" % entry.expire_at_ms))
+        if entry.options is not None and entry.options.attempts_max:
+            headers.append((ATTEMPTS, b"%d" % entry.options.attempts_max))
         if entry.attempt == 1:
             headers.append((ATTEMPT, b"1"))
         # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.

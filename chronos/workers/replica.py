@@ -1,7 +1,6 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
-A step machine: `step(now_ms)` does one turn of the present phase and returns when to be called again. The
-phase follows from what is open:
+A step machine: `step(now_ms)` does one turn of the phase that follows from what is open, and returns its next time:
 
     start ──▶ follow ──▶ resolve ──▶ begin ──▶ lead         the numbers of docs/concepts/flow.md, "A new master":
       ▲          1          2, 3        4        5           follow 1, resolve 2 and 3, begin 4, lead 5
@@ -362,10 +361,10 @@ class Replica(ReplicaView):
             self._count_abort(error)
             self._pause_reason.set(error)
             return self._sleep_until(now_ms + PAUSE_MS)
-        self._led_epoch = self.state.log_epoch
+        epoch, pending = self.state.log_epoch, self.state.pending
+        self._led_epoch = epoch
         self._become(ReplicaState.MASTER)
         self._pause_reason.clear()
-        epoch, pending = self.state.log_epoch, self.state.pending
         log.info("master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed)
         return now_ms
 

@@ -195,6 +195,9 @@ def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configurati
     assert (decision.reason, decision.attempt) == (Reason.REFUSED_BY_BROKER, attempt if dies else attempt + 1)
     assert plan.details[decision.detail - 1] == text
     assert plan.dead.ids == ([b"id"] if dies else [])
+    if dies:
+        ((_, _, _, headers, _),) = plan.messages
+        assert dict(headers)["chronos-attempts"] == b"%d" % own
 
 
 def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_delivered(log: EmbeddedLog) -> None:
