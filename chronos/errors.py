@@ -126,11 +126,12 @@ class TransactionAborted(Retry):
     """The transaction was aborted and the producer may be used again.
 
     `poison_likely` is true if the broker refused a message for a property of its own (its size, its topic), false if a
-    broker was slow or gone: after a time-out no message is suspected.
+    broker was slow or gone: after a time-out no message is suspected. `too_large` is true if the property was the size.
     """
 
-    def __init__(self, text: str, *, poison_likely: bool) -> None:
+    def __init__(self, text: str, *, poison_likely: bool, too_large: bool = False) -> None:
         self.poison_likely = poison_likely
+        self.too_large = too_large
         super().__init__(text)
 
 
@@ -139,6 +140,8 @@ class ProducerLost(Retry):
 
     `poison_likely` means the same as for TransactionAborted: some refusals also make the producer unusable.
     """
+
+    too_large = False
 
     def __init__(self, text: str, *, poison_likely: bool = False) -> None:
         self.poison_likely = poison_likely

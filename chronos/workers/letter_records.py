@@ -38,7 +38,9 @@ class LetterRecords:
         self._rejected_topic = rejected_topic
         self._dead_letter_topic = dead_letter_topic
 
-    def dead_letter(self, entry: Entry, offset: int, reason: Reason, detail: str, turn: Turn, now_ms: int) -> Outgoing:
+    def dead_letter(
+        self, entry: Entry, offset: int, reason: Reason, detail: str, turn: Turn, now_ms: int, bytes_max: int
+    ) -> Outgoing:
         """Return the dead letter; it carries all that is needed to send the message again: headers, target, reason."""
         headers = [*self.with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
         if entry.key is not None:
@@ -52,13 +54,16 @@ class LetterRecords:
         # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
         has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
         key = entry.id if has_key else None
-        return self._with_reason(self._dead_letter_topic, key, entry.value, headers, reason, detail, turn, now_ms)
+        return self._with_reason(
+            self._dead_letter_topic, key, entry.value, headers, reason, detail, turn, now_ms, bytes_max
+        )
 
-    def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int) -> Outgoing:
+    def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int, bytes_max: int) -> Outgoing:
         """Return the unchanged record with its source and the reason."""
         headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
+        reason, detail = rejection.reason, rejection.detail
         return self._with_reason(
-            self._rejected_topic, record.key, record.value, headers, rejection.reason, rejection.detail, turn, now_ms
+            self._rejected_topic, record.key, record.value, headers, reason, detail, turn, now_ms, bytes_max
         )
 
     def with_receipt(self, entry: Entry, offset: int) -> Headers:
@@ -75,15 +80,17 @@ class LetterRecords:
         detail: str,
         turn: Turn,
         now_ms: int,
+        bytes_max: int,
     ) -> Outgoing:
-        """Return the record with its reason; without payload and key if it would be too large for the topic."""
+        """Return the record with its reason; without payload and key if it would be larger than the topic takes, or `bytes_max`."""
         info = self._targets.describe([topic], now_ms)[topic].info
         assert info is not None, "a topic that takes no records is not written to"
         partition = -1 if key is not None and not info.closed else turn[topic]
         why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
         # The bound is several times as fast as the exact size, which is needed near the limit only.
-        is_near = batch_bytes_max(key, value, headers + why) > info.bytes_max
-        if is_near and batch_bytes(key, value, headers + why) > info.bytes_max:
+        bytes_max = min(bytes_max, info.bytes_max)
+        is_near = batch_bytes_max(key, value, headers + why) > bytes_max
+        if is_near and batch_bytes(key, value, headers + why) > bytes_max:
             source = [(name, content) for name, content in headers if name == SOURCE][-1:]
             why[1] = (DETAIL, (detail[:400] + "; too large to be passed on, see chronos-source").encode())
             return topic, None, None, source + why, partition

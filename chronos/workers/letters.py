@@ -20,6 +20,15 @@ FAILURES_MAX = 2
 """Failures in a row after which the topic is held to be the cause: the first transaction after an aborted one may fail
 without a cause of its own (measured)."""
 
+UNBOUNDED = 1 << 62
+"""More bytes than any transaction has."""
+
+BOUND_BYTES_MIN = 4_096
+"""Below this size a refusal is not for the payloads."""
+
+BOUND_MS = 600_000
+"""How long a bound in bytes holds: the topic's limit may be raised."""
+
 
 class Refusal(Struct, frozen=True, kw_only=True):
     """Why a topic takes no records, by its description."""
@@ -42,6 +51,12 @@ class LetterTopic(Struct, kw_only=True):
     """Transactions in a row that failed because of its records."""
     suspicion: str | None = None
     """Why the last transaction failed, which had records for this topic and for others."""
+    suspected_bytes: int = 0
+    """Size of its records in that transaction if it was refused for a size."""
+    bytes_max: int = UNBOUNDED
+    """Most bytes in one transaction, found by refusals where the topic's own limit may not be read."""
+    bounded_ms: int = 0
+    """When that was found (epoch ms)."""
 
     def is_open(self, now_ms: int) -> bool:
         """Return whether records may be written to it now. A time too far away was set by a clock that was ahead then."""
@@ -61,21 +76,32 @@ class LetterTopic(Struct, kw_only=True):
             self.patient_until_ms = 0
         self.problem, self.failures, self.until_ms = refusal.why, FAILURES_MAX, now_ms + DESCRIBED_PAUSE_MS
 
-    def fail(self, now_ms: int, why: str) -> None:
-        """A transaction with records for this topic alone failed."""
+    def fail(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
+        """A transaction with records for this topic alone failed; `refused_bytes`: their size if it was refused for a size."""
+        if refused_bytes > BOUND_BYTES_MIN:
+            # From now on there are fewer in a transaction, and a record that is larger alone goes without its payload.
+            self.bytes_max = max(BOUND_BYTES_MIN, min(refused_bytes, self.bound(now_ms)) // 2)
+            self.bounded_ms = now_ms
+            return
         self.failures += 1
         if self.failures >= FAILURES_MAX:
             self.problem, self.until_ms = why, now_ms + REFUSED_PAUSE_MS
 
-    def suspect(self, now_ms: int, why: str) -> None:
+    def bound(self, now_ms: int) -> int:
+        """Return the most bytes of its records in one transaction."""
+        if self.bytes_max < UNBOUNDED and not 0 <= now_ms - self.bounded_ms < BOUND_MS:
+            self.bytes_max = UNBOUNDED
+        return self.bytes_max
+
+    def suspect(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
         """A transaction with records for this topic and others failed: the next one does without them."""
-        self.suspicion, self.until_ms = why, now_ms + DESCRIBED_PAUSE_MS
+        self.suspicion, self.suspected_bytes, self.until_ms = why, refused_bytes, now_ms + DESCRIBED_PAUSE_MS
 
     def judge(self, now_ms: int, *, failed: bool) -> None:
         """The transaction after a suspicion failed without records for this topic, or succeeded."""
         why, self.suspicion = self.suspicion, None
         if why is not None and not failed:
-            self.fail(now_ms, why)
+            self.fail(now_ms, why, self.suspected_bytes)
 
     def took(self) -> None:
         """It took records, or is not known to refuse any."""
@@ -88,3 +114,19 @@ class LetterTopics(Struct, kw_only=True):
 
     rejected: LetterTopic
     dead_letter: LetterTopic
+
+    def degraded(self, rejected_topic: str, dead_letter_topic: str) -> list[str]:
+        """Return what cannot be done while one of them takes no records, for people."""
+        rejected, dead_letter = self.rejected.problem, self.dead_letter.problem
+        texts = []
+        if rejected is not None:
+            texts.append(
+                f"{rejected_topic} takes no records ({rejected}): nothing more is pulled until it does, and cancels are not"
+                " seen; what is pending is delivered"
+            )
+        if dead_letter is not None:
+            texts.append(
+                f"{dead_letter_topic} takes no records ({dead_letter}): messages that would go there wait, all others are"
+                " delivered"
+            )
+        return texts

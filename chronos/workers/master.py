@@ -18,6 +18,7 @@ from chronos.core.message import Reason, Record, Rejection
 from chronos.core.progress import LANES_MAX, Progress, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
+from chronos.core.timefmt import format_time
 from chronos.errors import (
     ApplyFailed,
     BatchUnreadable,
@@ -30,6 +31,7 @@ from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
 from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.letters import LetterTopics
 from chronos.workers.limits import Limits
+from chronos.workers.open_transactions import HELD_BACK_MS
 from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher, within_targets
@@ -173,18 +175,14 @@ class Master:
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if it can do everything."""
-        rejected, dead_letter = self._letters.rejected.problem, self._letters.dead_letter.problem
-        texts = []
-        if rejected is not None:
-            texts.append(
-                f"{self._pusher.rejected_topic} takes no records ({rejected}): nothing more is pulled until it does, and"
-                " cancels are not seen; what is pending is delivered"
-            )
-        if dead_letter is not None:
-            texts.append(
-                f"{self._pusher.dead_letter_topic} takes no records ({dead_letter}): messages that would go there wait, all"
-                " others are delivered"
-            )
+        texts = self._letters.degraded(self._pusher.rejected_topic, self._pusher.dead_letter_topic)
+        if self._awaited is not None and self.due_ms is not None:
+            since_ms = self._awaited[0]
+            if max(since_ms + HELD_BACK_MS, self.due_ms) < self._clock.now_ms():
+                texts.append(
+                    f"due messages have waited for a producer's open transaction since {format_time(since_ms)}"
+                    " (delivery.open_transactions: wait)"
+                )
         return "; ".join(texts) or None
 
     def _pull(self, now_ms: int, *, to_end: bool, something_leaves: bool) -> tuple[list[Record], int]:
@@ -203,6 +201,7 @@ class Master:
             self._reached_ms = 0  # the clock was set back to before that time
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
         rejected = self._letters.rejected
+        bytes_max = min(limits.bytes, rejected.bound(now_ms))
         if not rejected.is_open(now_ms):
             # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
             self._is_blind = not rejected.is_patient(now_ms)
@@ -211,13 +210,13 @@ class Master:
         asks = to_end or (something_leaves and not self._poison_search.separate)
         if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
             asked_ms, end = self._end(now_ms)
-            records, reached = self._puller.batch_to(end, limits.messages, limits.bytes)
+            records, reached = self._puller.batch_to(end, limits.messages, bytes_max)
             if reached:
                 self._reached_ms, self._awaited = asked_ms, None
         elif (something_due or something_leaves) and self._poison_search.separate and self._puller.waiting == 0:
             records = []
         else:
-            records = self._puller.batch(limits.messages, limits.bytes)
+            records = self._puller.batch(limits.messages, bytes_max)
         return records, self._reached_ms
 
     def _end(self, now_ms: int) -> tuple[int, int]:
@@ -286,6 +285,8 @@ class Master:
             refusals=search.refusals,
             look_ahead=self._look_ahead,
             defers_dead_letters=not letters.dead_letter.is_open(now_ms),
+            rejected_bytes_max=letters.rejected.bound(now_ms),
+            dead_letter_bytes_max=letters.dead_letter.bound(now_ms),
             lanes=self._occupied_lanes(),
         )
         if plan.refusal is not None:
@@ -423,15 +424,17 @@ class Master:
         limits = self._limits
         horizon_ms = now_ms + limits.wheel_horizon_ms
         wheel = self._shard.wheel
-        if (
+        reads_on = (
             not self._bound_wheel()
             and wheel.through[0] < now_ms + limits.wheel_horizon_ms // 2
             and wheel.bytes < limits.wheel_bytes // 2
             and self._shard.read_ahead(horizon_ms, limits.wheel_messages // 2)
             and wheel.through[0] < horizon_ms
-        ):
+        )
+        # Also for the stall judge, which must know of a message that was just pulled if the thread hangs before its next step.
+        due_ms = self.due_ms = self._shard.next_due_ms() if limits.push else None
+        if reads_on:
             return now_ms
-        due_ms = self._shard.next_due_ms() if limits.push else None
         wake_ms = self._committed_ms + HEARTBEAT_MS
         if limits.push and self._shard.state.parked:
             wake_ms = min(wake_ms, self._lanes.next_look_ms())

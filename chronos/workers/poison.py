@@ -7,6 +7,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from chronos.core.size import batch_bytes
 from chronos.core.step import Selection, Staged
 from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.letters import LetterTopics
@@ -58,7 +59,7 @@ class PoisonSearch(Struct, kw_only=True):
         letters.dead_letter.judge(now_ms, failed=True)
         if error.poison_likely:
             pusher.targets.forget_all()
-            if self._may_be_letters(failure, letters):
+            if self._may_be_letters(failure, letters, pusher):
                 return
         if size and (attempted is None or not error.poison_likely):
             self.messages_max = max(1, size // 2)
@@ -77,21 +78,28 @@ class PoisonSearch(Struct, kw_only=True):
             self.poison_offset = offset
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
-    def _may_be_letters(self, failure: Failure, letters: LetterTopics) -> bool:
+    def _may_be_letters(self, failure: Failure, letters: LetterTopics, pusher: Pusher) -> bool:
         """Return whether records for the rejected or the dead-letter topic may have failed the transaction.
 
         The next one does without them, or has nothing else: so they are found without halving, and hold up no message.
         """
         plan, now_ms, why = failure.plan, failure.now_ms, str(failure.error)
+        letter_topic = pusher.rejected_topic if failure.staged.rejections else pusher.dead_letter_topic
+        refused_bytes = _bytes_for(letter_topic, plan) if failure.error.too_large else 0
         if failure.staged.rejections:
             if failure.selection.items:
                 self.separate = True
             else:
-                letters.rejected.fail(now_ms, why)
+                letters.rejected.fail(now_ms, why, refused_bytes)
         elif plan.dead_letters and plan.dead_letters == len(plan.messages):
-            letters.dead_letter.fail(now_ms, why)
+            letters.dead_letter.fail(now_ms, why, refused_bytes)
         elif plan.dead_letters:
-            letters.dead_letter.suspect(now_ms, why)
+            letters.dead_letter.suspect(now_ms, why, refused_bytes)
         else:
             return False
         return True
+
+
+def _bytes_for(topic: str, plan: PlannedTransaction) -> int:
+    """Return the size of the transaction's records for a topic."""
+    return sum(batch_bytes(key, value, headers) for name, key, value, headers, _ in plan.messages if name == topic)

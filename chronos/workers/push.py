@@ -31,7 +31,7 @@ from chronos.workers.fast_path import add_plain
 from chronos.workers.lanes import is_open, lane_for, why_parked
 from chronos.workers.letter_counts import LetterCounts
 from chronos.workers.letter_records import LetterRecords
-from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, Refusal
+from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, UNBOUNDED, Refusal
 from chronos.workers.partitions import TURN_MESSAGES, Partitions, Turn
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
@@ -67,6 +67,10 @@ class PlannedTransaction(Struct, kw_only=True):
     """The same by reason and target."""
     defers_dead_letters: bool = False
     """The dead-letter topic takes no records: messages that would go there are deferred."""
+    dead_letter_bytes_max: int = UNBOUNDED
+    """Most bytes of dead letters; further messages that would become some are deferred."""
+    dead_letter_bytes: int = 0
+    """Bytes of the dead letters, where they are bounded."""
     turn: Turn
     """The partitions of the messages without a key."""
     refusal: Refusal | None = None
@@ -133,6 +137,8 @@ class Pusher:
         refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
         defers_dead_letters: bool = False,
+        rejected_bytes_max: int = UNBOUNDED,
+        dead_letter_bytes_max: int = UNBOUNDED,
         lanes: Set[Lane] = frozenset(),
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
@@ -140,12 +146,13 @@ class Pusher:
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
         `refusals`: messages of targets that are set aside are deferred, unless this selection attempts them.
         `lanes`: those that were not empty before this step.
-        `defers_dead_letters`: messages that would be dead-lettered are deferred.
+        `defers_dead_letters`: messages that would be dead-lettered are deferred. `rejected_bytes_max`, `dead_letter_bytes_max`:
+        bounds of the records for these topics.
         """
         plan = self._empty_plan(now_ms)
-        plan.defers_dead_letters = defers_dead_letters
+        plan.defers_dead_letters, plan.dead_letter_bytes_max = defers_dead_letters, dead_letter_bytes_max
         for record, rejection in rejections:
-            plan.messages.append(self._letters.rejected(record, rejection, plan.turn, now_ms))
+            plan.messages.append(self._letters.rejected(record, rejection, plan.turn, now_ms, rejected_bytes_max))
         if not selection.items:
             return plan
         plan.targets = look_ahead.targets(selection)
@@ -458,6 +465,13 @@ class Pusher:
             detail = f"{detail}; {self.dead_letter_topic} takes no records"
             self._defer(plan, due_ms, offset, entry, reason, detail, now_ms + REFUSED_PAUSE_MS)
             return
+        bytes_max = plan.dead_letter_bytes_max
+        letter = self._letters.dead_letter(entry, offset, reason, detail, plan.turn, now_ms, bytes_max)
+        if bytes_max < UNBOUNDED:
+            plan.dead_letter_bytes += batch_bytes(*letter[1:4])
+            if plan.dead_letter_bytes > bytes_max and plan.dead_letters:
+                self._defer(plan, due_ms, offset, entry, reason, detail, now_ms + 1)
+                return
         plan.dead_letters += 1
         plan.dead.add(reason, entry.target, entry_id(entry, self._rules.shard, offset))
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
@@ -465,7 +479,7 @@ class Pusher:
         plan.decisions.append(
             Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt, detail=number)
         )
-        plan.messages.append(self._letters.dead_letter(entry, offset, reason, detail, plan.turn, now_ms))
+        plan.messages.append(letter)
 
 
 def within_targets(entries: Sequence[Entry], targets_max: int) -> int:

@@ -258,6 +258,8 @@ def test_without_the_permission_to_read_settings_everything_is_delivered_and_the
     with place.service as service:
         service.start()
         service.stop()
+        for topic in (place.topics.rejected, place.topics.dead_letter):
+            alter_topic(secured_broker, topic, max_message_bytes="20000")
         for topic in (*place.topics, place.healthy):
             allow_only(secured_broker, topic, AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
         service.start()
@@ -269,6 +271,26 @@ def test_without_the_permission_to_read_settings_everything_is_delivered_and_the
         assert place.aborts() == 0
         for topic in place.topics:
             assert service.log_path.read_text().count(f'"topic": "{topic}", "needs": "DESCRIBE_CONFIGS"') == 1
+
+        # What is refused for its size is passed on without its payload, although Chronos may not read the limit.
+        large = b"x" * 100_000
+        lost = schedule("missing")
+        place.send(
+            JUNK._replace(value=large),
+            *[JUNK] * 200,
+            Sent(large, lost),
+            Sent(b"small", lost),
+            *[Sent(b"y" * 9_000, lost)] * 20,
+        )
+        place.send(*place.others(100, first_ms=0, last_ms=2_000))
+        place.check_others()
+        first, refused, *others = place.letters(place.topics.rejected, 202)
+        assert (refused.reason, refused.value, refused.key) == ("no-time", None, None)
+        assert {got.value for got in (first, *others)} == {b"junk"}
+        dead = [got.value for got in place.letters(place.topics.dead_letter, 23)]
+        assert sorted(map(len, filter(None, dead))) == [4, 5, *[9_000] * 20]
+        assert service.is_ready()
+        assert place.aborts() <= 30
 
 
 # ------------------------------------------------------------------------------------------------- another Chronos
@@ -333,8 +355,11 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
     with running(tmp_path / "node", ShiftedClock(0), kafka(broker, flow)) as node:
         wait_for(lambda: node.ready, lambda: [shard.paused for shard in node.shards])
         hung = node.shards[0]
+        wait_for(lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered")
         with hung._moved:
-            flow.write(100, now_ms(), now_ms() + 1_000, delays=0)
+            # One record: the thread hangs right after the step that has pulled everything, before it is due.
+            (message,) = flow.write(1, now_ms() + 1_000, now_ms() + 1_000, keyed=0, delays=0)
+            assert message.number % len(node.shards) == hung.number
             flow.flush()
             wait_for(lambda: hung.paused is not None, lambda: "no alarm")
             assert not node.ready

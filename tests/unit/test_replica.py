@@ -369,6 +369,22 @@ def test_a_follower_applies_what_the_master_commits(case: Case) -> None:
     assert case.node.replica.commits == 0
 
 
+def test_the_next_due_time_is_known_after_the_step_that_pulled_the_message(case: Case) -> None:
+    """The stall judge reads it, also if the thread hangs before its next step."""
+    master(case)
+    due_ms = case.clock.now + 5_000
+    headers = {"chronos-target-topic": b"t", "chronos-deliver-at": b"%d" % due_ms}
+    case.log.append([(case.delay, None, b"v", headers, 0)], 9.0)
+    for _ in range(STEPS_MAX):
+        case.clock.now += 100
+        case.node.step()
+        if case.node.replica.state.pending:
+            break
+    assert case.node.replica.state.pending == 1
+    assert case.node.replica.due_ms is not None
+    assert case.clock.now < case.node.replica.due_ms <= due_ms
+
+
 @pytest.mark.parametrize(
     ("changes", "wait_ms"),
     [({"confirmed": False}, POLL_MS), ({"predecessor_active": True}, PREDECESSOR_POLL_MS)],

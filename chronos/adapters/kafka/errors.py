@@ -90,3 +90,8 @@ POISON_CODES = frozenset(
     }
 )
 """Errors caused by a message or its topic, not by a broker that is slow or gone."""
+
+TOO_LARGE_CODES = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+)
+"""A batch is larger than its topic, or the broker, takes."""

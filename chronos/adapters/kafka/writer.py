@@ -14,7 +14,7 @@ from itertools import islice
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.errors import CONSEQUENCE_CODES, LOST_PRODUCER_CODES, POISON_CODES
+from chronos.adapters.kafka.errors import CONSEQUENCE_CODES, LOST_PRODUCER_CODES, POISON_CODES, TOO_LARGE_CODES
 from chronos.adapters.kafka.settings import INIT_TIMEOUT_S, PRODUCER
 from chronos.core.size import batch_bytes_max
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
@@ -230,7 +230,9 @@ class KafkaWriter:
         # A topic refused when it is first named leaves the coordinator without a transaction to abort: that is fatal.
         self._abort(poison_likely=poison_likely)
         return TransactionAborted(
-            f"a transaction was aborted: {error.str()} ({error.name()})", poison_likely=poison_likely
+            f"a transaction was aborted: {error.str()} ({error.name()})",
+            poison_likely=poison_likely,
+            too_large=error.code() in TOO_LARGE_CODES,
         )
 
     def _abort(self, *, poison_likely: bool = False) -> None:
