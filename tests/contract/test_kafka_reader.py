@@ -22,7 +22,7 @@ from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavai
 from chronos.node.opening import own_topics
 from chronos.ports import Reader, TopicSpec
 from tests.harness.broker import Broker
-from tests.integration.foreign import Sent, produce
+from tests.integration.foreign import Sent, alter_topic, produce
 
 TIMEOUT_S = 60.0
 
@@ -259,3 +259,35 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
     produce(broker.bootstrap, topic, [Sent(b"behind the stretch", partition=0)])
     assert [record.value for record in read_until(reader, 7)] == [b"behind the stretch"]
     reader.close()
+
+
+def test_an_offset_is_found_by_its_time_behind_timestamps_in_the_future(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """Records from a time when the topic took the producers' timestamps, which Kafka finds for every time before them."""
+    topic = broker.create_topic(
+        topic_names(), config={"message.timestamp.type": "LogAppendTime", "message.timestamp.after.max.ms": 2**63 - 1}
+    )
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
+
+    def send_ahead(*timestamps: int) -> None:
+        alter_topic(broker, topic, message_timestamp_type="CreateTime")
+        for timestamp in timestamps:
+            producer.produce(topic, b"ahead", partition=0, timestamp=timestamp)
+            assert producer.flush(TIMEOUT_S) == 0
+        alter_topic(broker, topic, message_timestamp_type="LogAppendTime")
+
+    def send() -> int:
+        produce(broker.bootstrap, topic, [Sent(b"of its time", partition=0)])
+        return log.append([(topic, None, b"of its time", {}, 0)], TIMEOUT_S)[0].timestamp_ms
+
+    now_ms = time.time_ns() // 1_000_000
+    times = []
+    send_ahead(4_000_000_000_000, now_ms * 1_000)  # offsets 0 and 1
+    for _ in range(3):
+        times.append(send())  # offsets 2 and 3, 5 and 6, 8 and 9
+        send_ahead(now_ms * 1_000_000)  # 4, 7 and 10
+    assert log.offset_at(topic, 0, now_ms - 100_000) <= 2
+    assert log.offset_at(topic, 0, times[0] + 1) == 4
+    assert log.offset_at(topic, 0, times[1] + 1) == 7
+    assert log.offset_at(topic, 0, times[2] + 1) >= 10

@@ -36,7 +36,7 @@ ANSWER_BYTES_MAX = 65_536
 
 READ_COMMITTED = 1
 
-CODEC_BITS, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x10, 0x20
+CODEC_BITS, APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
 
 ABORTED_MAX = 100_000
 """Most aborted transactions in an answer."""
@@ -56,6 +56,10 @@ class BatchHeader(Struct, frozen=True, kw_only=True):
     """Its size, compressed."""
     codec: int
     """Number of its compression."""
+    timestamp_ms: int = 0
+    """Its greatest timestamp (epoch ms)."""
+    create_time: bool = False
+    """Its timestamps are those of the producer."""
     hidden: bool = False
     """It is a marker, or part of an aborted transaction: no `read_committed` consumer gets records of it."""
 
@@ -216,7 +220,7 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     if size < HEADER_BYTES:
         raise ValueError("the broker returned no batch")
     header = struct.unpack(">qiibIhiqqq", _read(connection, HEADER_BYTES))
-    first, length, _, magic, _, attributes, last_delta, _, _, producer = header
+    first, length, _, magic, _, attributes, last_delta, _, timestamp_ms, producer = header
     if magic != MAGIC or last_delta < 0:
         raise ValueError(f"the batch has the unknown format {magic}")
     # The broker lists only transactions that reach beyond the offset asked for.
@@ -228,6 +232,8 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
         last=first + last_delta,
         bytes=length,
         codec=attributes & CODEC_BITS,
+        timestamp_ms=timestamp_ms,
+        create_time=not attributes & APPEND_TIME_BIT,
         hidden=bool(attributes & CONTROL_BIT) or is_aborted,
     )
 

@@ -4,7 +4,9 @@ Exactly once rests on three things: a fixed `transactional.id` per shard and a w
 `read_committed` readers (`reader`). Client settings with their reasons are in `settings`.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer
@@ -21,6 +23,9 @@ from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing, TopicInfo, TopicSpec, Watermarks
+
+AHEAD_MAX = 1_000
+"""Most batches in a row with a producer's timestamp in the future that are passed in a search by time."""
 
 
 class KafkaLog:
@@ -140,7 +145,34 @@ class KafkaLog:
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after a time; the last stable offset if every record is older."""
-        return self._offsets.offset_at(topic, partition, timestamp_ms)
+        found = self._offsets.offset_at(topic, partition, timestamp_ms)
+        stable = self.stable_end(topic, partition)
+        with suppress(
+            LogUnavailable
+        ):  # some settings of TLS or SASL are not supported for headers: Kafka's answer counts
+            if found < stable:
+                header = self.batch_header(topic, partition, found)
+                if _is_ahead(header):
+                    return self._offset_behind(topic, partition, header.last + 1, stable, timestamp_ms)
+        return found
+
+    def _offset_behind(self, topic: str, partition: int, low: int, high: int, timestamp_ms: int) -> int:
+        """The same by the headers of batches from `low` to `high`, without those with a producer's timestamp in the future.
+
+        Kafka finds the first record with such a timestamp, and one from before the topic had the broker's may have any.
+        """
+        while low < high:
+            middle = (low + high) // 2
+            header = self.batch_header(topic, partition, middle)
+            for _ in range(AHEAD_MAX):
+                if not _is_ahead(header) or header.last + 1 >= high:
+                    break
+                header = self.batch_header(topic, partition, header.last + 1)
+            if _is_ahead(header) or header.timestamp_ms >= timestamp_ms:
+                high = max(low, min(middle, header.first))
+            else:
+                low = header.last + 1
+        return min(low, high)
 
     def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
         """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
@@ -165,3 +197,8 @@ class KafkaLog:
         """Release the clients; readers and writers are closed by their owners."""
         self._appender.close()
         self._offsets.close()
+
+
+def _is_ahead(header: BatchHeader) -> bool:
+    """Return whether a producer's timestamp in the batch lies in the future: it says nothing about when it was written."""
+    return header.create_time and header.timestamp_ms > time.time_ns() // 1_000_000
