@@ -75,7 +75,9 @@ def run(
     try:
         with spark_job("audit", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
             try:
-                found = audit(spark, storage, from_ms=from_ms, to_ms=to_ms, details=details, watch=display)
+                found = audit(
+                    spark, storage, from_ms=from_ms, to_ms=to_ms, now_ms=now_ms, details=details, watch=display
+                )
             except EmptyWindow as error:
                 raise typer.BadParameter(str(error)) from None
     except KeyboardInterrupt:
@@ -171,7 +173,8 @@ def _show(found: "Audit") -> None:
         Text(f"judged up to {format_time(found.judged_ms)}, archived {format_time(found.archived_ms)}\n"),
     ]  # fmt: skip
     if not total:
-        parts.append(Text("nothing was due in this window"))
+        nothing = "nothing was due" if found.archived_ms >= found.span.to_ms else "no archived message is due"
+        parts.append(Text(f"{nothing} in this window"))
     else:
         rows = [(name, number(counts[name]), share(counts[name], total), MEANINGS[name]) for name in OUTCOMES
                 if counts.get(name)]  # fmt: skip

@@ -97,7 +97,8 @@ def unpack_steps(batches: Batches) -> Batches:
         yield _columns(
             [
                 [shard, offset, timestamp_ms, step.role_epoch, step.log_epoch, step.node, step.instance,
-                 step.cursor_due_ms, str(step.cursor_offset), step.pull_offset, *_counts(step), len(step.refused), value]
+                 step.cursor_due_ms, str(step.cursor_offset), step.pull_offset, *_counts(step), len(step.refused), value,
+                 [{"first": first, "last": last} for first, last in step.unreadable] or None]
                 for shard, offset, timestamp_ms, step, value in steps
             ],
             _STEP_TYPES,
@@ -113,6 +114,7 @@ _STEP_TYPES: list[tuple[str, Any]] = [
     ("log_epoch", pa.int64()), ("node", pa.string()), ("instance", pa.string()), ("cursor_due_ms", pa.int64()),
     ("cursor_offset", pa.string()), ("pull_offset", pa.int64()),
     *((f"count{at}", pa.int64()) for at in range(len(Outcome))), ("refused", pa.int64()), ("value", pa.binary()),
+    ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
 ]  # fmt: skip
 
 _DECISION_TYPES: list[tuple[str, Any]] = [

@@ -35,14 +35,18 @@ OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
 
 TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
-"""Reasons of gaps, as in the table `offsets`."""
+UNREADABLE = "unreadable"
+"""Reasons of gaps, as in the table `offsets`. Behind an unreadable one nothing can be missing: its records were rejected."""
 
 
 class ArchiveBrokers(TopicBrokers, Protocol):
     """What the archive asks of the brokers, beside Spark's own reading."""
 
-    def reader(self, topic: str, partition: int, offset: int) -> Any:
-        """A `ports.Reader` of a partition."""
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> Any:
+        """A `ports.Reader` of a partition; `bounded`: with bounded memory."""
+
+    def batch_header(self, topic: str, partition: int, offset: int) -> Any:
+        """The header of the batch that holds the offset: `first`, `last`, and `hidden` if it has no visible records."""
 
     def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
         """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""

@@ -32,6 +32,9 @@ HEADERS = ArrayType(
 )
 """Headers in order, as Spark's Kafka source reads them: invalid UTF-8 in a name becomes U+FFFD, values are bytes."""
 
+RANGES = ArrayType(StructType([StructField("first", LongType()), StructField("last", LongType())]))
+"""Ranges of offsets, both ends included."""
+
 DUE = (
     ("due_date", StringType(), False, "UTC date of the table's partitioning time, `YYYY-MM-DD`"),
     ("due_hour", IntegerType(), False, "UTC hour of that time, 0 to 23"),
@@ -138,6 +141,12 @@ PROGRESS = Table(
         *((name, LongType(), False, f"messages of the step with outcome {name}") for name in COUNTS),
         ("refused", LongType(), False, "delay records refused in the step"),
         ("value", BinaryType(), False, "value of the progress record, byte for byte"),
+        (
+            "unreadable",
+            RANGES,
+            True,
+            "ranges of offsets of the delay partition that the step stepped over, because their batches cannot be read",
+        ),
     ),
 )
 
@@ -178,8 +187,8 @@ OFFSETS = Table(
         ("stable_end", LongType(), False, "the last stable offset when the run began"),
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
         ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine"),
-        ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived"),
-        ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election)"),
+        ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived, or those of the row cannot be read"),
+        ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election); `unreadable`: the service stepped over the offsets of the row and rejected their records, because their batch cannot be read"),
     ),
 )  # fmt: skip
 

@@ -78,6 +78,7 @@ def write_lost(
             pulled,
             *[0] * (len(schema.COUNTS) + 1),
             b"",
+            None,
         )
         for number in range(shards)
         for at, (cursor_ms, pulled) in enumerate([(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)])

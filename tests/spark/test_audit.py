@@ -246,6 +246,10 @@ def test_the_default_window_is_the_last_archived_day(spark: SparkSession, archiv
     assert default_span(READ_MS, T, None) == Span(from_ms=T, to_ms=READ_MS)
     with pytest.raises(EmptyWindow, match="before it begins"):
         default_span(READ_MS, READ_MS, T)
+    # Behind the archive's end: up to now, and if it begins later, what to do about it.
+    assert default_span(READ_MS, READ_MS, None, READ_MS + 9) == Span(from_ms=READ_MS, to_ms=READ_MS + 9)
+    with pytest.raises(EmptyWindow, match=r"the archive ends at .* run `chronos archive` first"):
+        default_span(READ_MS, READ_MS + 9, None, READ_MS + 9)
 
 
 def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:

@@ -124,6 +124,7 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
         "shard": 1, "offset": 4, "timestamp_ms": 100, "role_epoch": 7, "log_epoch": 3, "node": "n1", "instance": "i",
         "cursor_due_ms": 99, "cursor_offset": "18446744073709551615", "pull_offset": 12, "delivered": 5, "again": 0,
         "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "parked": 1, "refused": 3, "value": pack_progress(step),
+        "unreadable": [{"first": 8, "last": 10}],
     }  # fmt: skip
     (decisions,) = unpack_decisions(iter([batch]))
     assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]

@@ -7,10 +7,12 @@ after a kill at any point too. What the records mean is `audit/`; their columns 
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 import structlog
 from msgspec import Struct
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
@@ -21,6 +23,16 @@ from chronos.spark.archive.claim import check_claim, write_claim
 from chronos.spark.archive.compact import finish
 from chronos.spark.archive.plan import ArchivePlan as ArchivePlan
 from chronos.spark.archive.targets import named_targets, save_named_targets
+from chronos.spark.archive.unreadable import (
+    Ranges,
+    find_unreadable,
+    is_near,
+    known_ranges,
+    parts_of,
+    records_around,
+    save_ranges,
+    skipped,
+)
 from chronos.spark.progress import Step, Watch
 from chronos.spark.rows import decisions_of, deliveries_of, in_hours, messages_of, steps_of, with_reason
 from chronos.spark.runs import (
@@ -29,6 +41,7 @@ from chronos.spark.runs import (
     RUNS_KEPT,
     TRIMMED,
     TRUNCATED,
+    UNREADABLE,
     ArchiveBrokers,
     ArchiveRun,
     OffsetRow,
@@ -53,6 +66,10 @@ ARCHIVE_GROUP = "{cluster}-archive"
 
 CAUSE_CHARACTERS = 2_000
 """Most characters of Spark's message that an error repeats."""
+
+
+class JvmEnded(ArchiveFailed):
+    """Spark's JVM ended during a stream: no other one can be read."""
 
 
 class Stream(Struct, frozen=True, kw_only=True):
@@ -117,14 +134,20 @@ def _run(
 ) -> tuple[str, list[TableResult]]:  # fmt: skip
     """One run over these targets: its name and its counts."""
     streams = _streams(brokers, plan, targets)
+    ranges = known_ranges(spark, storage)
     deleted = _deleted(brokers, plan, before)
     started = begin_run(storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted)  # 3
     results, failures = [], [f"{topic} was left out: {why}" for topic, why in started.left_out.items()]
     for stream in streams:  # 4
+        of_stream = ranges if stream.table == schema.MESSAGES.name else {}
         try:
-            results.append(_StreamRun(spark, brokers, storage, plan, started, stream, watch).read())
+            results.append(_StreamRun(spark, brokers, storage, plan, started, stream, of_stream, watch).read())
         except ArchiveFailed as error:
             failures.append(str(error))
+            if isinstance(error, JvmEnded):
+                break
+        if stream.table == schema.PROGRESS.name:
+            ranges = save_ranges(storage, started.name, ranges)
     reached = positions(storage, started.name, started.run).topics
     own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
     archived = {(topic, int(number)): read.position for topic in own
@@ -219,8 +242,10 @@ class _StreamRun:
         plan: ArchivePlan,
         started: StartedRun,
         stream: Stream,
+        ranges: Ranges,
         watch: Watch,
     ) -> None:
+        """`ranges`: by partition, the offsets that are not read."""
         self._spark = spark
         self._brokers = brokers
         self._storage = storage
@@ -228,6 +253,7 @@ class _StreamRun:
         self._name = started.name
         self._run = run = started.run
         self._stream = stream
+        self._ranges = ranges
         self._watch = watch
         self._begin = {
             topic: {number: read.begin for number, read in run.topics[topic].partitions.items()}
@@ -255,15 +281,10 @@ class _StreamRun:
             return self._result
         self._report()
         options = {
-            "kafka.bootstrap.servers": self._plan.bootstrap_servers,
-            "kafka.isolation.level": "read_committed",
             "assign": json.dumps({topic: [int(number) for number in begin] for topic, begin in self._begin.items()}),
             "startingOffsets": json.dumps(self._begin),
-            "includeHeaders": "true",
-            "failOnDataLoss": "false",  # lost records are recorded as gaps, when the run begins and after each batch
             "maxOffsetsPerTrigger": str(self._plan.batch_records),
-            "minPartitions": str(self._spark.sparkContext.defaultParallelism),
-            **self._plan.reader,
+            **self._options(),
         }
         records = self._spark.readStream.format("kafka").options(**options).load()
         query = (
@@ -275,14 +296,29 @@ class _StreamRun:
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
-            raise self._failed(error) from error
+            raise ArchiveFailed(self._failed_at(f"Spark's message: {_cause(error)}")) from error
+        except (Py4JNetworkError, ConnectionError) as error:
+            raise JvmEnded(self._failed_at(self._jvm_ended())) from error
         finally:
-            query.stop()
+            with suppress(Py4JError, ConnectionError):
+                query.stop()
         return self._result
+
+    def _options(self) -> dict[str, str]:
+        """Options of every reading of the stream."""
+        return {
+            "kafka.bootstrap.servers": self._plan.bootstrap_servers,
+            "kafka.isolation.level": "read_committed",
+            "includeHeaders": "true",
+            "failOnDataLoss": "false",  # lost records are recorded as gaps, when the run begins and after each batch
+            "minPartitions": str(self._spark.sparkContext.defaultParallelism),
+            **self._plan.reader,
+        }
 
     def _write(self, records: DataFrame, number: int) -> None:
         """Write one micro-batch to its folders; a batch that Spark repeats overwrites them."""
         stream, storage = self._stream.table, self._storage
+        records = self._readable(records, number)
         counts = []
         for table, made in self._stream.outputs:
             folder = batch_folder(self._name, number, stream, table.name)
@@ -304,6 +340,18 @@ class _StreamRun:
             until - begin[topic].get(part, until) for topic, ends in end.items() for part, until in ends.items()
         )
         self._report()
+
+    def _readable(self, records: DataFrame, number: int) -> DataFrame:
+        """The records of a micro-batch; without the ranges that cannot be read, if it is near one: then nothing of it was read yet."""
+        begin, end = self._range(number)
+        for topic, ends in end.items():
+            begins = {part: begin[topic].get(part, until) for part, until in ends.items()}
+            spans = {part: (begins[part], until) for part, until in ends.items() if begins[part] < until}
+            if any(is_near(*span, self._ranges.get(part, ())) for part, span in spans.items()):
+                parts = {part: parts_of(*span, self._ranges.get(part, ())) for part, span in spans.items()}
+                nothing = records.where(f.lit(False))
+                return records_around(self._spark, self._brokers, topic, parts, self._options(), nothing)
+        return records
 
     def _report(self) -> None:
         name = f"archiving {self._stream.table}"
@@ -329,27 +377,51 @@ class _StreamRun:
                         since, gap = min(watermarks.start, until), TRIMMED
                 rows.append((topic, part, since, until, gap))
         truncated = self._brokers.truncated(elected) if elected else set()
-        return [
-            offset_row(self._run, topic, part, since, until, gap=TRUNCATED if (topic, int(part)) in truncated else gap)
+        rows = [
+            (topic, part, since, until, TRUNCATED if (topic, int(part)) in truncated else gap)
             for topic, part, since, until, gap in rows
         ]
+        for topic, part, since, until, _ in list(rows):
+            for first, after in skipped(since, until, self._ranges.get(part, ())):
+                rows.append((topic, part, first, after, UNREADABLE))
+        return [offset_row(self._run, topic, part, since, until, gap=gap) for topic, part, since, until, gap in rows]
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
         begin = batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}
         return begin or self._begin, batch_ends(self._storage, self._name, self._stream.table, number)
 
-    def _failed(self, error: StreamingQueryException) -> ArchiveFailed:
+    def _failed_at(self, why: str) -> str:
+        ranges = ", ".join(
+            f"{topic}/{part} offsets {begin} to {end}" for topic, part, begin, end in self._failed_ranges()
+        )
+        return f"archiving {self._stream.table} failed at {ranges}. Records archived before stay; the next run begins there. {why}"
+
+    def _failed_ranges(self) -> list[tuple[str, str, int, int]]:
+        """Topic, partition, and offsets of the batch that failed; everything that is left where Spark has not begun one."""
         number = committed_batch(self._storage, self._name, self._stream.table) + 1
         begin, end = self._range(number)
-        ranges = ", ".join(
-            f"{topic}/{part} offsets {begin.get(topic, {}).get(part, 0)} to {until}"
-            for topic, ends in (end or self._begin).items()
+        if not end:
+            end = {topic: {part: read.stable_end for part, read in self._run.topics[topic].partitions.items()}
+                   for topic in self._begin}  # fmt: skip
+        return [
+            (topic, part, begin.get(topic, {}).get(part, 0), until)
+            for topic, ends in end.items()
             for part, until in ends.items()
-            if not end or until > begin.get(topic, {}).get(part, 0)
-        )
-        return ArchiveFailed(
-            f"archiving {self._stream.table} failed at {ranges}. Records archived before stay; the next run begins"
-            f" there. Spark's message: {_cause(error)}"
+            if until > begin.get(topic, {}).get(part, 0)
+        ]
+
+    def _jvm_ended(self) -> str:
+        """Why Spark's JVM may have ended: the first batch of the range that takes too much memory here too, if there is one."""
+        found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
+        if found is None:
+            return (
+                "Spark's JVM ended before the job did: it was killed, or had too little memory (--conf"
+                " spark.driver.memory=4g); run the same command again"
+            )
+        return (
+            f"Spark's JVM ended before the job did, because {found}. Give it more memory (--conf spark.driver.memory=8g); or, in"
+            " a target, delete the records up to there (kafka-delete-records), or leave the topic out (--targets). In the"
+            " delay topic, wait until the service has stepped over it and run the same command again"
         )
 
 

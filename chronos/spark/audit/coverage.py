@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
+from chronos.spark.runs import UNREADABLE
 
 STEPS_BEFORE_MS = 86_400_000
 """Age in ms, before the window, of the oldest progress records read: a shard may have been idle before the window."""
@@ -50,8 +51,11 @@ class Frontier(Struct, frozen=True):
 
 
 def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Coverage]:
-    """Table `offsets` -> coverage by these columns (`table` and `topic`, or `table` and `partition`)."""
-    reads = _reads(offsets)
+    """Table `offsets` -> coverage by these columns (`table` and `topic`, or `table` and `partition`).
+
+    A range that cannot be read hides nothing: the progress record that steps over it rejects its records.
+    """
+    reads = _reads(offsets.where(~f.col("gap_reason").eqNullSafe(UNREADABLE)))
     gaps = reads.where("gap").groupBy(*by).agg(
         f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"), f.max_by("gap_reason", "read_ms").alias("why")
     )  # fmt: skip

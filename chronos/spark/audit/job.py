@@ -16,7 +16,7 @@ from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import EVIDENCE, collect_evidence, coverage, evidence_rows, recent, usable
-from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled
+from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled, stepped_over
 from chronos.spark.audit.replays import with_replays
 from chronos.spark.progress import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
@@ -114,10 +114,20 @@ class Judgement(Struct, frozen=True, kw_only=True):
     targets: list[TargetCoverage]
 
 
-def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None) -> Span:
-    """The window; by default the last 24 hours that are archived. EmptyWindow if it ends before it begins."""
+def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0) -> Span:
+    """The window; by default the last 24 hours that are archived, or up to `now_ms` where it begins behind the archive's end.
+
+    EmptyWindow if it ends before it begins.
+    """
     end_ms = archived_ms if to_ms is None else to_ms
     start_ms = end_ms - DAY_MS if from_ms is None else from_ms
+    if to_ms is None and start_ms >= end_ms:
+        if start_ms >= now_ms:
+            raise EmptyWindow(
+                f"the archive ends at {format_time(archived_ms)}, before the window begins at {format_time(start_ms)}; run"
+                " `chronos archive` first, or give an earlier --from"
+            )
+        end_ms = now_ms
     if start_ms >= end_ms:
         raise EmptyWindow(f"the window ends at {format_time(end_ms)}, before it begins at {format_time(start_ms)}")
     return Span(from_ms=start_ms, to_ms=end_ms)
@@ -139,6 +149,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
         "shard int, last_offset long, last_due_ms long",
     )
     promised = promised_deliveries(tables.messages, tables.decisions, progress, span)
+    promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
     earliest = scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
     from_ms = (
         span.from_ms if earliest is None or earliest["from_ms"] is None else min(span.from_ms, earliest["from_ms"])
@@ -168,10 +179,13 @@ def audit(
     *,
     from_ms: int | None,
     to_ms: int | None,
+    now_ms: int = 0,
     details: str | None = None,
     watch: Watch = ignore,
 ) -> Audit:
     """Audit a window of due times; `details` is a new folder for a row of Parquet for each promised delivery.
+
+    `now_ms`: where a window ends that begins behind the archive's end; nothing in it can be judged.
 
     ArchiveFailed if there is no archive or the details cannot be written; EmptyWindow.
     """
@@ -181,7 +195,7 @@ def audit(
         raise ArchiveFailed(
             f"the archive at {storage.uri} holds no record of the delay topic yet; run `chronos archive`"
         )
-    span = default_span(archived_ms, from_ms, to_ms)
+    span = default_span(archived_ms, from_ms, to_ms, now_ms)
     watch(Step(name="reading the coverage of the archive"))
     judged = judge(tables, delay_topic, span)
     rows = judged.outcomes

@@ -27,6 +27,7 @@ from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.timeline import AGAIN, OFFSET_END, PARKED, SKIPPED, Event, follow
 from chronos.spark.decisions import LEFT_LANE
+from chronos.spark.runs import UNREADABLE
 
 OUTCOMES = (
     "delivered", "missing", "duplicated", "early", "cancelled", "replaced", "expired", "dead-lettered", "rejected",
@@ -198,6 +199,24 @@ def _unreadable(messages: DataFrame, span: Span) -> DataFrame:
     moment = f.col("timestamp_ms")
     return found.select(
         "shard", f.col("offset").alias("source_offset"), f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "id",
+        f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
+        moment.alias("due_ms"), moment.alias("place_ms"), f.lit("rejected").alias("ended"), "reason",
+    )  # fmt: skip
+
+
+def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFrame:
+    """Tables `decisions` and `offsets` -> `PROMISED` for the records that could not be read, and are not in `messages`.
+
+    Their due times are not known, so the time of the decision stands for them.
+    """
+    found = decisions.where(span.hours() & (f.col("reason") == UNREADABLE) & span.holds("decided_ms")).alias("made")
+    ranges = f.broadcast(offsets.where(f.col("gap_reason") == UNREADABLE)).alias("gap")
+    is_in = f.expr(
+        "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND made.source_offset < gap.until_offset"
+    )
+    moment = f.col("decided_ms")
+    return found.join(ranges, is_in, "left_semi").select(
+        "shard", "source_offset", "occurrence", "attempt", f.lit(None).cast("binary").alias("id"),
         f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
         moment.alias("due_ms"), moment.alias("place_ms"), f.lit("rejected").alias("ended"), "reason",
     )  # fmt: skip

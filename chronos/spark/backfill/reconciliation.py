@@ -21,6 +21,7 @@ from chronos.spark.ledger import REPLAY_POSITION
 from chronos.spark.progress import Step, Watch
 from chronos.spark.requests import Attempt, BackfillRun
 from chronos.spark.rows import raw
+from chronos.spark.runs import UNREADABLE
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables
@@ -88,9 +89,8 @@ class Reconciliation:
         archived: dict[int, int] = {}
         if run.topic == run.source:
             archived = {row["shard"]: row["through"] for row in archived_through(self._tables.offsets).collect()}
-        gaps = {
-            row["partition"] for row in offsets.where(f.col("gap") & (f.col("read_ms") >= run.planned_ms)).collect()
-        }
+        lost = f.col("gap") & ~f.col("gap_reason").eqNullSafe(UNREADABLE) & (f.col("read_ms") >= run.planned_ms)
+        gaps = {row["partition"] for row in offsets.where(lost).collect()}
         ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
         begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
         stable = {shard: watermarks[shard].stable for shard in shards}

@@ -1,0 +1,204 @@
+"""The offsets that the archive does not read: ranges of the delay topic that the service has decided to step over.
+
+Their batches cannot be decompressed within bounds; Spark's consumer would take the memory of its JVM for one. The decisions are
+in the progress records, which a run reads first. The ranges that each run added are found in the files it wrote; a run
+without its list makes the whole table be read once.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow.parquet as pq
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+
+from chronos.errors import BatchUnreadable, Retry
+from chronos.spark import schema
+from chronos.spark.runs import RUNS, ArchiveBrokers, parse_batch
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import read_table
+
+UNREADABLE_FILE = "unreadable.json"
+"""File of a run with the ranges that the progress records archived up to its end name, by shard."""
+
+READ_AHEAD = 10_000
+"""Offsets after its last one that a consumer may decompress: one poll has 500 records, with markers between them."""
+
+HIDDEN_MAX = 1_000
+"""Most batches without visible records that are looked at before a range."""
+
+SEARCH_S = 60.0
+"""Longest search for a batch that cannot be read."""
+
+SEARCH_RECORDS, SEARCH_BYTES, SEARCH_WAIT_S = 5_000, 8_000_000, 0.5
+"""One read of the search."""
+
+Ranges = dict[str, list[tuple[int, int]]]
+"""First and last offsets by partition, in order."""
+
+
+def known_ranges(spark: SparkSession, storage: ArchiveStorage) -> Ranges:
+    """The ranges that all archived progress records name."""
+    runs = storage.folders(RUNS)
+    if not runs:
+        return {}
+    found = storage.read_json(f"{RUNS}/{runs[-1]}/{UNREADABLE_FILE}")
+    if found is not None:
+        return {part: [(first, last) for first, last in ranges] for part, ranges in found.items()}
+    rows = read_table(spark, storage, schema.PROGRESS).where("unreadable is not null").select("shard", "unreadable")
+    return _merged(
+        {}, [(row["shard"], each["first"], each["last"]) for row in rows.collect() for each in row["unreadable"]]
+    )
+
+
+def save_ranges(storage: ArchiveStorage, run: str, before: Ranges) -> Ranges:
+    """Add the ranges of the progress records that a run has read to those named before, and keep them with the run."""
+    table = schema.PROGRESS.name
+    new = []
+    for folder in storage.folders(table):
+        if parse_batch(folder, table)[0] != run:
+            continue
+        for path, _ in storage.files(f"{table}/{folder}", recursive=True):
+            if path.endswith(".parquet"):
+                with storage.open(f"{table}/{folder}/{path}") as stream:
+                    for rows in pq.ParquetFile(stream).iter_batches(columns=["shard", "unreadable"]):
+                        if rows.column("unreadable").null_count < len(rows):
+                            new += [(row["shard"], each["first"], each["last"])
+                                    for row in rows.to_pylist() for each in row["unreadable"] or ()]  # fmt: skip
+    found = _merged(before, new)
+    storage.write_json(f"{RUNS}/{run}/{UNREADABLE_FILE}", found)
+    return found
+
+
+def _merged(ranges: Ranges, more: Sequence[tuple[int, int, int]]) -> Ranges:
+    """The ranges and more of them, those without an offset between them as one."""
+    merged: Ranges = {}
+    flat = [(int(part), first, last) for part, of_part in ranges.items() for first, last in of_part]
+    for part, first, last in sorted([*flat, *more]):
+        of_part = merged.setdefault(str(part), [])
+        if of_part and first <= of_part[-1][1] + 1:
+            of_part[-1] = (of_part[-1][0], max(last, of_part[-1][1]))
+        else:
+            of_part.append((first, last))
+    return merged
+
+
+class Part(Struct, frozen=True):
+    """Offsets of a partition to read."""
+
+    begin: int
+    end: int
+    before_range: bool
+    """A range begins behind them, so that nothing may be read ahead."""
+
+
+def parts_of(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[Part]:
+    """The offsets from `begin` to `end`, exclusive, that are in none of the ranges."""
+    parts = []
+    for first, last in ranges:
+        if last < begin or first >= end + READ_AHEAD:
+            continue
+        if begin < min(first, end):
+            parts.append(Part(begin, min(first, end), before_range=True))
+        begin = max(begin, last + 1)
+    if begin < end:
+        parts.append(Part(begin, end, before_range=False))
+    return parts
+
+
+def skipped(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of the ranges from `begin` to `end`, exclusive: first offset, and the offset after the last one."""
+    clipped = [(max(first, begin), min(last + 1, end)) for first, last in ranges]
+    return [(first, until) for first, until in clipped if first < until]
+
+
+def is_near(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a consumer that reads from `begin` to `end`, exclusive, may decompress a batch of the ranges."""
+    return any(last >= begin and first < end + READ_AHEAD for first, last in ranges)
+
+
+def records_around(
+    spark: SparkSession,
+    brokers: ArchiveBrokers,
+    topic: str,
+    parts: Mapping[str, Sequence[Part]],
+    options: Mapping[str, str],
+    nothing: DataFrame,
+) -> DataFrame:
+    """The records of these parts by partition, read without those between them.
+
+    `options`: those of Spark's Kafka source. `nothing`: no records of it.
+    """
+    frames = [nothing]
+    for at in range(max(map(len, parts.values()), default=0)):
+        here = {number: of_part[at] for number, of_part in parts.items() if at < len(of_part)}
+        for before_range in (False, True):
+            chosen = {number: part for number, part in here.items() if part.before_range is before_range}
+            if chosen:
+                ends = {
+                    number: _visible_end(brokers, topic, int(number), part) if before_range else part.end
+                    for number, part in chosen.items()
+                }
+                frames.append(_read(spark, topic, chosen, ends, options, one_by_one=before_range))
+    return reduce(DataFrame.unionAll, frames)
+
+
+def _read(
+    spark: SparkSession,
+    topic: str,
+    parts: Mapping[str, Part],
+    ends: Mapping[str, int],
+    options: Mapping[str, str],
+    *,
+    one_by_one: bool,
+) -> DataFrame:
+    wanted: dict[str, Any] = {
+        **options,
+        "assign": json.dumps({topic: [int(number) for number in parts]}),
+        "startingOffsets": json.dumps({topic: {number: part.begin for number, part in parts.items()}}),
+        "endingOffsets": json.dumps({topic: dict(ends)}),
+    }
+    if one_by_one:
+        wanted["kafka.max.poll.records"] = "1"  # the consumer decompresses what a poll returns, and no more
+    return spark.read.format("kafka").options(**wanted).load()
+
+
+def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: Part) -> int:
+    """The end of the part without the markers and aborted records at its end.
+
+    Spark looks for a record at each offset: at theirs its consumer would go on to the next one, which is in the range.
+    """
+    end = part.end
+    for _ in range(HIDDEN_MAX):
+        if end <= part.begin:
+            return part.begin
+        header = brokers.batch_header(topic, partition, end - 1)
+        if not header.hidden:
+            break
+        end = min(end - 1, header.first)
+    return max(end, part.begin)
+
+
+def find_unreadable(brokers: ArchiveBrokers, places: Sequence[tuple[str, str, int, int]], known: Ranges) -> str | None:
+    """Look for the first batch in these offsets (topic, partition, begin, end) that cannot be read in bounded memory.
+
+    None if there is none outside the ranges, or none was found within SEARCH_S.
+    """
+    deadline_s = time.monotonic() + SEARCH_S
+    for topic, partition, begin, end in places:
+        for part in parts_of(begin, end, known.get(partition, ())):
+            reader = brokers.reader(topic, int(partition), part.begin, bounded=True)
+            try:
+                while reader.position < part.end and time.monotonic() < deadline_s:
+                    reader.wait(SEARCH_WAIT_S)
+                    reader.read(SEARCH_RECORDS, SEARCH_BYTES)
+            except BatchUnreadable as error:
+                return f"the batch at offset {error.offset} of {topic}/{partition} takes too much memory ({error})"
+            except Retry:
+                return None
+            finally:
+                reader.close()
+    return None

@@ -1,0 +1,102 @@
+"""Batches that cannot be decompressed: the archive reads around those that the service has stepped over, and names the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chronos.core.progress import Progress, pack_progress
+from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
+from chronos.spark.audit.job import DAY_MS, judge
+from chronos.spark.audit.outcomes import Span
+from chronos.spark.tables import open_tables
+from tests.integration.flow import now_ms
+from tests.integration.foreign import Sent, produce, schedule
+from tests.spark.conftest import connector
+from tests.spark.logs import Logs, positions_in, table
+from tests.spark.outage import Outage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.harness.broker import Broker
+
+BOMB_BYTES = 110_000_000
+"""More than the client decompresses of zstd; 3.5 kB in the log."""
+
+
+def bomb(broker: Broker, topic: str, target: str) -> int:
+    """Write such a record to the first partition; its offset."""
+    record = Sent(bytes(BOMB_BYTES), schedule(target), partition=0)
+    ((_, offset),) = produce(broker.bootstrap, topic, [record], compression_codec="zstd", message_max_bytes=500_000_000)
+    return offset
+
+
+@pytest.mark.timeout(600)
+def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Micro-batches end before, in and behind it; the next run knows the range, and finds another one."""
+    with Outage(spark, broker, tmp_path, 1) as outage:
+        outage.deliver(40)
+        ranges = [bomb(broker, outage.delay, outage.flow.target)]
+        outage.deliver(40)
+        outage.archive()
+        ranges.append(bomb(broker, outage.delay, outage.flow.target))
+        outage.deliver(10)
+        outage.archive()
+    tables, _, delay_topic = open_tables(spark, outage.storage)
+    judged = judge(tables, delay_topic, Span(from_ms=now_ms() - DAY_MS, to_ms=now_ms() + DAY_MS))
+    outcomes = [
+        (row["outcome"], row["reason"], row["count"])
+        for row in judged.outcomes.groupBy("outcome", "reason").count().collect()
+    ]
+    archive = tmp_path / "archive"
+    gaps = [row for row in table(archive, "offsets").to_pylist() if row["gap"]]
+    assert sorted((row["topic"], row["partition"], row["from_offset"], row["until_offset"], row["gap_reason"]) for row in gaps) == [
+        (outage.delay, 0, at, at + 1, "unreadable") for at in ranges
+    ]  # fmt: skip
+    archived = positions_in(archive, "messages", "shard")
+    assert len(archived) == len(outage.flow.sent)
+    assert not {(0, at) for at in ranges} & set(archived)
+    assert known_ranges(spark, outage.storage) == {"0": [(at, at) for at in ranges]}
+    assert sorted(outcomes) == [("delivered", None, len(outage.flow.sent)), ("rejected", "unreadable", len(ranges))]
+    assert [each.gap_ms for each in judged.shards] == [None] * len(judged.shards)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:
+    """In a target nothing steps over it: the error has its topic, partition and offset, and other topics stay archived."""
+    logs = Logs(broker)
+    step = Progress(role_epoch=1, log_epoch=1, cluster=logs.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+                    counts=(0,) * 7)  # fmt: skip
+    logs.write(logs.progress, pack_progress(step))
+    logs.schedule(6, 1_900_000_000_000)
+    offset = bomb(broker, logs.target, "-")
+    command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
+               "--all-records", *logs.settings(), "--conf", "spark.driver.memory=320m",
+               "--conf", "spark.testing.reservedMemory=0"]  # fmt: skip
+    for name, value in connector().items():
+        command += ["--conf", f"{name}={value}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert f"archiving deliveries failed at {logs.target}/0 offsets 0 to {offset + 1}, {logs.target}/1" in ended.stderr
+    assert f"the batch at offset {offset} of {logs.target}/0 takes too much memory" in ended.stderr
+    assert len(positions_in(tmp_path, "progress", "shard")) == 1
+
+
+def test_offsets_are_read_around_ranges() -> None:
+    """Also where a range is cut by the ends, or lies behind them."""
+    ranges = [(5, 7), (10, 10)]
+    assert parts_of(0, 20, ranges) == [Part(0, 5, True), Part(8, 10, True), Part(11, 20, False)]
+    assert parts_of(6, 10, ranges) == [Part(8, 10, True)]
+    assert parts_of(0, 3, ranges) == [Part(0, 3, True)]
+    assert parts_of(5, 7, ranges) == []
+    assert parts_of(11, 20, ranges) == [Part(11, 20, False)]
+    assert skipped(6, 20, ranges) == [(6, 8), (10, 11)]
+    assert skipped(0, 5, ranges) == []
