@@ -16,16 +16,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 from msgspec import Struct
 
+from chronos.adapters.kafka.batches import batch_header
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
 from tests.harness.ports import free_port
 from tests.harness.service import Service
-from tests.integration.foreign import Topics
+from tests.integration.foreign import Sent, Topics, produce
 from tests.integration.test_doctor import examine
 
 TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
@@ -38,6 +42,7 @@ class Doors(Struct):
     broker: Broker
     login: str
     tls: str
+    certificate: Path
 
     def refused(self) -> dict[str, tuple[str, dict[str, str], str]]:
         """By what is wrong: the address, the client's properties, a part of the reason."""
@@ -61,24 +66,29 @@ def password(text: str) -> dict[str, str]:
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     """One broker for all tests; the certificate is made by the JDK that runs it."""
     store = tmp_path_factory.mktemp("tls") / "broker.p12"
-    pair = ["-genkeypair", "-alias", "broker", "-keyalg", "EC", "-dname", "CN=127.0.0.1"]
+    pair = ["-genkeypair", "-alias", "broker", "-keyalg", "EC", "-dname", "CN=127.0.0.1", "-ext", "SAN=IP:127.0.0.1"]
     into = ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", "secret1"]
     subprocess.run(["keytool", *pair, *into], check=True, capture_output=True, timeout=60)
+    certificate = store.with_suffix(".pem")
+    export = ["-exportcert", "-rfc", "-alias", "broker", "-file", str(certificate)]
+    subprocess.run(["keytool", *export, *into], check=True, capture_output=True, timeout=60)
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
     settings = {
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": True,
         "super.users": "User:ANONYMOUS",
         "listener.name.login.plain.sasl.jaas.config": f'{module} required user_chronos="right";',
+        "listener.name.login.scram-sha-512.sasl.jaas.config": f"{scram} required;",
         "listener.name.tls.ssl.keystore.location": store,
         "listener.name.tls.ssl.keystore.password": "secret1",
         "listener.name.tls.ssl.keystore.type": "PKCS12",
     }
     login, tls = free_port(), free_port()
     with Broker(settings, doors={"LOGIN": (login, login), "TLS": (tls, tls)}) as broker:
-        yield Doors(broker, f"127.0.0.1:{login}", f"127.0.0.1:{tls}")
+        yield Doors(broker, f"127.0.0.1:{login}", f"127.0.0.1:{tls}", certificate)
 
 
 def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
@@ -142,6 +152,39 @@ def test_every_error_of_a_refused_connection_names_the_reason_and_the_address(do
         assert address in str(error), (what, name, str(error))
     assert service.wait_exit() == 3
     assert "Invalid username or password" in service.tail()
+
+
+@pytest.mark.timeout(180)
+def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -> None:
+    """The request that the client does not make itself logs in and checks certificates as the client does."""
+    topic = doors.broker.create_topic("headers")
+    places = produce(doors.broker.bootstrap, topic, [Sent(b"%d" % at, partition=0) for at in range(3)], linger_ms=1_000)
+    assert [offset for _, offset in places] == [0, 1, 2]
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion("chronos", mechanism, b"right")
+    admin = doors.broker.admin()
+    admin.alter_user_scram_credentials([user])["chronos"].result(30)
+    tls, mechanism_name = {"security.protocol": "SSL"}, {"sasl.mechanism": "SCRAM-SHA-512"}
+    for address, properties in (
+        (doors.login, password("right")),
+        (doors.login, password("right") | mechanism_name),
+        (doors.tls, tls | {"ssl.ca.location": str(doors.certificate)}),
+        (doors.tls, tls | {"enable.ssl.certificate.verification": "false"}),
+    ):
+        log = KafkaLog(
+            bootstrap_servers=address, properties=properties, progress_topic="progress", transaction_timeout_s=1.0
+        )
+        assert log.batch_bounds(topic, 0, 1) == (0, 2), properties
+        log.close()
+    host, port = doors.login.split(":")
+    _, tls_port = doors.tls.split(":")
+    for at, properties, reason in (
+        (port, password("wrong"), "Invalid username or password"),
+        (port, password("wrong") | mechanism_name, "authentication failed"),
+        (tls_port, tls, "certificate verify failed"),
+    ):
+        with pytest.raises(LogUnavailable, match=reason):
+            batch_header((host, int(at)), properties, topic, 0, 1, ANSWER_S)
 
 
 @pytest.mark.timeout(120)

@@ -36,7 +36,7 @@ def bomb(broker: Broker, topic: str, target: str) -> int:
     return offset
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
