@@ -79,8 +79,7 @@ def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> N
     logs.schedule(6, 1_900_000_000_000)
     offset = bomb(broker, logs.target, "-")
     command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
-               "--all-records", *logs.settings(), "--conf", "spark.driver.memory=320m",
-               "--conf", "spark.testing.reservedMemory=0"]  # fmt: skip
+               "--all-records", *logs.settings(), "--conf", "spark.driver.memory=480m"]  # fmt: skip
     for name, value in connector().items():
         command += ["--conf", f"{name}={value}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
