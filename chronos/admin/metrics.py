@@ -3,6 +3,7 @@
 `METRICS` and `NODE_METRICS` list all of them; `docs/reference/metrics.md` is made from the lists.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from chronos import __version__
 from chronos.admin.context import Context
+from chronos.admin.rates import lane_lengths
 from chronos.core.histogram import Histogram
 from chronos.core.query import next_place_ms
 from chronos.errors import ChronosError
@@ -171,6 +173,12 @@ METRICS: tuple[Series, ...] = (
 )  # fmt: skip
 """Every metric with the label `shard`."""
 
+LANES_SHOWN = 20
+"""Topics of `chronos_lane_messages` with a sample of their own, those with the most messages."""
+
+OTHER = "other"
+"""Label of all other topics together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
@@ -214,8 +222,14 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
+    (
+        "chronos_lane_messages",
+        "gauge",
+        "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
+        f" most, and `{OTHER}`.",
+    ),
 )
-"""Metrics of the node, without a label."""
+"""Metrics of the node; all but the last are without a label."""
 
 BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
     (
@@ -260,6 +274,7 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        yield self._lanes()
         yield from self._brokers()
         for series in METRICS:
             yield self._family(series)
@@ -277,6 +292,23 @@ class Exposition(Collector):
             left_ms = 0 if found.is_available(now_ms) else found.available_ms - now_ms
             unavailable.add_metric([str(broker)], left_ms / 1_000)
         yield from (latency, unavailable)
+
+    def _lanes(self) -> Metric:
+        """The messages in lanes, by topic."""
+        masters = [shard for shard in self._context.shards if shard.role == "master"]
+        topics: Counter[str] = Counter()
+        for shard in masters:
+            try:
+                for (topic, _), messages in lane_lengths([shard]).items():
+                    topics[topic] += messages
+            except ChronosError:
+                continue
+        family = GaugeMetricFamily(*NODE_METRICS[3][::2], labels=["topic"])
+        for topic, messages in topics.most_common(LANES_SHOWN):
+            family.add_metric([topic], messages)
+        others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])
+        family.add_metric([OTHER], others)
+        return family
 
     def _family(self, series: Series) -> Metric:
         if series.histogram is not None:

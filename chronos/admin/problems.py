@@ -29,6 +29,7 @@ TITLES = {
     "no-job": "This node has no such job",
     "too-many-jobs": "Too many jobs are running",
     "no-node": "There is no such node",
+    "no-rate": "No such limit was set at run time",
     "node-present": "The node is a member of the cluster",
     "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",

@@ -14,6 +14,7 @@ from chronos.admin.dead_letters import DeadLetters
 from chronos.admin.jobs import JobHandlers
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
+from chronos.admin.rates import RateLimitHandlers
 from chronos.admin.replica_transfer import ReplicaTransfer
 from chronos.admin.topics import TopicReads
 
@@ -70,12 +71,14 @@ def routes(
     topics: TopicReads,
     dead_letters: DeadLetters,
     jobs: JobHandlers,
+    rates: RateLimitHandlers,
 ) -> list[Route]:
     """All routes, in the order of the documentation."""
     by_id = {"id": schemas.Id}
     by_shard = {"shard": schemas.ShardNumber}
     by_job = {"job": schemas.JobId}
     by_node = {"node": schemas.NodeName}
+    by_pattern = {"pattern": schemas.RatePattern}
     return [
         Route(
             method="POST", path="/v1/messages", name="schedule", handler=messages.schedule,
@@ -232,6 +235,26 @@ def routes(
                      501: "A standalone node has no other node to forget.", **COORDINATOR},
         ),
         Route(
+            method="GET", path="/v1/rates", name="rates", handler=rates.rates, query=schemas.RatesQuery,
+            summary="The rate limits of target topics, where each comes from, and the lanes: messages that are due and wait.",
+            answer=schemas.Rates, answers={200: "All limits and lanes.", 422: "A parameter is not valid.", **ELSEWHERE},
+        ),
+        Route(
+            method="PUT", path="/v1/rates/{pattern}", name="set-rate", handler=rates.set, parameters=by_pattern,
+            body=schemas.RateChange, answer=schemas.RateInfo,
+            summary="Set the rate limit of the topics that match the pattern. It wins over the configuration, is kept across restarts,"
+            " and acts within a second, also on messages that wait already.",
+            answers={200: "The limit is in force.", 202: "The controller has the request; it is not in force yet.", **BODY,
+                     **COORDINATOR, 507: "The disk is full."},
+        ),
+        Route(
+            method="DELETE", path="/v1/rates/{pattern}", name="remove-rate", handler=rates.remove, parameters=by_pattern,
+            answer=schemas.RateInfo,
+            summary="Remove a limit that was set at run time. Answers with the limit removed; one of the configuration is in force again.",
+            answers={200: "The limit is removed.", 202: "The controller has the request; it is not removed yet.", **CROSS_SITE,
+                     404: "No limit was set for this pattern at run time.", 422: "The pattern is not valid.", **COORDINATOR},
+        ),
+        Route(
             method="GET", path="/v1/checkpoints", name="checkpoints", handler=checkpoints.kept,
             summary="The checkpoints of every shard, as this node last read them.", answer=schemas.CheckpointsInfo,
             answers={200: "All checkpoints.", 501: "No location for checkpoints is configured."},
@@ -293,4 +316,5 @@ def table(context: Context | None) -> list[Route]:
         TopicReads(given),
         DeadLetters(given),
         JobHandlers(given),
+        RateLimitHandlers(given),
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from chronos.core.rates import PATTERN
 from chronos.core.rules import ATTEMPTS_MAX, TOPIC_NAME
 
 BATCH_MAX = 10_000
@@ -40,6 +41,7 @@ BASE64_PATTERN = f"^({_Q})*({_ONE}|{_TWO})?$"
 BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}{_ONE})$"
 """1 to 1,024 bytes."""
 TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
+RATE_PATTERN = f"^{PATTERN.pattern}$"
 HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
@@ -109,6 +111,15 @@ TopicName = Annotated[
 JobId = Annotated[
     str,
     Meta(min_length=1, title="job", description="Id of a job.", extra_json_schema={"pattern": "^[0-9a-f]{12}$"}),
+]
+RatePattern = Annotated[
+    str,
+    Meta(
+        pattern=RATE_PATTERN,
+        title="pattern",
+        description="The name of a topic, or a shell-style pattern as in `targets.allow`; at most 249 characters.",
+        examples=["orders.*"],
+    ),
 ]
 NodeName = Annotated[str, Meta(min_length=1, title="node", description="Name of a node (`node.id`).")]
 Instant = Annotated[
@@ -772,6 +783,54 @@ class OperationResult(Struct, kw_only=True):
     what: Annotated[str, Meta(description="The request in words.")]
 
 
+class RateInfo(Struct, kw_only=True):
+    """The rate limit of the target topics that a pattern matches."""
+
+    pattern: RatePattern
+    rate: Annotated[str, Meta(description="`200/s`, `50/s burst 100` or `unlimited`.")]
+    source: Annotated[
+        Literal["run-time", "configuration"],
+        Meta(description="Where it comes from. A limit set at run time comes before those of the configuration."),
+    ]
+
+
+class LaneInfo(Struct, kw_only=True):
+    """Messages that are due and wait, of all shards together."""
+
+    topic: Annotated[str, Meta(description="Their target.")]
+    partition: Annotated[
+        int | None,
+        Meta(description="The partition without a leader; -1: the topic as a whole; null: the rate keeps them."),
+    ]
+    waits_for: Literal["rate", "leader"]
+    messages: Count
+    rate: Annotated[str | None, Meta(description="The rate of the topic; null: it has no limit.")]
+    empty_at: Annotated[
+        Instant | None,
+        Meta(description="When the last of them will have left at this rate; null: that is not known, or never."),
+    ]
+
+
+class Rates(Struct, kw_only=True):
+    """Rate limits, and what waits."""
+
+    rates: Annotated[
+        list[RateInfo],
+        Meta(
+            description="In the order in which they are looked for: the first whose pattern matches a topic is in force."
+        ),
+    ]
+    lanes: Annotated[list[LaneInfo], Meta(description="Those with the most messages first; at most 1,000.")]
+
+
+class RateChange(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A rate limit to set."""
+
+    rate: Annotated[
+        str, Meta(max_length=100, description="`200/s`, `0.5/s`, `50/s burst 100` or `unlimited`.", examples=["200/s"])
+    ]
+
+
 class PartitionInfo(Struct, kw_only=True):
     """The bounds of a partition."""
 
@@ -886,6 +945,15 @@ class MessageQuery(ShardsQuery):
             " Later the payload of a dead message is in the dead-letter topic only."
         ),
     ] = False
+
+
+class RatesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which topic."""
+
+    topic: (
+        Annotated[TopicName, Meta(description="Only the limit in force for this topic, and its lanes.")] | UnsetType
+    ) = UNSET
+    shards: ShardList | UnsetType = UNSET
 
 
 class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):

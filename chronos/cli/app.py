@@ -312,6 +312,39 @@ def forget(
     verbs.transfer(server, output, f"/v1/nodes/{quote(node, safe='')}/forget")
 
 
+@app.command()
+def rates(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="A target topic, or a pattern in quotes, such as 'orders.*'.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Argument(metavar="RATE", help="200/s, '50/s burst 100' or unlimited; off removes what was set here."),
+    ] = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+) -> None:
+    """Show or change the rate limits of target topics, and show what waits.
+
+    Without RATE: the limits in the order in which they are looked for, or the one in force for TOPIC, each with its source;
+    then the lanes. With RATE: set a limit, which wins over the configuration, survives restarts and acts within a second.
+
+    \b
+    Examples:
+      chronos rates
+      chronos rates mail
+      chronos rates mail '50/s burst 100'
+      chronos rates 'orders.*' 200/s
+      chronos rates mail off
+    """
+    from chronos.cli.rates import change, show
+
+    if topic is None or rate is None:
+        show(server, output, topic)
+    else:
+        change(server, output, topic, rate)
+
+
 app.add_typer(dead_letters_app, name="dead-letters")
 app.add_typer(archive_app, name="archive")
 app.command()(audit)

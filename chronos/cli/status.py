@@ -94,7 +94,11 @@ def _screen(found: dict[str, Any]) -> Any:
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
     delivered, cancelled = (sum(shard["totals"][name] for shard in shards) for name in ("delivered", "cancelled"))
-    parts.append(Text(f"{number(pending)} pending, {number(delivered)} delivered, {number(cancelled)} cancelled\n"))
+    parked = sum(shard["parked"] for shard in shards)
+    waiting = f" ({number(parked)} of them wait in lanes, see `chronos rates`)" if parked else ""
+    parts.append(
+        Text(f"{number(pending)} pending{waiting}, {number(delivered)} delivered, {number(cancelled)} cancelled\n")
+    )
     if not found["sure"]:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))

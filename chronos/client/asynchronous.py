@@ -139,6 +139,21 @@ class AsyncClient:
         found: dict[str, Any] = await self.call(requests.records(topic, partition, offset, limit, wait))
         return found
 
+    async def rates(self, topic: str | None = None) -> dict[str, Any]:
+        """See `Client.rates`."""
+        found: dict[str, Any] = await self.call(requests.rates(topic))
+        return found
+
+    async def set_rate(self, pattern: str, rate: str) -> dict[str, Any]:
+        """See `Client.set_rate`."""
+        found: dict[str, Any] = await self.call(requests.set_rate(pattern, rate))
+        return found
+
+    async def remove_rate(self, pattern: str) -> dict[str, Any]:
+        """See `Client.remove_rate`."""
+        found: dict[str, Any] = await self.call(requests.remove_rate(pattern))
+        return found
+
     async def ask(self, path: str, **query: Any) -> Any:
         """See `Client.ask`."""
         return await self.call(requests.ask(path, query))

@@ -166,6 +166,21 @@ class Client:
         found: dict[str, Any] = self.call(requests.records(topic, partition, offset, limit, wait))
         return found
 
+    def rates(self, topic: str | None = None) -> dict[str, Any]:
+        """The rate limits and what waits: `{"rates": [...], "lanes": [...]}`; for a topic those of it alone."""
+        found: dict[str, Any] = self.call(requests.rates(topic))
+        return found
+
+    def set_rate(self, pattern: str, rate: str) -> dict[str, Any]:
+        """Set the rate limit of the topics that match a pattern: `200/s`, `50/s burst 100` or `unlimited`."""
+        found: dict[str, Any] = self.call(requests.set_rate(pattern, rate))
+        return found
+
+    def remove_rate(self, pattern: str) -> dict[str, Any]:
+        """Remove a rate limit that was set at run time; one of the configuration is in force again."""
+        found: dict[str, Any] = self.call(requests.remove_rate(pattern))
+        return found
+
     def ask(self, path: str, **query: Any) -> Any:
         """Send any GET of the HTTP interface and return the parsed JSON: `client.ask("/v1/shards")`."""
         return self.call(requests.ask(path, query))

@@ -27,6 +27,9 @@ COME_BACK = frozenset({429, 502, 503, 504})
 ACTION_WAIT_S = 5.0
 """How long the service waits for an action to be applied before it answers."""
 
+CHANGE_WAIT_S = 10.0
+"""How long the service waits for the change of a rate limit to be in force before it answers."""
+
 PAGE_MESSAGES = 1_000
 """Messages of one page, the most that the service gives."""
 
@@ -247,6 +250,22 @@ def records(topic: str, partition: int, offset: int | None, limit: int, wait: De
     return Request(method="GET", path=path, decode=json.loads, wait_s=wait_ms / 1_000)
 
 
+def rates(topic: str | None) -> Request:
+    """The rate limits and lanes, or those of one topic."""
+    return ask("/v1/rates", {} if topic is None else {"topic": _checked("topic", topic)})
+
+
+def set_rate(pattern: str, rate: str) -> Request:
+    """Set the rate limit of the topics that match a pattern."""
+    body = _encode({"rate": _checked("rate", rate)})
+    return Request(method="PUT", path=_rate_path(pattern), body=body, decode=json.loads, wait_s=CHANGE_WAIT_S)
+
+
+def remove_rate(pattern: str) -> Request:
+    """Remove a rate limit that was set at run time."""
+    return Request(method="DELETE", path=_rate_path(pattern), decode=json.loads, repeatable=False, wait_s=CHANGE_WAIT_S)
+
+
 def ask(path: str, query: Mapping[str, Any]) -> Request:
     """Any GET, answered with JSON."""
     return Request(method="GET", path=f"{path}?{urlencode(query)}" if query else path, decode=json.loads)
@@ -382,6 +401,10 @@ def _message_path(id: str | bytes) -> str:
 
 def _job_path(id: str) -> str:
     return f"/v1/jobs/{quote(_checked('id', id), safe='')}"
+
+
+def _rate_path(pattern: str) -> str:
+    return f"/v1/rates/{quote(_checked('pattern', pattern), safe='')}"
 
 
 def _when(deliver_at: Time | None, delay: Delay | None) -> dict[str, Any]:

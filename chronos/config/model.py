@@ -300,7 +300,7 @@ class DeliveryConfig(_Section):
         description="Rate limits of target topics, as `{pattern: rate}`; patterns as in `targets.allow`. A rate is `200/s`, "
         "`50/s burst 100` (at most 100 messages at once after a pause; without it, half a second's), or `unlimited`. Each topic "
         "that a pattern matches has the rate for itself, in the whole service. Of several patterns the topic's own name wins, then "
-        "the longest one besides its wildcards.",
+        "the longest one besides its wildcards. `chronos rates` changes them at run time, and those changes win.",
     )
 
 

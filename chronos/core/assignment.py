@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from chronos.core.rates import LIMITS_MAX
 from chronos.core.roles import (
     AWAY_MS,
     HISTORY_MAX,
@@ -70,6 +71,7 @@ class _Table:
         self.shards = {shard: view.roles.shards.get(shard, ShardRoles()) for shard in range(view.shards)}
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
+        self.limited = dict(view.roles.limited)
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
 
@@ -86,6 +88,7 @@ class _Table:
             shards=dict(self.shards),
             drained=tuple(sorted(self.drained)),
             away=dict(self.away),
+            limited=dict(self.limited),
             history=tuple(self.history[-HISTORY_MAX:]),
         )
 
@@ -187,6 +190,8 @@ class _Table:
             self.drained.add(request.node)
         elif request.kind == "undrain":
             self.drained.discard(request.node)
+        elif request.kind == "limit":
+            self._limit(request.pattern, request.rate)
         elif request.kind == "forget" and request.node not in self.members:
             self.forget(request.node)
         elif reason := self._refusal(request):
@@ -195,6 +200,12 @@ class _Table:
             self._record_change(request.shard, given, given.master, why)
         elif self.shards[request.shard].master != request.node:
             self._assign_master(request.shard, request.node, "asked for by an operator")
+
+    def _limit(self, pattern: str, rate: str) -> None:
+        if not rate:
+            self.limited.pop(pattern, None)
+        elif pattern in self.limited or len(self.limited) < LIMITS_MAX:
+            self.limited[pattern] = rate
 
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)

@@ -32,8 +32,10 @@ TOPICS_KEPT = 10_000
 NOT_LIMITED = "unlimited"
 """The text of a limit that lifts another one."""
 
+PATTERN = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._*?\[\]!-]{1,249}", re.ASCII)
+"""A topic's name, or a shell-style pattern of such names."""
+
 _RATE = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*/\s*s(?:\s+burst\s+([0-9]{1,7}))?", re.ASCII)
-_PATTERN = re.compile(r"[a-zA-Z0-9._*?\[\]!-]{1,249}", re.ASCII)
 
 
 class Rate(Struct, frozen=True):
@@ -84,7 +86,7 @@ def rate_text(rate: Rate | None) -> str:
 
 def check_pattern(pattern: str) -> str:
     """Return the pattern if it can match a topic. Raises ValueError with a text for users."""
-    if _PATTERN.fullmatch(pattern) is None:
+    if PATTERN.fullmatch(pattern) is None:
         raise ValueError(f"{pattern[:80]!r} is not the name of a topic, nor a pattern like orders.*")
     return pattern
 

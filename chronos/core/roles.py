@@ -45,6 +45,8 @@ class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The replica's state: `master`, `follower`, `recovering`, ..."""
     reason: str | None = None
     """Why the replica is paused, for people."""
+    waiting: Mapping[str, int] = {}
+    """Limited target -> number of messages that wait for its rate alone; the longest lanes of a master."""
 
 
 class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,6 +109,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that must not be master of any shard until an operator ends their drain."""
     away: Mapping[str, int] = {}
     """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since when (epoch ms)."""
+    limited: Mapping[str, str] = {}
+    """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
 
@@ -124,12 +128,16 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that. `forget`: keep
-    nothing for it any longer, as if it had been away for AWAY_MS."""
+    nothing for it any longer, as if it had been away for AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it."""
     node: str
     shard: int = -1
     """The shard of a `transfer`; -1 for the others."""
     at_ms: int = 0
     """Time of the request (epoch ms)."""
+    pattern: str = ""
+    """The target topics of a `limit`."""
+    rate: str = ""
+    """Their rate as users write it; empty: the limit set at run time is removed."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):

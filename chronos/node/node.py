@@ -28,6 +28,7 @@ from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
 from chronos.node.outcomes import Outcomes
+from chronos.node.rates import NodeRates
 from chronos.node.shards import make_shard, report
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
@@ -65,6 +66,8 @@ class Node:
         """Proves to other nodes that a request is from this node; only the coordinator stores it."""
         self.log: Log
         self.copier: Copier
+        self.rates = NodeRates(config, self.directory.path)
+        """The rate limits of target topics."""
         self.open_transactions: OpenTransactions
         """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
@@ -129,6 +132,7 @@ class Node:
             self.checkpoints = self._make_checkpoints()
             self._cluster = self._make_cluster_node()
             self._bootstrap = self._make_bootstrap()
+            self.rates.open(self.shards, self.membership)
             # 4.
             for number in range(config.shards):
                 self.shards.append(self._open_shard(number, infos))
@@ -229,6 +233,7 @@ class Node:
             bounded=bounded,
             failed=self._fail,
             outcomes=self.outcomes,
+            limits=self.rates.limits,
         )
         self._flushed[number] = position
         if self.checkpoints is not None:

@@ -126,4 +126,5 @@ def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:
         reason=shard.paused,
         kept_applied=flushed.applied,
         kept_pull_offset=flushed.pull_offset,
+        waiting=shard.replica.waiting,
     )

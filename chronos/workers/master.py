@@ -85,7 +85,7 @@ class Master:
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
-        self._lanes = LaneTurns(shard, pusher.openings, pusher.rates.spend)
+        self.lanes = LaneTurns(shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend)
         self._committed_ms = 0
         self._clock_agrees = False
         self._reached_ms = 0
@@ -115,7 +115,7 @@ class Master:
             self._heartbeat()
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and nothing is asked.
-        open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self._lanes.look(now_ms))
+        open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
         try:
             records, reached_ms = self._pull(now_ms, to_end=is_heartbeat, something_leaves=open_lanes)
         except BatchUnreadable as error:
@@ -250,7 +250,7 @@ class Master:
         alone = search.messages_max < limits.messages
         batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
-        return self._lanes.select(staged, batch, select_due, is_apart)
+        return self.lanes.select(staged, batch, select_due, is_apart)
 
     def _select_due(
         self, staged: Staged, until_ms: int, now_ms: int, targets_max: int, messages_max: int, bytes_max: int
@@ -310,7 +310,7 @@ class Master:
             search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
             search.offset, search.poison_offset, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
-            self._lanes.committed(plan.spent)
+            self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
         shard, committed_ms = self._shard.rules.shard, self._committed_ms
         return StepReport.of(plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms)
@@ -437,7 +437,7 @@ class Master:
             return now_ms
         wake_ms = self._committed_ms + HEARTBEAT_MS
         if limits.push and self._shard.state.parked:
-            wake_ms = min(wake_ms, self._lanes.next_look_ms())
+            wake_ms = min(wake_ms, self.lanes.next_look_ms())
         rejected = self._letters.rejected
         if not rejected.is_open(now_ms):
             wake_ms = min(wake_ms, rejected.until_ms)

@@ -170,14 +170,14 @@ class Pusher:
         occupied = lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all}
         # What waited for a rate follows the messages in the lane of its partition. A target that is set aside is paced by its attempts.
         unlimited = {lane for lane in lanes if lane[1] != LIMITED}
-        left = {
-            offset: unlimited if leaving.lane[1] == LIMITED else frozenset()
-            for leaving in selection.leaving
-            for _, offset, _ in leaving.items
-        }
+        left = {offset: leaving.lane[1] for leaving in selection.leaving for _, offset, _ in leaving.items}
 
         def decide(due_ms: int, offset: int, entry: Entry) -> None:
             set_aside, decided = refusals.set_aside.get(entry.target), len(plan.decisions)
+            left_lane = left.get(offset)
+            before: Set[Lane] = occupied if left_lane is None else frozenset()
+            if left_lane == LIMITED or (left_lane is None and set_aside is not None):
+                before = unlimited
             self._decide(
                 plan,
                 due_ms,
@@ -189,8 +189,8 @@ class Pusher:
                 refusals.why if set_aside is None else set_aside.why,
                 is_poison=offset == poison_offset or (set_aside is not None and offset in set_aside.offsets),
                 waits=set_aside is not attempted,
-                occupied=left.get(offset, unlimited if set_aside is not None else occupied),
-                left_lane=offset in left,
+                occupied=before,
+                left_lane=left_lane,
             )
             plan.undelivered[entry.target] += len(plan.decisions) - decided
 
@@ -278,7 +278,7 @@ class Pusher:
             and not self.rates.is_limited(topic)
         }
 
-    def openings(self, lanes: Mapping[Lane, int], now_ms: int) -> Openings:
+    def openings(self, refusals: Refusals, lanes: Mapping[Lane, int], now_ms: int) -> Openings:
         """Return the lanes that messages may leave, of these with their lengths: what keeps a message there is not so any more, and
         the rate of the topic allows it. Raises LogUnavailable."""
         targets = self.targets.describe({topic for topic, _ in lanes}, now_ms)
@@ -286,7 +286,7 @@ class Pusher:
         opened = {lane for lane in lanes if lane[0] in forbidden or is_open(lane[1], targets[lane[0]])}
         # A message that can only be dead-lettered takes nothing of a rate.
         dead = {topic for topic, target in targets.items() if target.info is None or not target.info.writable}
-        return self.rates.openings(lanes, opened, forbidden | dead, now_ms)
+        return self.rates.openings(lanes, opened, forbidden | dead, refusals.set_aside.keys(), now_ms)
 
     def _decide(
         self,
@@ -302,16 +302,16 @@ class Pusher:
         is_poison: bool,
         waits: bool,
         occupied: Set[Lane],
-        left_lane: bool,
+        left_lane: int | None,
     ) -> None:
         """Deliver the message, or decide another outcome for it.
 
         `why`: the error of the last attempt that was refused. `waits`: its target is set aside and not attempted now.
-        `occupied`: the lanes with messages that come before it. `left_lane`: it was selected from a lane, within the rate of
-        its target.
+        `occupied`: the lanes with messages that come before it. `left_lane`: the partition of the lane it was selected
+        from, within the rate of its target.
         """
         info = target.info
-        has_token = left_lane or plan.allowed.get(entry.target, 1) > 0
+        has_token = left_lane is not None or plan.allowed.get(entry.target, 1) > 0
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
         elif not self._rules.allows(entry.target):
@@ -333,7 +333,7 @@ class Pusher:
         elif is_poison:
             self._retry(plan, due_ms, offset, entry, now_ms, set_aside, why)
         elif (lane := lane_for(entry, info, occupied, has_token or set_aside is not None)) is not None:
-            if left_lane:
+            if left_lane == LIMITED:
                 self._spend(plan, entry.target)
             plan.decisions.append(
                 Decision(
@@ -348,7 +348,7 @@ class Pusher:
                 )
             )
         elif set_aside is not None and (waits or not has_token):
-            if left_lane:
+            if left_lane == LIMITED:
                 self._spend(plan, entry.target)
             # Messages that were attempted before come last, so that one of them does not hold up the others.
             next_ms = max(set_aside.next_ms, now_ms + 1, self.rates.ready_ms(entry.target, now_ms)) + (

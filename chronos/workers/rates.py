@@ -137,10 +137,13 @@ class ShardRates:
             return now_ms
         return now_ms + (int(lacking / per_s * 1_000) + 1 if per_s > 0 else 60_000)
 
-    def openings(self, lanes: Mapping[Lane, int], opened: Set[Lane], exempt: Set[str], now_ms: int) -> Openings:
+    def openings(
+        self, lanes: Mapping[Lane, int], opened: Set[Lane], exempt: Set[str], set_aside: Set[str], now_ms: int
+    ) -> Openings:
         """Return those of the open lanes that the rates leave open. `lanes`: the length of each; `exempt`: topics without any rate.
 
-        The messages in the lane of a partition came before those that wait for the rate, so they leave first.
+        The messages in the lane of a partition came before those that wait for the rate, so they leave first. Those of a target
+        that is `set_aside` leave as deferred: at once, because they would enter a lane that is not empty again.
         """
         by_topic: dict[str, list[Lane]] = {}
         for lane in opened:
@@ -151,8 +154,10 @@ class ShardRates:
         next_ms = None
         table = self._limits.table
         for topic, of_topic in by_topic.items():
-            first = [lane for lane in of_topic if lane[1] != LIMITED] or of_topic
-            rate = None if topic in exempt else table.rate(topic)
+            of_partitions = [lane for lane in of_topic if lane[1] != LIMITED]
+            first = of_partitions or of_topic
+            defers = topic in set_aside and bool(of_partitions)
+            rate = None if topic in exempt or defers else table.rate(topic)
             if rate is not None:
                 waiting[topic] = sum(lanes[lane] for lane in of_topic)
                 bucket, per_s = self._filled(topic, rate, now_ms)

@@ -3,6 +3,8 @@
 Every property reads each attribute once: the replica may open and close what it has at any moment.
 """
 
+from collections.abc import Mapping
+
 from chronos.core.codec import State
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
@@ -61,6 +63,12 @@ class ReplicaView:
         pusher = self._pusher
         known = None if pusher is None else pusher.targets.known([topic]).get(topic)
         return None if known is None or known.info is None else known.info.partitions
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Limited target -> number of messages that wait for its rate; empty if this replica is not the master."""
+        master = self._master
+        return {} if master is None else master.lanes.waiting
 
     @property
     def replayed(self) -> int | None:

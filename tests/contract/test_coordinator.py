@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
-from chronos.core.roles import ClusterView, Request, Roles
+from chronos.core.roles import ClusterView, ReplicaReport, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import Coordinator
 from tests.harness.proxy import Link, Network
@@ -327,6 +327,21 @@ def test_a_request_left_with_any_node_reaches_the_controller(cluster: Cluster) -
     b.request(Request(kind="drain", node="a"))
     until(cluster, lambda: masters(b) == {"b"}, a, b)
     assert known_roles(b).drained == ("a",)
+
+
+def test_rate_limits_reach_every_member_and_survive_the_controller(cluster: Cluster) -> None:
+    """Also the lengths of the lanes that the members report."""
+    a, b = pair(cluster)
+    until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
+    b.request(Request(kind="limit", node="", pattern="orders.*", rate="5/s burst 9"))
+    until(cluster, lambda: known_roles(a).limited == known_roles(b).limited == {"orders.*": "5/s burst 9"}, a, b)
+    b.report(replace(member("b"), replicas={0: ReplicaReport(applied=1, waiting={"orders.eu": 7})}))
+    until(cluster, lambda: a.look().members["b"].replicas[0].waiting == {"orders.eu": 7}, a, b)
+    a.leave()
+    until(cluster, lambda: masters(b) == {"b"}, b)
+    assert known_roles(b).limited == {"orders.*": "5/s burst 9"}
+    b.request(Request(kind="limit", node="", pattern="orders.*"))
+    until(cluster, lambda: known_roles(b).limited == {}, b)
 
 
 def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster: Cluster) -> None:

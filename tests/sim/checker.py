@@ -44,6 +44,15 @@ class Ended(Struct, frozen=True):
     due_ms: int
 
 
+class RateBound(Struct):
+    """A rate that one shard alone must keep from a moment on."""
+
+    per_s: float
+    burst: int
+    from_ms: int
+    delivered: int = 0
+
+
 class Checker:
     """Watches one seed."""
 
@@ -68,8 +77,10 @@ class Checker:
         self.refused: dict[tuple[int, int], int] = {}
         self.committers: dict[tuple[int, int], str] = {}
         """(shard, role epoch) -> the data directory that committed under it."""
-        self.parked: set[tuple[int, int, int]] = set()
-        """(shard, due time, offset) of each message that was parked in a lane."""
+        self.parked: set[tuple[int, int, int, int]] = set()
+        """(shard, due time, offset, partition) of each message that was parked in a lane."""
+        self.rates: dict[str, RateBound] = {}
+        """Target -> the rate that it has from now on, whatever happens."""
         self.digests: dict[tuple[int, int], bytes] = {}
         self.deliveries = 0
 
@@ -118,9 +129,9 @@ class Checker:
             if decision.offset >= progress.pull_offset:
                 raise broken("9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset")
             if decision.outcome == Outcome.PARKED:
-                parked = (shard, decision.due_ms, decision.offset)
+                parked = (shard, decision.due_ms, decision.offset, decision.lane)
                 if parked in self.parked:
-                    raise broken("8", f"{parked[::2]} was parked twice at one position")
+                    raise broken("8", f"{parked} was parked twice at one position")
                 self.parked.add(parked)
 
     def _check_order(self, shard: int, progress: Progress) -> None:
@@ -191,6 +202,8 @@ class Checker:
         expected = self._record_end(source, "delivered", record)
         due_ms = self.ended[source].due_ms
         self.deliveries += 1
+        if topic in self.rates:
+            self._check_rate(topic, self.rates[topic])
         if (topic, record.key) != (expected.target, expected.key):
             raise broken("1", f"{source} went to {topic} with key {record.key!r}")
         if self.world.now_ms < due_ms - EARLY_MS:
@@ -209,6 +222,12 @@ class Checker:
         pulls = self.world.now_ms > self.brokers.refused_until_ms.get(REJECTED, 0) + REFUSED_PAUSE_MS + TRANSACTION_MS
         if unread_ms is not None and unread_ms < due_ms - EARLY_MS and pulls:
             raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
+
+    def _check_rate(self, topic: str, bound: RateBound) -> None:
+        bound.delivered += 1
+        most = bound.burst + bound.per_s * (self.world.now_ms - bound.from_ms + TRANSACTION_MS) / 1_000
+        if bound.delivered > most + 1:
+            raise broken("8", f"{topic} receives {bound.delivered} messages where its rate allows {most:.1f}")
 
     def _record_dead(self, shard: int, record: Record, progress: Progress) -> None:
         source = self._source(shard, record)

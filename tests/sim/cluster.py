@@ -40,6 +40,7 @@ class Cluster:
         self.bulk_dice = random.Random(f"bulk {seed}")
         self.letter_dice = random.Random(f"letters {seed}")
         self.leader_dice = random.Random(f"leaders {seed}")
+        self.rate_dice = random.Random(f"rates {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -93,6 +94,8 @@ class Cluster:
         """Number of nodes that leave once the cluster is healthy; if any, others leave during the fault phase."""
         if self.leave_dice.random() < 0.2:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
+        self.limited: set[str] = set()
+        """Topics that have a rate limit at some time."""
         self.producers = Producers(world, brokers, checker, shards=self.shards)
         if self.bulk_dice.random() < 0.2:
             self.producers.share_poison = self.bulk_dice.choice([0.3, 0.6, 0.9])
@@ -182,6 +185,17 @@ class Cluster:
     def ask(self, kind: str, node_id: str, shard: int = -1) -> None:
         if self.ensemble is not None:
             self.ensemble.requests.append(Request(kind=kind, node=node_id, shard=shard, at_ms=self.world.now_ms))
+
+    def limit(self, topic: str, rate: str) -> None:
+        """Set the rate limit of a topic at run time, or remove it."""
+        self.world.trace(f"rate of {topic}: {rate or 'off'}")
+        if self.ensemble is not None:
+            request = Request(kind="limit", node="", pattern=topic, rate=rate, at_ms=self.world.now_ms)
+            self.ensemble.requests.append(request)
+        for node in self.nodes:
+            node.limited.pop(topic, None)
+            if rate:
+                node.limited[topic] = rate
 
     def bring_topic_back(self) -> None:
         if "flaky" not in self.brokers.topics:

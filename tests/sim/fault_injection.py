@@ -115,6 +115,16 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.2:
             for _ in range(dice.choice([1, 3])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._block_dead_letter_topic)
+        dice = self.cluster.rate_dice
+        if dice.random() < 0.3:
+            for topic in dice.choice([["a"], ["a", "b"]]):
+                for _ in range(dice.choice([1, 2, 4])):
+                    self.cluster.limited.add(topic)
+                    rate = dice.choice(["0/s", "0.5/s", "3/s", "30/s burst 3", "30/s burst 300", "unlimited", ""])
+                    world.after(dice.randrange(self.fault_ms), self.cluster.limit, topic, rate)
+            # Many poison records take their time without any limit.
+            for _ in range(dice.choice([0, 30]) if self.producers.share_poison < 0.2 else 0):
+                world.after(dice.randrange(self.fault_ms), self.producers.send)
         dice = self.cluster.leader_dice
         if dice.random() < 0.3:
             for _ in range(dice.choice([1, 2, 6])):

@@ -23,11 +23,13 @@ from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.lanes import LaneTurns
 from chronos.workers.letters import LetterTopic
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.push import Pusher
+from chronos.workers.rates import ShardRates
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
 from chronos.workers.stall import _Still
@@ -230,10 +232,19 @@ FAULTS: dict[str, list[Change]] = {
         (Lanes, "writes", "change[lane] -= len(leaving.items)", "change[lane] -= len(leaving.items)\ndeletes.clear()"),
     ],
     "a closed lane is taken for open": [
-        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or True"),
+        (Pusher, "openings", "or is_open(lane[1], targets[lane[0]])", "or True"),
     ],
     "a lane stays closed": [
-        (Pusher, "opened", "or _is_open(partition, targets[topic])", "or False"),
+        (Pusher, "openings", "or is_open(lane[1], targets[lane[0]])", "or False"),
+    ],
+    "the messages that leave a lane take nothing of the rate": [
+        (LaneTurns, "committed", "self._spend(spent)", "pass"),
+    ],
+    "what waits for a rate waits for ever": [
+        (ShardRates, "openings", "found.update(first)", "found.update(first if rate is None else ())"),
+    ],
+    "a message is parked again in the lane of a limited target": [
+        (Pusher, "plan", "before = unlimited", "before = unlimited if left_lane is None else lanes"),
     ],
     "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),

@@ -12,12 +12,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from chronos.core import assignment
+from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import OK, Member, ReplicaReport
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
 from chronos.workers.limits import Limits
 from chronos.workers.membership import Membership
+from chronos.workers.rates import RateLimits
 from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica_state import STANDALONE, Assignment
@@ -104,6 +106,8 @@ class SimulatedNode:
         """Return whether the cluster counts on its replica of the shard."""
         self.peers: list[SimulatedNode] = []
         """All nodes, this one included: sources of a copy of a store."""
+        self.limited: dict[str, str] = {}
+        """Rate limits set at run time, where there is no coordinator."""
         self.gone = False
         """Broken for good: never started again."""
         self.frozen_ms = 0
@@ -206,6 +210,9 @@ class Process:
                 self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=assignment.plan
             )
         self.maintenance: Maintenance | None = None
+        self._limited: dict[str, str] = {}
+        self._changed: dict[str, Rate | None] = {}
+        self.rates = RateLimits({}, changed=self._changed_rates, lengths=self._lane_lengths)
         self.world.after(1, self._open)
 
     def _open(self) -> None:
@@ -347,7 +354,30 @@ class Process:
             role=replica.role,
             kept_applied=None if kept is None else kept.applied,
             kept_pull_offset=None if kept is None else kept.pull_offset,
+            waiting=replica.waiting,
         )
+
+    def _changed_rates(self) -> dict[str, Rate | None]:
+        """As `chronos/node/rates.py`: the limits of the coordinator, or of the node alone."""
+        roles = None if self.membership is None else self.membership.snapshot().roles
+        texts = (
+            self.node.limited if self.membership is None else self._limited if roles is None else dict(roles.limited)
+        )
+        if texts != self._limited:
+            self._limited = dict(texts)
+            self._changed = {pattern: parse_rate(text) for pattern, text in texts.items()}
+        return self._changed
+
+    def _lane_lengths(self, topic: str) -> list[int]:
+        """As `chronos/node/rates.py`."""
+        if self.membership is None:
+            return [thread.replica.waiting.get(topic, 0) for thread in self.threads]
+        lengths = [0] * self.node.settings.shards
+        for member in self.membership.snapshot().members.values():
+            for shard, replica in member.replicas.items():
+                if replica.role == "master":
+                    lengths[shard] = replica.waiting.get(topic, 0)
+        return lengths
 
     def restore(self, shard: int, cost: RecoveryCost) -> bool:
         """Return whether a store was restored from a checkpoint."""

@@ -15,12 +15,14 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.keys import MINUTE_MS
+from chronos.core.rates import parse_rate
 from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.workers.follow import Follower
 from chronos.workers.replica_state import IN_PLACE
 from tests.sim.broker import CLUSTER, DELAY, PROGRESS
+from tests.sim.checker import RateBound
 from tests.sim.cluster import HOUR_MS, Cluster, ClusterPart
 from tests.sim.fault_injection import FaultInjection
 from tests.sim.log import Faults, SimLog
@@ -45,6 +47,9 @@ TURN_MS = 15_000
 
 LOOK_MS = 2_000
 """Interval at which the second phase checks whether it is over."""
+
+LIMITED_AFTER_MS = 20_000
+"""Time until every node has a limit that was set: a frozen one thaws, and one that was cut off joins again."""
 
 EVENTS_MAX = 60_000
 """More than this is a loop without a pause."""
@@ -108,10 +113,21 @@ class Simulation(ClusterPart):
         for node in self.nodes:
             node.heal()
             self.cluster.ask("undrain", node.node_id)
+        for topic in sorted(self.cluster.limited):
+            self._limit(topic)
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
         if self.cluster.storage is not None:
             self.cluster.storage.unreachable_ms = 0
+
+    def _limit(self, topic: str) -> None:
+        """Give the topic its last limit, or none. A shard that is alone keeps it from the time when every node has it."""
+        rate = self.cluster.rate_dice.choice(["", "10/s", "20/s burst 40"])
+        self.cluster.limit(topic, rate)
+        found = parse_rate(rate) if rate else None
+        if found is not None and self.shards == 1:
+            bound = RateBound(found.per_s, found.burst, self.world.now_ms + LIMITED_AFTER_MS)
+            self.world.after(LIMITED_AFTER_MS, self.checker.rates.__setitem__, topic, bound)
 
     def _settle(self) -> None:
         """Let time pass until everything due is settled and every replica has applied it."""

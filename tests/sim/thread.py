@@ -8,6 +8,7 @@ from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
 from chronos.workers.push import Pusher
+from chronos.workers.rates import ShardRates
 from chronos.workers.replica import Replica
 from chronos.workers.replica_state import ReplicaState
 from chronos.workers.stall import STALLED_MS, StallJudge, facts_of
@@ -63,6 +64,7 @@ class ReplicaThread:
                 attempts_max=settings.attempts_max,
                 retry_base_ms=settings.retry_base_ms,
                 retry_cap_ms=5_000,
+                rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
             ),
             limits=settings.limits,
             delay_topic=DELAY,

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from chronos.core import assignment
 from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.roles import (
     AWAY_MS,
@@ -215,6 +216,20 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained() -> None:
     undrained = later(before, REBALANCE_PAUSE_MS, requests=(Request(kind="undrain", node="a"),))
     assert plan(undrained).drained == ()
     assert Counter(masters(plan(undrained))) == {"b": 3, "a": 1}
+
+
+def test_rate_limits_are_kept_until_they_are_changed_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are answered in their order; more limits than a bound are not taken."""
+    monkeypatch.setattr(assignment, "LIMITS_MAX", 2)
+
+    def limit(pattern: str, rate: str) -> Request:
+        return Request(kind="limit", node="", pattern=pattern, rate=rate)
+
+    before = view(*map(member, "ab"), requests=(limit("mail", "5/s"), limit("a*", "1/s"), limit("b", "1/s")))
+    assert plan(before).limited == {"mail": "5/s", "a*": "1/s"}
+    after = later(before, 0, requests=(limit("mail", "7/s"), limit("a*", ""), limit("unknown", "")))
+    assert plan(after).limited == {"mail": "7/s"}
+    assert plan(later(after, REBALANCE_PAUSE_MS)).limited == {"mail": "7/s"}
 
 
 @pytest.mark.parametrize("replication", [None, 2])

@@ -100,7 +100,7 @@ def test_a_backlog_leaves_at_the_rate_to_within_five_percent_over_ten_seconds(te
     rates, now_ms, taken = ShardRates(0, limits_of(text), began_ms=0), 0, 0
     first = 0
     while now_ms < 20_000:
-        found = rates.openings({lane: 10**6}, {lane}, set(), now_ms)
+        found = rates.openings({lane: 10**6}, {lane}, set(), set(), now_ms)
         rates.spend(found.allowed)
         taken += found.allowed.get("t", 0)
         if now_ms < 10_000:
@@ -136,26 +136,36 @@ def test_what_waits_for_a_partition_leaves_before_what_waits_for_the_rate() -> N
     """The first is older. A topic whose messages can only be dead-lettered has no rate."""
     rates = ShardRates(0, limits_of("100/s"), began_ms=0)
     lanes = {("t", LIMITED): 5, ("t", 0): 3, ("free", WHOLE_TOPIC): 2}
-    found = rates.openings(lanes, lanes.keys(), set(), 1_000)
+    found = rates.openings(lanes, lanes.keys(), set(), set(), 1_000)
     assert found.lanes == {("t", 0), ("free", WHOLE_TOPIC)}
     assert found.allowed == {"t": 50}
     assert found.waiting == {"t": 8}
-    closed = rates.openings(lanes, {("t", LIMITED)}, set(), 1_000)
+    closed = rates.openings(lanes, {("t", LIMITED)}, set(), set(), 1_000)
     assert closed.lanes == {("t", LIMITED)}
     rates.spend({"t": 50})
-    empty = rates.openings(lanes, lanes.keys(), set(), 1_000)
+    empty = rates.openings(lanes, lanes.keys(), set(), set(), 1_000)
     assert empty.lanes == {("free", WHOLE_TOPIC)}
     assert not empty.allowed
     assert empty.next_ms == pytest.approx(1_050, abs=1)
-    assert rates.openings(lanes, lanes.keys(), {"t"}, 1_000).lanes == {("t", 0), ("free", WHOLE_TOPIC)}
+    assert rates.openings(lanes, lanes.keys(), {"t"}, set(), 1_000).lanes == {("t", 0), ("free", WHOLE_TOPIC)}
+
+
+def test_what_waits_for_a_partition_of_a_target_that_is_set_aside_does_not_wait_for_the_rate() -> None:
+    """Messages that leave such a lane are deferred: one at a time they would enter it again for ever."""
+    rates = ShardRates(0, limits_of("100/s"), began_ms=0)
+    lanes = {("t", LIMITED): 5, ("t", 0): 3}
+    aside = rates.openings(lanes, lanes.keys(), set(), {"t"}, 1)
+    assert aside.lanes == {("t", 0)}
+    assert not aside.allowed
+    assert not rates.openings(lanes, {("t", LIMITED)}, set(), {"t"}, 1).lanes
 
 
 def test_a_lane_shorter_than_a_burst_does_not_wait_for_more_tokens_than_it_needs() -> None:
     rates = ShardRates(0, limits_of("100/s"), began_ms=0)
     rates.spend(rates.allowed(["t"], 10_000))
     lane = ("t", LIMITED)
-    assert rates.openings({lane: 100}, {lane}, set(), 10_010).next_ms == pytest.approx(10_050, abs=1)
-    assert rates.openings({lane: 1}, {lane}, set(), 10_010).allowed == {"t": 1}
+    assert rates.openings({lane: 100}, {lane}, set(), set(), 10_010).next_ms == pytest.approx(10_050, abs=1)
+    assert rates.openings({lane: 1}, {lane}, set(), set(), 10_010).allowed == {"t": 1}
 
 
 def test_the_memory_and_the_reports_of_many_limited_topics_are_bounded() -> None:
@@ -165,6 +175,6 @@ def test_the_memory_and_the_reports_of_many_limited_topics_are_bounded() -> None
     assert len(rates._buckets) <= BUCKETS_MAX
     assert rates.allowed(["t0"], 10_000) == {"t0": 0}, "a bucket that was dropped begins empty"
     lanes = {(f"t{number}", LIMITED): number + 1 for number in range(200)}
-    waiting = rates.openings(lanes, lanes.keys(), set(), 10_000).waiting
+    waiting = rates.openings(lanes, lanes.keys(), set(), set(), 10_000).waiting
     assert len(waiting) == REPORTED_MAX
     assert min(waiting.values()) == 200 - REPORTED_MAX + 1
