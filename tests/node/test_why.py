@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,24 +20,28 @@ DOOMED = 7
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A node on which the messages `doomed-0` and so on died, because their target was forbidden after they were accepted."""
-    with Service(tmp_path_factory.mktemp("why") / "data", settings={"shards": 1}) as running:
+    """A node on which the messages `doomed-0` and so on died, because their target was forbidden after they were accepted, and
+    the message `stale` expired."""
+    settings = {"shards": 1, "workers.push": "off"}
+    with Service(tmp_path_factory.mktemp("why") / "data", settings=settings) as running:
         running.start()
         target = {"topic": "forbidden", "key": "k", "headers": {"trace": "t-1"}}
         messages = [
             {"id": f"doomed-{number}", "target": target, "value": "please pay", "delay": "1h"}
             for number in range(DOOMED)
         ]
-        binary = {"id": "binary", "target": {"topic": "other"}, "value_base64": "/wA=", "delay": "1h", "attempts": 2}
-        running.post("/v1/messages", [*messages, binary])
-        running.wait_until(lambda: running.pending() == DOOMED + 1, "accept the messages")
+        binary = {"id": "binary", "target": {"topic": "bills"}, "value_base64": "/wA=", "delay": "1h", "attempts": 2}
+        now_ms = int(time.time() * 1_000)
+        stale = {"id": "stale", "target": {"topic": "bills"}, "deliver_at": now_ms, "expire_at": now_ms + 1}
+        running.post("/v1/messages", [*messages, binary, stale])
+        running.wait_until(lambda: running.pending() == DOOMED + 2, "accept the messages")
         assert not warnings(running)
         running.stop()
-        running.settings["targets.deny"] = "forbidden"
+        running.settings |= {"targets.deny": "forbidden", "workers.push": "on"}
         running.start()
         for number in range(DOOMED):
             assert running.post(f"/v1/messages/doomed-{number}/fire", None)["result"] == "fired"
-        running.wait_until(lambda: running.shards()[0]["totals"]["dead"] == DOOMED, "dead-letter the messages")
+        running.wait_until(lambda: running.pending() == 1, "dead-letter the messages")
         yield running
 
 
@@ -77,6 +82,13 @@ def test_a_dead_message_tells_why(service: Service) -> None:
     assert {"last try", "settled"} <= rows.keys()
 
 
+def test_an_expired_message_tells_why(service: Service) -> None:
+    found = service.get("/v1/messages/stale")
+    assert (found["state"], found["reason"], found["attempts"]) == ("expired", "expired", 0)
+    assert found["detail"].startswith("expired at ")
+    assert found["last_try_at"] == found["settled_at"] > found["expire_at"]
+
+
 def test_a_pending_message_shows_its_payload_on_request_and_its_own_number_of_attempts(service: Service) -> None:
     with Client(service.url) as client:
         plain, full = client.get("binary"), client.get("binary", payload=True)
@@ -101,13 +113,14 @@ def test_rejections_are_logged_once_a_step_and_counted_by_reason(service: Servic
 
 def test_dead_letters_are_logged_and_counted_by_reason_and_target(service: Service) -> None:
     lines = logged(service, "messages dead-lettered")
-    assert len(lines) <= DOOMED
-    assert sum(line["count"] for line in lines) == DOOMED
-    assert all(line["by"] == {"forbidden-target forbidden": line["count"]} for line in lines)
-    assert lines[0]["ids"][0] == "doomed-0"
-    assert samples(service, "chronos_dead_letters_total") == {"forbidden-target": DOOMED}
+    assert len(lines) <= DOOMED + 1
+    assert sum(line["by"].get("forbidden-target forbidden", 0) for line in lines) == DOOMED
+    assert sum(line["by"].get("expired bills", 0) for line in lines) == 1
+    assert all(sum(line["by"].values()) == line["count"] for line in lines)
+    assert {"stale", "doomed-0"} <= {named for line in lines for named in line["ids"]}
+    assert samples(service, "chronos_dead_letters_total") == {"forbidden-target": DOOMED, "expired": 1}
     assert 'chronos_dead_letters_total{reason="target-missing"} 0.0' in service.get("/metrics")
-    assert samples(service, "chronos_target_dead_letters_total") == {"forbidden": DOOMED}
+    assert samples(service, "chronos_target_dead_letters_total") == {"forbidden": DOOMED, "bills": 1}
 
 
 def test_deliveries_are_counted_by_target(service: Service) -> None:
