@@ -7,7 +7,7 @@ shard accepts only the first replay of a letter.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -58,20 +58,41 @@ FILTERS = ("target", "reason", "since", "until")
 _decode_selection = msgspec.json.Decoder(DeadLetterSelection).decode
 
 
+Answer = tuple[int, object]
+
+
+def _repeatable(
+    handler: Callable[["DeadLetters", Call], Awaitable[Answer]],
+) -> Callable[["DeadLetters", Call], Awaitable[Answer]]:
+    """The handler, whose answer while the log does not answer says that its request may be repeated."""
+
+    async def handle(self: "DeadLetters", call: Call) -> Answer:
+        try:
+            return await handler(self, call)
+        except LogUnavailable as error:
+            raise ProblemError(
+                503, "unavailable", str(error), hint="repeat the request: nothing is replayed twice"
+            ) from None
+
+    return handle
+
+
 class DeadLetters:
     """The handlers under `/v1/dead-letters`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def page(self, call: Call) -> tuple[int, object]:
+    @_repeatable
+    async def page(self, call: Call) -> Answer:
         """Dead letters of all partitions, the newest first."""
         query: DeadLetterQuery = call.query
         part = await self._scan(query, _wanted(query), newest_first=True, limit=query.limit)
         letters = [_info(DeadLetterInfo, found.letter, found.resolution) for found in part.found]
         return 200, DeadLetterPage(letters=letters, after=_after(part), records=part.records)
 
-    async def get(self, call: Call) -> tuple[int, object]:
+    @_repeatable
+    async def get(self, call: Call) -> Answer:
         """The newest dead letter of a message."""
         message_id = id_of(call.request)
         topic = self._context.dead_letters
@@ -97,11 +118,13 @@ class DeadLetters:
             hint=None if rest is None else "older ones: GET /v1/dead-letters with `id` and `until`",
         )
 
-    async def replay(self, call: Call) -> tuple[int, object]:
+    @_repeatable
+    async def replay(self, call: Call) -> Answer:
         """Schedule dead letters again, due at once, and mark them as replayed."""
         return await self._resolve(call, "replayed", self._replayed)
 
-    async def discard(self, call: Call) -> tuple[int, object]:
+    @_repeatable
+    async def discard(self, call: Call) -> Answer:
         """Mark dead letters as discarded."""
         return await self._resolve(call, "discarded", lambda _: ([], []))
 
@@ -112,7 +135,7 @@ class DeadLetters:
         call: Call,
         resolution: str,
         records_of: Callable[[Sequence[Letter]], tuple[list[Outgoing], list[tuple[Letter, Rejection]]]],
-    ) -> tuple[int, object]:
+    ) -> Answer:
         """1. read a part, 2. write the replays, 3. write the markers of those that were not refused."""
         selection = decode_body(_decode_selection, DeadLetterSelection, call.body)
         _check(selection)

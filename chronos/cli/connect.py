@@ -27,9 +27,9 @@ OPTIONS = {
 """Fields of the HTTP interface, and the option each comes from."""
 
 
-def connect(server: str) -> Client:
+def connect(server: str, retries: int = RETRIES) -> Client:
     """A client for a service."""
-    return Client(server, retries=RETRIES)
+    return Client(server, retries=retries)
 
 
 def given(argument: str) -> str | bytes:

@@ -19,6 +19,9 @@ from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Verb
 SHOWN_CHARACTERS = 1_000
 """Characters of a payload that are shown."""
 
+RETRIES = 6
+"""Repetitions of one part, within about 6 s: a long replay outlasts a short failure of the log."""
+
 LINE_EVERY_S = 2.0
 """Seconds between two lines of progress where stderr is not a terminal."""
 
@@ -127,6 +130,7 @@ def resolve(
             return
         if id is None:
             _confirm(f"{verb} {counted(count.matched, 'dead letter')}?", verb, yes=yes)
+    with connect(server, RETRIES) as client:
         shown = _Progress(DONE[verb], count.matched)
         done = _run(client, steps(rate=rate, progress=shown), shown)
     if output is Format.json:
