@@ -160,7 +160,7 @@ def test_every_metric_exists(page: Path) -> None:
 def header_constants() -> set[str]:
     """Every header of `core.message`."""
     named = {value for value in vars(message).values() if isinstance(value, str) and value.startswith("chronos-")}
-    return (named - {message.PREFIX}) | message.LATER
+    return named - {message.PREFIX}
 
 
 def test_every_header_is_described_and_no_other() -> None:
@@ -168,7 +168,7 @@ def test_every_header_is_described_and_no_other() -> None:
     page = DOCS / "reference/headers.md"
     described = {
         cells[0].strip("`")
-        for heading in ("## Control headers", "### Not supported yet", "## Receipt headers")
+        for heading in ("## Control headers", "## Receipt headers")
         for cells in rows(page, heading)
         if cells[0].startswith("`chronos-") and len(cells[-1].strip("` ")) > 5
     }

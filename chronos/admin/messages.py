@@ -23,14 +23,18 @@ from chronos.admin.schemas import (
     MessageQuery,
     Page,
     PageQuery,
+    Repeats,
     Reschedule,
     ShardsQuery,
 )
 from chronos.admin.validation import decode_body
+from chronos.core.cron import next_cron
 from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, generated_id, parse_generated_id, partition_of
-from chronos.core.message import Entry, Reason
+from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, page
-from chronos.core.timefmt import format_time
+from chronos.core.repetition import format_repetition
+from chronos.core.timefmt import format_duration, format_time
+from chronos.core.values import label_of
 from chronos.core.wheel import Position
 from chronos.node.driver import ShardDriver
 from chronos.ports import Appended
@@ -268,11 +272,12 @@ class Messages:
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:
     due_ms = planned.due_ms + appended.timestamp_ms if planned.is_delay else planned.due_ms
+    first_ms = None if planned.first is None else next_cron(*planned.first, appended.timestamp_ms)
     return Accepted(
         id=planned.id or generated_id(appended.partition, due_ms, appended.offset).decode(),
         shard=appended.partition,
         offset=appended.offset,
-        due_at=format_time(due_ms),
+        due_at=format_time(due_ms if first_ms is None else first_ms),
     )
 
 
@@ -302,7 +307,22 @@ def message_info(message_id: bytes, shard: int, offset: int, place_ms: int, entr
     if entry.options is not None and entry.options.attempts_max:
         answer.attempts_max = entry.options.attempts_max
     answer.value_bytes = None if entry.value is None else len(entry.value)
+    if entry.options is not None:
+        _show_options(answer, entry.options)
     return answer
+
+
+def _show_options(answer: MessageInfo, options: Options) -> None:
+    answer.spread = format_duration(options.spread_ms) if options.spread_ms else None
+    repetition = options.repetition
+    if repetition is not None:
+        answer.repetition = Repeats(
+            repeat=format_repetition(repetition),
+            times=repetition.times or None,
+            until=format_time(repetition.until_ms) if repetition.until_ms else None,
+            time_zone=repetition.zone or None,
+            late_policy=label_of(LATE_POLICIES, repetition.late_policy),  # type: ignore[arg-type]
+        )
 
 
 def tell_state(answer: MessageInfo, found: Found, *, partitions_of: Callable[[str], int | None]) -> None:

@@ -21,15 +21,22 @@ from chronos.core.message import (
     DELIVER_AT,
     EXPIRE_AT,
     ID,
+    LATE_POLICY,
     ON_CONFLICT,
     PREFIX,
     RECEIPT,
+    REPEAT,
+    REPEAT_TIMES,
+    REPEAT_UNTIL,
+    SPREAD,
     TARGET_KEY,
     TARGET_TOPIC,
+    TIME_ZONE,
     Reason,
     Record,
     Rejection,
 )
+from chronos.core.options import repeats_by_cron
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules
 from chronos.core.size import batch_bytes
@@ -44,8 +51,14 @@ FIELDS = {
     ON_CONFLICT: "on_conflict",
     EXPIRE_AT: "expire_at",
     ATTEMPTS: "attempts",
+    REPEAT_TIMES: "repeat_times",
+    REPEAT_UNTIL: "repeat_until",
+    REPEAT: "repeat",
+    TIME_ZONE: "time_zone",
+    LATE_POLICY: "late_policy",
+    SPREAD: "spread",
 }
-"""The field from which a control header is made."""
+"""The field from which a control header is made; a header comes before one whose name its own begins with."""
 
 TIME_FIELDS = frozenset({"deliver_at", "delay"})
 """Fields of which a message needs one."""
@@ -68,6 +81,8 @@ class Planned(Struct, frozen=True, gc=False):
     is_delay: bool
     """`due_ms` counts from the broker's timestamp."""
     bytes: int
+    first: tuple[str, str] | None = None
+    """Cron expression and time zone, if the first time of a series is left to them."""
 
 
 class _FieldError(Exception):
@@ -131,7 +146,7 @@ class Planner:
             data = with_integers(message)
             faults = list(check(data, Message, suggests=suggests))
             if faults:
-                if isinstance(data, dict) and not TIME_FIELDS & data.keys():
+                if isinstance(data, dict) and not TIME_FIELDS & data.keys() and not _is_cron(data.get("repeat")):
                     faults.append(_no_time().fault)
                 return faults
             message = msgspec.convert(data, Message)
@@ -143,8 +158,13 @@ class Planner:
     def _plan(self, message: Message, now_ms: int) -> Planned:
         target = message.target
         control: dict[str, bytes | None] = {TARGET_TOPIC: _bytes("target.topic", target.topic)}
-        due_ms, is_delay = _due(message)
-        control[DELAY if is_delay else DELIVER_AT] = b"%d" % due_ms
+        first = None
+        if message.deliver_at is UNSET and message.delay is UNSET and _is_cron(message.repeat):
+            due_ms, is_delay = 0, True
+            first = str(message.repeat).strip()[4:].strip(), "" if message.time_zone is UNSET else message.time_zone
+        else:
+            due_ms, is_delay = _due(message)
+            control[DELAY if is_delay else DELIVER_AT] = b"%d" % due_ms
         message_id = None if message.id is UNSET else _id(message.id)
         if target.key is not None or target.key_base64 is not UNSET:
             control[TARGET_KEY] = _either("target.key", target.key, target.key_base64)
@@ -154,9 +174,7 @@ class Planner:
             control[EXPIRE_AT] = b"%d" % _time_ms("expire_at", message.expire_at)
         if message.attempts is not UNSET:
             control[ATTEMPTS] = b"%d" % message.attempts
-        if message.repeat is not UNSET or message.spread is not UNSET:
-            field = "repeat" if message.repeat is not UNSET else "spread"
-            raise _FieldError(field, "not supported yet", Reason.NOT_SUPPORTED_YET.label)
+        control |= _options(message)
         pairs = list(control.items())
         headers: dict[str, bytes | None] | list[tuple[str, bytes | None]] = control
         if target.headers:
@@ -178,6 +196,7 @@ class Planner:
             due_ms=due_ms,
             is_delay=is_delay,
             bytes=size,
+            first=first,
         )
 
     def _size(self, key: bytes | None, value: bytes | None, pairs: list[tuple[str, bytes | None]]) -> int:
@@ -201,6 +220,24 @@ def time_ms(value: int | str) -> int:
 def duration_ms(value: int | str) -> int:
     """Milliseconds of a duration in a request; ValueError with a text for users."""
     return value if isinstance(value, int) else parse_duration_ms(value)
+
+
+def _is_cron(repeat: object) -> bool:
+    return isinstance(repeat, str) and repeats_by_cron({REPEAT: repeat.encode(errors="replace")})
+
+
+def _options(message: Message) -> dict[str, bytes | None]:
+    """The control headers of a repetition and of a spread; their values are checked with the record."""
+    texts: dict[str, str | int | UnsetType] = {
+        REPEAT: message.repeat, REPEAT_TIMES: message.repeat_times, TIME_ZONE: message.time_zone,
+        LATE_POLICY: message.late_policy, SPREAD: message.spread,
+    }  # fmt: skip
+    found: dict[str, bytes | None] = {
+        name: _bytes(FIELDS[name], str(text)) for name, text in texts.items() if text is not UNSET
+    }
+    if message.repeat_until is not UNSET:
+        found[REPEAT_UNTIL] = b"%d" % _time_ms("repeat_until", message.repeat_until)
+    return found
 
 
 def new_time(request: Reschedule) -> tuple[str, bytes]:
@@ -306,5 +343,5 @@ def _rejected(rejection: Rejection) -> _FieldError:
             field = field or name
             detail = detail.removeprefix(f"{header}: ").replace(header, name)
     if rejection.reason is Reason.BEYOND_MAX_DELAY:
-        field = "deliver_at"
+        field = field or "deliver_at"
     return _FieldError(field or "id", detail, rejection.reason.label)

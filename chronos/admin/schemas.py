@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from chronos.core.options import TIMES_MAX
 from chronos.core.rates import PATTERN
+from chronos.core.repetition import CRON_CHARACTERS_MAX
 from chronos.core.rules import ATTEMPTS_MAX, TOPIC_NAME
 
 BATCH_MAX = 10_000
@@ -210,8 +212,39 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
             " `delivery.attempts_max`, the default."
         ),
     ] = UNSET
-    repeat: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
-    spread: Annotated[Any, Meta(description="Reserved: not supported yet.", extra_json_schema={"not": {}})] = UNSET
+    repeat: Annotated[
+        Annotated[str, Meta(max_length=CRON_CHARACTERS_MAX)] | UnsetType,
+        Meta(
+            description="Makes the message a series: `every 30s`, `backoff 1s 2 1h` (base, factor, cap), or `cron 0 9 * * 1-5`"
+            " with 5 or 6 fields, which needs neither `deliver_at` nor `delay`.",
+            examples=["every 30s"],
+        ),
+    ] = UNSET
+    repeat_times: Annotated[
+        Annotated[int, Meta(ge=1, le=TIMES_MAX)] | UnsetType,
+        Meta(description="The number of occurrences. Needs `repeat`."),
+    ] = UNSET
+    repeat_until: Annotated[
+        Time | UnsetType, Meta(description="No occurrence is due after this time. Needs `repeat`.")
+    ] = UNSET
+    time_zone: Annotated[
+        str | UnsetType,
+        Meta(
+            description="The time zone of a cron expression, a name of the IANA database; UTC if absent.",
+            examples=["Europe/Lisbon"],
+        ),
+    ] = UNSET
+    late_policy: Annotated[
+        Literal["fire-once", "fire-all", "skip"] | UnsetType,
+        Meta(
+            description="What happens to occurrences that were missed: the latest is delivered (`fire-once`, the default), all"
+            " are (`fire-all`), or none (`skip`). Needs `repeat`."
+        ),
+    ] = UNSET
+    spread: Annotated[
+        Duration | UnsetType,
+        Meta(description="The message is delivered up to this much later than its due time, to smooth a burst."),
+    ] = UNSET
 
 
 Batch = Annotated[list[Message], Meta(min_length=1, max_length=BATCH_MAX, title="batch")]
@@ -288,9 +321,22 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "Target": {"not": {"required": ["key", "key_base64"], "properties": {"key": {"type": "string"}}}},
     "Message": {
-        "oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}],
+        "oneOf": [
+            {"required": ["deliver_at"]},
+            {"required": ["delay"]},
+            {
+                "required": ["repeat"],
+                "properties": {"repeat": {"type": "string", "pattern": "^cron "}, "deliver_at": False, "delay": False},
+            },
+        ],
         "not": {"required": ["value", "value_base64"], "properties": {"value": {"type": "string"}}},
-        "dependentRequired": {"on_conflict": ["id"]},
+        "dependentRequired": {
+            "on_conflict": ["id"],
+            "repeat_times": ["repeat"],
+            "repeat_until": ["repeat"],
+            "time_zone": ["repeat"],
+            "late_policy": ["repeat"],
+        },
     },
     "Reschedule": {"oneOf": [{"required": ["deliver_at"]}, {"required": ["delay"]}]},
     "DeadLetterSelection": {
@@ -344,6 +390,18 @@ class Destination(Struct, kw_only=True, omit_defaults=True):
     ] = UNSET
 
 
+class Repeats(Struct, kw_only=True):
+    """The rhythm of a series."""
+
+    repeat: Annotated[str, Meta(description="Such as `every 30s`, or `cron 0 9 * * 1-5`.")]
+    times: Annotated[int | None, Meta(description="The number of occurrences; null: without limit.")] = None
+    until: Annotated[Instant | None, Meta(description="No occurrence is due after this time.")] = None
+    time_zone: Annotated[str | None, Meta(description="The time zone of a cron expression; null: UTC.")] = None
+    late_policy: Annotated[
+        Literal["fire-once", "fire-all", "skip"], Meta(description="What happens to occurrences that were missed.")
+    ] = "fire-once"
+
+
 class MessageInfo(Struct, kw_only=True):
     """State, times and target of a message."""
 
@@ -364,7 +422,9 @@ class MessageInfo(Struct, kw_only=True):
         Destination | None,
         Meta(description="Null once the message itself is deleted: it was cancelled, or its retention is over."),
     ] = None
-    occurrence: Annotated[int, Meta(ge=1, description="Always 1: repetitions are not supported yet.")] = 1
+    occurrence: Annotated[
+        int, Meta(ge=0, description="Number of the occurrence of a series; 0: its first time is not decided yet.")
+    ] = 1
     attempt: Annotated[int, Meta(ge=1, description="Number of the delivery attempt.")] = 1
     value_bytes: Annotated[Count | None, Meta(description="Size of the payload; null for a null payload.")] = None
     parked: Annotated[
@@ -396,6 +456,12 @@ class MessageInfo(Struct, kw_only=True):
     value_base64: Annotated[
         Base64 | UnsetType, Meta(description="The payload, if it was asked for and is not text.")
     ] = UNSET
+    repetition: Annotated[Repeats | None, Meta(description="The rhythm of a series; null: it is delivered once.")] = (
+        None
+    )
+    spread: Annotated[
+        str | None, Meta(description="The window in which it is delivered, from `due_at` on; null: none.")
+    ] = None
 
 
 class Page(Struct, kw_only=True):

@@ -118,6 +118,30 @@ def send_message(
             help="Attempt the delivery at most N times if the topic refuses the message.",
         ),
     ] = None,
+    every: Annotated[str | None, typer.Option("--every", metavar="DURATION", help="Repeat at this interval.")] = None,
+    backoff: Annotated[
+        str | None,
+        typer.Option("--backoff", metavar="'BASE FACTOR CAP'", help="Repeat at growing intervals, such as '1s 2 1h'."),
+    ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option("--cron", metavar="FIELDS", help="Repeat by 5 or 6 cron fields; needs neither --in nor --at."),
+    ] = None,
+    times: Annotated[
+        int | None, typer.Option("--times", callback=at_least(1), metavar="N", help="Repeat N times in all.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Repeat until this time.")] = None,
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="Time zone of --cron, as Europe/Lisbon.")
+    ] = None,
+    late_policy: Annotated[
+        Literal["fire-once", "fire-all", "skip"] | None,
+        typer.Option("--late-policy", metavar="POLICY", help="For missed repetitions: fire-once, fire-all or skip."),
+    ] = None,
+    spread: Annotated[
+        str | None,
+        typer.Option("--spread", metavar="DURATION", help="Deliver up to this much later, to smooth a burst."),
+    ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as a message.")] = False,
     null: Annotated[bool, typer.Option("--null", help="Send a null payload.")] = False,
     wait: Annotated[
@@ -135,14 +159,18 @@ def send_message(
       chronos send --to orders --in 90s hello
       chronos send --to orders --at 2030-01-31T09:00:00+01:00 --id reminder-17 --key 17 '{"order": 17}'
       chronos send --to orders --in 1h30m --id reminder-18 --wait 'please pay'
+      chronos send --to reports --cron '0 9 * * 1-5' --time-zone Europe/Lisbon --id daily 'report'
+      chronos send --to polls --in 1m --every 30s --times 10 --spread 5s 'poll'
       chronos send --to images --in 1h - < picture.png
       chronos send --to events --in 10m --lines < events.jsonl
     """
-    from chronos.cli.send import send
+    from chronos.cli.send import Series, send
 
     send(
         server, output, value=value, topic=to, delay=in_, at=at, id=id, key=key, headers=header or [],
         on_conflict=on_conflict, expire_at=expire_at, attempts=attempts, lines=lines, null=null, wait=wait,
+        series=Series(every=every, backoff=backoff, cron=cron, times=times, until=until, time_zone=time_zone,
+                      late_policy=late_policy, spread=spread),
     )  # fmt: skip
 
 

@@ -21,6 +21,12 @@ OPTIONS = {
     "id": "--id",
     "on_conflict": "--on-conflict",
     "expire_at": "--expire-at",
+    "repeat": "--every, --backoff or --cron",
+    "repeat_times": "--times",
+    "repeat_until": "--until",
+    "time_zone": "--time-zone",
+    "late_policy": "--late-policy",
+    "spread": "--spread",
     "value": "VALUE",
     "value_base64": "VALUE",
 }

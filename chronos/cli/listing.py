@@ -13,7 +13,7 @@ from chronos.client.requests import FilterOptions
 FIRST_PAGE = 100
 """Messages of the first page: the first lines come at once."""
 
-HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE")
+HEADINGS = ("DUE", "", "TARGET", "ID", "SIZE", "REPEATS")
 
 
 def list_(server: str, output: Format, matching: FilterOptions, limit: int) -> None:
@@ -77,9 +77,10 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     except ValueError:  # beyond the calendar
         planned = one["planned_at"]
     target = one["target"]["topic"] if one["target"] else "-"
-    return local(planned), relative(planned), target, printable(one["id"]), size(one["value_bytes"])
+    repeats = one["repetition"]["repeat"] if one.get("repetition") else ""
+    return local(planned), relative(planned), target, printable(one["id"]), size(one["value_bytes"]), repeats
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    due, wait, target, id, value = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-    return f"{due}  {wait.strip().rjust(widths[1])}  {target}  {id}  {value}".rstrip()
+    due, wait, target, id, value, repeats = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    return f"{due}  {wait.strip().rjust(widths[1])}  {target}  {id}  {value}  {repeats}".rstrip()

@@ -10,8 +10,18 @@ import typer
 
 from chronos.cli.connect import connect, given, worded
 from chronos.cli.output import Format, counted, local, note, printable, put_json, relative
-from chronos.cli.times import check_time, check_when
-from chronos.client import Bytes, Client, OnConflict, Refused, Scheduled, message, requests
+from chronos.cli.times import check_delay, check_time, check_when
+from chronos.client import (
+    Bytes,
+    Client,
+    LatePolicy,
+    OnConflict,
+    Refused,
+    Scheduled,
+    message,
+    requests,
+)
+from chronos.core.repetition import parse_repetition
 
 LINES_TOGETHER = 1_000
 """Messages of `send --lines` in one request."""
@@ -21,6 +31,50 @@ LINES_BYTES = 4_000_000
 
 WAIT_S = 5
 """How long `--wait` waits until the message is taken in, as long as `cancel` waits."""
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a repetition and of a spread, as they were given."""
+
+    every: str | None
+    backoff: str | None
+    cron: str | None
+    times: int | None
+    until: str | None
+    time_zone: str | None
+    late_policy: LatePolicy | None
+    spread: str | None
+
+    def options(self) -> dict[str, Any]:
+        """The same for `message`; typer.BadParameter names the option that is wrong."""
+        given_rhythms = {
+            f"--{word}": f"{word} {text}"
+            for word, text in (("every", self.every), ("backoff", self.backoff), ("cron", self.cron))
+            if text is not None
+        }
+        if len(given_rhythms) > 1:
+            raise typer.BadParameter(f"{' and '.join(given_rhythms)} are both given; give one of them")
+        for option, text in given_rhythms.items():
+            try:
+                parse_repetition(text)
+            except ValueError as error:
+                raise typer.BadParameter(f"{option}: {error}") from None
+        bounds = {"--times": self.times, "--until": self.until, "--late-policy": self.late_policy}
+        stray = next((option for option, value in bounds.items() if value is not None and not given_rhythms), None)
+        if stray is not None:
+            raise typer.BadParameter(f"{stray} goes with --every, --backoff or --cron")
+        if self.time_zone is not None and self.cron is None:
+            raise typer.BadParameter("--time-zone goes with --cron")
+        check_time(self.until, "--until")
+        check_delay(self.spread, "--spread")
+        return {
+            "repeat": next(iter(given_rhythms.values()), None),
+            "repeat_times": self.times,
+            "repeat_until": self.until,
+            "time_zone": self.time_zone,
+            "late_policy": self.late_policy,
+            "spread": self.spread,
+        }
 
 
 def send(
@@ -40,9 +94,12 @@ def send(
     lines: bool,
     null: bool,
     wait: bool,
+    series: Series,
 ) -> None:
     """Send, and print the id; with `wait` only once the shard has accepted the message."""
-    check_when(at, delay)
+    if series.cron is None or at is not None or delay is not None:
+        check_when(at, delay)
+    options = series.options()
     check_time(expire_at, "--expire-at")
     _check_payload(value, lines=lines, null=null)
     if lines and (id is not None or wait):
@@ -56,6 +113,7 @@ def send(
             return message(
                 topic,
                 content,
+                **options,
                 deliver_at=at,
                 delay=delay,
                 id=None if id is None else given(id),

@@ -15,11 +15,16 @@ def check_when(at: str | None, delay: str | None) -> None:
     if at is None and delay is None:
         raise typer.BadParameter("give a time: --in 90s, or --at 2030-01-31T09:00:00+01:00")
     check_time(at, "--at")
+    check_delay(delay, "--in")
+
+
+def check_delay(text: str | None, option: str) -> None:
+    """A duration; typer.BadParameter, which names the option, otherwise."""
     try:
-        if delay is not None:
-            delay_ms(delay)
+        if text is not None:
+            delay_ms(text)
     except ValueError as error:
-        raise typer.BadParameter(f"--in: {error}") from None
+        raise typer.BadParameter(f"{option}: {error}") from None
 
 
 def check_time(text: str | None, option: str) -> None:

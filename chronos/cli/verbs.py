@@ -8,7 +8,7 @@ import typer
 from chronos.cli.connect import connect, given, worded
 from chronos.cli.output import Format, complain, local, note, printable, put, put_json, relative, size, table
 from chronos.cli.times import check_when
-from chronos.client import MessageInfo, NotFound, Refused, Result, ServiceFailed, requests
+from chronos.client import MessageInfo, NotFound, Refused, Repetition, Result, ServiceFailed, requests
 
 
 def get(server: str, output: Format, id: str, *, payload: bool) -> None:
@@ -54,11 +54,25 @@ def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
         yield "payload", "null" if found.value_bytes is None else size(found.value_bytes)
         if payload and found.value_bytes is not None:
             yield "value", f"base64:{found.value_base64}" if found.value is None else printable(found.value)
-    if found.occurrence > 1:
+    if found.repetition is not None:
+        yield "repeats", _rhythm(found.repetition)
         yield "occurrence", str(found.occurrence)
+    if found.spread is not None:
+        yield "spread", found.spread
     if found.attempt > 1 and found.reason is None:
         yield "attempt", str(found.attempt)
     yield "stored", f"shard {found.shard}, offset {found.offset}"
+
+
+def _rhythm(repetition: Repetition) -> str:
+    parts = [repetition.repeat]
+    if repetition.time_zone is not None:
+        parts.append(f"in {repetition.time_zone}")
+    if repetition.times is not None:
+        parts.append(f"{repetition.times} times")
+    if repetition.until is not None:
+        parts.append(f"until {local(repetition.until)}")
+    return ", ".join([*parts, f"missed: {repetition.late_policy}"])
 
 
 def act(server: str, output: Format, verb: str, id: str, *, delay: str | None = None, at: str | None = None) -> None:

@@ -53,7 +53,7 @@ class Client:
         """Schedule `value` for delivery to `topic` at a time or after a delay; returns once the log has acknowledged it.
 
         The options are those of `message`: `deliver_at` or `delay`, and `id`, `key`, `headers`, `on_conflict`,
-        `expire_at`, `attempts`.
+        `expire_at`, `attempts`; for a series `repeat`, `repeat_times`, `repeat_until`, `time_zone`, `late_policy`; and `spread`.
 
         The shard checks later whether the id is taken. With `wait` the call returns once the shard has accepted the
         message, or after this time with `applied` false; it raises Rejected if the id is taken. If the message was sent

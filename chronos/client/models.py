@@ -13,6 +13,9 @@ OnConflict = Literal["reject", "replace", "ignore"]
 Action = Literal["schedule", "replace", "reschedule", "cancel", "fire-now"]
 """Values of the header `chronos-action`."""
 
+LatePolicy = Literal["fire-once", "fire-all", "skip"]
+"""Policy for the occurrences of a series that were missed."""
+
 MessageState = Literal["pending", "delivered", "cancelled", "expired", "dead"]
 
 ActionResult = Literal["cancelled", "rescheduled", "fired", "too_late", "unknown", "refused", "accepted"]
@@ -67,6 +70,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The partition that the key names, or that of the lane of a parked message; None if it is not known."""
 
 
+class Repetition(msgspec.Struct, frozen=True, kw_only=True):
+    """The rhythm of a series."""
+
+    repeat: str
+    """Such as `every 30s`, or `cron 0 9 * * 1-5`."""
+    times: int | None = None
+    """The number of occurrences; None: without limit."""
+    until: datetime | None = None
+    """No occurrence is due after this time."""
+    time_zone: str | None = None
+    """The time zone of a cron expression; None: UTC."""
+    late_policy: LatePolicy = "fire-once"
+
+
 class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """State, times and target of a message."""
 
@@ -108,6 +125,10 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The payload, if it was asked for and is UTF-8."""
     value_base64: str | None = None
     """The payload, if it was asked for and is not UTF-8."""
+    repetition: Repetition | None = None
+    """None if it is delivered once."""
+    spread: str | None = None
+    """The window in which it is delivered, from `due_at` on; None: there is none."""
 
 
 class TargetCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed
-from chronos.client.models import Job, JobAction, MessageInfo, OnConflict, Page, Result, Scheduled
+from chronos.client.models import Job, JobAction, LatePolicy, MessageInfo, OnConflict, Page, Result, Scheduled
 from chronos.client.times import Delay, Time, delay_ms, time_ms
 
 BACK_OFF_S = 0.1
@@ -57,6 +57,12 @@ class MessageOptions(TypedDict, total=False):
     on_conflict: OnConflict | None
     expire_at: Time | None
     attempts: int | None
+    repeat: str | None
+    repeat_times: int | None
+    repeat_until: Time | None
+    time_zone: str | None
+    late_policy: LatePolicy | None
+    spread: Delay | None
 
 
 class FilterOptions(TypedDict, total=False):
@@ -99,6 +105,12 @@ def message(
     on_conflict: OnConflict | None = None,
     expire_at: Time | None = None,
     attempts: int | None = None,
+    repeat: str | None = None,
+    repeat_times: int | None = None,
+    repeat_until: Time | None = None,
+    time_zone: str | None = None,
+    late_policy: LatePolicy | None = None,
+    spread: Delay | None = None,
 ) -> dict[str, Any]:
     """Return a message in the form of the HTTP interface, for `schedule_many`.
 
@@ -112,13 +124,21 @@ def message(
     `on_conflict`   the policy if the id is taken: `reject` (default), `replace` or `ignore`
     `expire_at`     time after which the message is not delivered
     `attempts`      delivery attempts while the target refuses the message, at most the service's `delivery.attempts_max`
+    `repeat`        makes it a series: `every 30s`, `backoff 1s 2 1h`, or `cron 0 9 * * 1-5`, which needs no time
+    `repeat_times`  the number of occurrences
+    `repeat_until`  no occurrence is due after this time
+    `time_zone`     of the cron expression: `Europe/Lisbon`; UTC if absent
+    `late_policy`   for missed occurrences: `fire-once` (default), `fire-all` or `skip`
+    `spread`        the window in which it is delivered, from its due time on
 
     Raises ValueError or TypeError for arguments that cannot be sent.
     """
     target: dict[str, Any] = {"topic": _checked("topic", topic)} | _bytes_field("key", key)
     if headers:
         target["headers"] = {_checked("header", name): _header(content) for name, content in headers.items()}
-    found: dict[str, Any] = {"target": target} | _bytes_field("value", value) | _when(deliver_at, delay)
+    found: dict[str, Any] = {"target": target} | _bytes_field("value", value)
+    if deliver_at is not None or delay is not None or not is_cron(repeat):
+        found |= _when(deliver_at, delay)
     if id is not None:
         found["id"] = id_text(id)
     if on_conflict is not None:
@@ -127,7 +147,17 @@ def message(
         found["expire_at"] = time_ms(expire_at)
     if attempts is not None:
         found["attempts"] = attempts
-    return found
+    if repeat_until is not None:
+        found["repeat_until"] = time_ms(repeat_until)
+    if spread is not None:
+        found["spread"] = delay_ms(spread)
+    rhythm = {"repeat": repeat, "repeat_times": repeat_times, "time_zone": time_zone, "late_policy": late_policy}
+    return found | {name: option for name, option in rhythm.items() if option is not None}
+
+
+def is_cron(repeat: str | None) -> bool:
+    """Return whether the series needs no time: its cron expression gives the first one."""
+    return repeat is not None and repeat.lstrip().startswith("cron")
 
 
 def conditions(

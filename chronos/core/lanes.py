@@ -29,6 +29,7 @@ from chronos.core.keys import (
 )
 from chronos.core.message import Entry, entry_id
 from chronos.core.progress import Decision, LaneCursor, Outcome
+from chronos.core.repetition import aside
 from chronos.core.step import KeyValue, Leaving, Selection, Staged, StoreView
 from chronos.core.wheel import Item, Position
 
@@ -157,14 +158,14 @@ class Lanes:
             for due_ms, offset, data in leaving.items:
                 deletes += (lane_key(lane, due_ms, offset), parked_key(due_ms, offset))
                 decision = decisions.get(offset)
-                if decision is None or decision.outcome in (Outcome.EXPIRED, Outcome.DEAD):
+                if decision is None or not (decision.next_due_ms or decision.outcome is Outcome.PARKED):
                     puts.append((entry_key(settled_ms, offset), data))
         for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
             decision = decisions.get(offset)
             if decision is None or decision.outcome is not Outcome.PARKED:
                 continue
             lane = (entry.target, decision.lane)
-            named = replace(entry, id=entry_id(entry, self._shard, offset))
+            named = replace(entry, id=entry_id(entry, self._shard, offset), options=aside(entry))
             puts.append((lane_key(lane, due_ms, offset), pack_entry(named)))
             puts.append((parked_key(due_ms, offset), pack_lane(lane)))
             change[lane] += 1

@@ -24,6 +24,12 @@ ID = "chronos-id"
 ON_CONFLICT = "chronos-on-conflict"
 EXPIRE_AT = "chronos-expire-at"
 ATTEMPTS = "chronos-attempts"
+REPEAT = "chronos-repeat"
+REPEAT_TIMES = "chronos-repeat-times"
+REPEAT_UNTIL = "chronos-repeat-until"
+TIME_ZONE = "chronos-time-zone"
+LATE_POLICY = "chronos-late-policy"
+SPREAD = "chronos-spread"
 
 DUE_AT = "chronos-due-at"
 SOURCE = "chronos-source"
@@ -36,13 +42,11 @@ REPLAYED = "chronos-replayed"
 RESOLUTION = "chronos-resolution"
 RESOLVED = "chronos-resolved"
 
-SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT, ATTEMPTS})
-"""Control headers that a `schedule` or `replace` may carry."""
+OPTIONAL = frozenset({ATTEMPTS, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY, SPREAD})
+"""Control headers of which the `Options` of an entry are made."""
 
-LATER = frozenset(
-    "chronos-" + name for name in ("repeat", "repeat-times", "repeat-until", "time-zone", "late-policy", "spread")
-)
-"""Control headers that are reserved and rejected as not supported yet."""
+SCHEDULING = frozenset({DELIVER_AT, DELAY, TARGET_TOPIC, TARGET_KEY, ACTION, ON_CONFLICT, EXPIRE_AT}) | OPTIONAL
+"""Control headers that a `schedule` or `replace` may carry."""
 
 RECEIPT = frozenset({ID, DUE_AT, SOURCE, OCCURRENCE, ATTEMPT, REASON, DETAIL, REPLAYED})
 """Headers that Chronos writes on a delivered, rejected or dead-lettered record; dropped when the record is sent again."""
@@ -69,7 +73,6 @@ class Reason(IntEnum):
     IGNORED = 16
     TOO_LATE = 17
     UNKNOWN = 18
-    NOT_SUPPORTED_YET = 19
     UNREADABLE = 21
     CREATE_TIME = 23
     BEYOND_EXPIRY = 24
@@ -142,6 +145,9 @@ class LatePolicy(IntEnum):
     SKIP = 3
 
 
+LATE_POLICIES = {b"fire-once": LatePolicy.FIRE_ONCE, b"fire-all": LatePolicy.FIRE_ALL, b"skip": LatePolicy.SKIP}
+
+
 class Repetition(Struct, frozen=True, array_like=True, gc=False):
     """The rhythm of a series. Field order is the layout: append only, with a default."""
 
@@ -189,6 +195,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     expire_at_ms: int | None = None
     """Time (epoch ms) after which the message is not delivered."""
     occurrence: int = 1
+    """The occurrence of a series, from 1 on; 0: its first time is not decided yet."""
     attempt: int = 1
     """The attempt to deliver it that comes next, from 1 on."""
     options: Options | None = None

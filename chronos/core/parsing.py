@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from chronos.core.keys import ID_BYTES_MAX, parse_generated_id, partition_of
 from chronos.core.message import (
     ACTION,
-    ATTEMPTS,
     CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
     ID,
-    LATER,
     ON_CONFLICT,
+    OPTIONAL,
     PREFIX,
     PROBE_ACTION,
     RECEIPT,
@@ -39,8 +38,10 @@ from chronos.core.message import (
     Rejection,
     Verb,
 )
-from chronos.core.rules import ATTEMPTS_MAX, Rules
-from chronos.core.timefmt import format_duration, parse_duration_ms, parse_time_ms
+from chronos.core.options import has_time, parse_options, repeats_by_cron
+from chronos.core.rules import Rules
+from chronos.core.timefmt import format_duration, parse_duration_ms
+from chronos.core.values import names, shown, text_of, time_of
 
 
 def parse(record: Record, rules: Rules) -> Command:
@@ -119,11 +120,11 @@ def _repeated(headers: Headers) -> str | None:
 def _verb(record: Record, control: Mapping[str, bytes | None]) -> Verb | Rejection:
     if ACTION not in control:
         is_tombstone = record.value is None and record.key is not None
-        return Verb.CANCEL if is_tombstone and DELIVER_AT not in control and DELAY not in control else Verb.SCHEDULE
+        return Verb.CANCEL if is_tombstone and not has_time(control) and not repeats_by_cron(control) else Verb.SCHEDULE
     raw = control[ACTION]
     verb = VERBS.get(raw or b"")
     if verb is None:
-        return Rejection(Reason.BAD_VALUE, f"{ACTION}: {_shown(raw)} is not one of {_names(VERBS)}")
+        return Rejection(Reason.BAD_VALUE, f"{ACTION}: {shown(raw)} is not one of {names(VERBS)}")
     return verb
 
 
@@ -144,25 +145,29 @@ def _message(
     topic = rules.target(target)
     if isinstance(topic, Rejection):
         return topic
-    due_ms = _due_ms(record, control, rules)
+    first_is_left = not has_time(control) and repeats_by_cron(control)
+    due_ms = record.timestamp_ms if first_is_left else _due_ms(record, control, rules)
     if isinstance(due_ms, Rejection):
         return due_ms
     expire_at_ms: int | None = None
     if EXPIRE_AT in control:
         try:
-            expire_at_ms = _time_ms(control[EXPIRE_AT], record, rules)
+            expire_at_ms = time_of(control[EXPIRE_AT], record.timestamp_ms, rules.min_time_ms)
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{EXPIRE_AT}: {error}")
         if expire_at_ms < due_ms:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{EXPIRE_AT} is before the due time")
     options: Options | None = None
-    if ATTEMPTS in control:
-        try:
-            options = Options(attempts_max=_attempts(control[ATTEMPTS], rules))
-        except ValueError as error:
-            return Rejection(Reason.BAD_VALUE, f"{ATTEMPTS}: {error}")
-    key, timestamp_ms = control.get(TARGET_KEY), record.timestamp_ms
-    entry = Entry(record.key, due_ms, topic, key, headers, record.value, timestamp_ms, expire_at_ms, options=options)
+    if not control.keys().isdisjoint(OPTIONAL):
+        parsed = parse_options(record, control, due_ms, expire_at_ms, rules)
+        if isinstance(parsed, Rejection):
+            return parsed
+        options = parsed
+    # The first time of a cron series is decided by a master, like all others: until then it is at its own timestamp.
+    entry = Entry(
+        record.key, due_ms, topic, control.get(TARGET_KEY), headers, record.value, record.timestamp_ms, expire_at_ms,
+        occurrence=0 if first_is_left else 1, options=options,
+    )  # fmt: skip
     if verb is Verb.REPLAY:
         return _replay(entry, record, control, rules)
     if record.key is None:
@@ -189,7 +194,7 @@ def _with_id(entry: Entry, key: bytes, control: Mapping[str, bytes | None], verb
     policy = CONFLICT_POLICIES.get(control[ON_CONFLICT] or b"")
     if policy is None:
         return Rejection(
-            Reason.BAD_VALUE, f"{ON_CONFLICT}: {_shown(control[ON_CONFLICT])} is not one of {_names(CONFLICT_POLICIES)}"
+            Reason.BAD_VALUE, f"{ON_CONFLICT}: {shown(control[ON_CONFLICT])} is not one of {names(CONFLICT_POLICIES)}"
         )
     return entry if policy is OnConflict.REJECT else ConditionalSchedule(entry, verb, policy)
 
@@ -242,11 +247,9 @@ def _misfit(control: Mapping[str, bytes | None], allowed: frozenset[str]) -> Rej
     for name in control:
         if name in allowed or name in RECEIPT:
             continue
-        if name in LATER:
-            return Rejection(Reason.NOT_SUPPORTED_YET, f"{name} is not supported yet")
         if name in SCHEDULING:
             return Rejection(
-                Reason.CONTRADICTORY_HEADERS, f"{name} does not go with {_shown(control.get(ACTION, b'cancel'))}"
+                Reason.CONTRADICTORY_HEADERS, f"{name} does not go with {shown(control.get(ACTION, b'cancel'))}"
             )
         return Rejection(Reason.UNKNOWN_HEADER, f"{name[:80]} is not a header of Chronos")
     return None
@@ -256,14 +259,14 @@ def _due_ms(record: Record, control: Mapping[str, bytes | None], rules: Rules) -
     at = control.get(DELIVER_AT)
     if at is not None and DELAY not in control:
         try:
-            due_ms = _time_ms(at, record, rules)
+            due_ms = time_of(at, record.timestamp_ms, rules.min_time_ms)
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{DELIVER_AT}: {error}")
     elif DELAY in control:
         if DELIVER_AT in control:
             return Rejection(Reason.CONTRADICTORY_HEADERS, f"{DELIVER_AT} and {DELAY} are both given")
         try:
-            due_ms = record.timestamp_ms + parse_duration_ms(_text(control[DELAY]))
+            due_ms = record.timestamp_ms + parse_duration_ms(text_of(control[DELAY]))
         except ValueError as error:
             return Rejection(Reason.BAD_VALUE, f"{DELAY}: {error}")
     elif DELIVER_AT in control:
@@ -295,40 +298,3 @@ def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None
             " the producer's partitioner differs (librdkafka: partitioner=murmur2_random)",
         )
     return None
-
-
-def _time_ms(raw: bytes | None, record: Record, rules: Rules) -> int:
-    """Return epoch ms. Raises ValueError, with a text for users."""
-    text = _text(raw)
-    time_ms = parse_time_ms(text)
-    if time_ms < rules.min_time_ms <= record.timestamp_ms and text.isdigit():
-        raise ValueError(f"{text} looks like seconds; a number is taken as epoch milliseconds")
-    return time_ms
-
-
-def _attempts(raw: bytes | None, rules: Rules) -> int:
-    """Return a number of attempts. Raises ValueError, with a text for users."""
-    text = _text(raw)
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= ATTEMPTS_MAX):
-        raise ValueError(f"{_shown(raw)} is not a number from 1 to {ATTEMPTS_MAX}")
-    if int(text) > rules.attempts_max:
-        raise ValueError(f"{text} is more than {rules.attempts_max}, the limit set by delivery.attempts_max")
-    return int(text)
-
-
-def _text(raw: bytes | None) -> str:
-    """Return the text of a control header. Raises ValueError, with a text for users, unless it is UTF-8."""
-    if raw is None:
-        raise ValueError("null is not a value")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{_shown(raw)} is not UTF-8") from None
-
-
-def _shown(raw: bytes | None) -> str:
-    return "null" if raw is None else repr(raw[:80].decode("utf-8", "backslashreplace"))
-
-
-def _names(table: Mapping[bytes, object]) -> str:
-    return ", ".join(name.decode() for name in table)

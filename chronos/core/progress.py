@@ -30,10 +30,6 @@ class Outcome(IntEnum):
     PARKED = 8
 
 
-RESCHEDULING = frozenset({Outcome.AGAIN, Outcome.RETRY, Outcome.DEFERRED, Outcome.SKIPPED})
-"""Outcomes after which a message is still pending, at another time. (`PARKED` leaves its time as it is.)"""
-
-
 class Decision(Struct, frozen=True, array_like=True, gc=False):
     """The outcome of a selected message that is not a plain, final delivery. Field order is the layout."""
 
@@ -44,9 +40,12 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
     reason: int = 0
     """The `Reason` of the outcome; 0: none."""
     next_due_ms: int = 0
-    """The next due time (epoch ms) of a message that is rescheduled; otherwise 0."""
+    """The next due time (epoch ms) of a message that stays pending: it was retried, deferred or repeated, or an occurrence of
+    its series was skipped, expired or dead-lettered; otherwise 0. A parked message keeps its time."""
     occurrence: int = 1
+    """That of the message from now on."""
     attempt: int = 1
+    """The attempt that comes next; of a dead-lettered or expired message, the last one."""
     lane: int = 0
     """The partition of the target whose lane a `PARKED` message enters; `keys.WHOLE_TOPIC`, `UNCREATED` or `LIMITED`."""
     detail: int = 0
@@ -105,12 +104,16 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         return dict(self.refused)
 
 
+NO_OUTCOMES = (0,) * (len(Outcome) - 1)
+
+
 def count_outcomes(selected: int, decisions: Sequence[Decision]) -> tuple[int, ...]:
     """Return `Progress.counts`: all of `selected` messages were delivered, except those in `decisions`."""
-    counts = [0] * len(Outcome)
-    counts[0] = selected - len(decisions)
-    for decision in decisions:
-        counts[decision.outcome - 1] += 1
+    if not decisions:
+        return (selected, *NO_OUTCOMES)
+    outcomes = [decision.outcome for decision in decisions]
+    counts = [outcomes.count(outcome) for outcome in Outcome]
+    counts[0] += selected - len(decisions)
     return tuple(counts)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
+from chronos.core.repetition import NextCron
 from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
@@ -36,7 +37,9 @@ class Rules:
         refuse_wrong_shard: bool = False,
         min_time_ms: int = EARLIEST_PLAUSIBLE_MS,
         attempts_max: int = ATTEMPTS_MAX,
+        next_cron: NextCron | None = None,
     ) -> None:
+        """`next_cron`: checks cron expressions; None: they are not checked."""
         assert 0 <= shard < shards
         self.shard = shard
         self.shards = shards
@@ -48,6 +51,7 @@ class Rules:
         self.refuse_wrong_shard = refuse_wrong_shard
         self.min_time_ms = min_time_ms
         self.attempts_max = attempts_max
+        self.next_cron = next_cron
         self.topics_seen: dict[bytes, str] = {}
         """Raw header value -> topic, for targets that were accepted before; at most TARGETS_SEEN_MAX."""
 

@@ -15,8 +15,6 @@ logs only). It reads the store through `StoreView` and never writes.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
 from chronos.core.codec import (
     DEAD,
     DELIVERED,
@@ -47,7 +45,8 @@ from chronos.core.keys import (
 from chronos.core.lanes import Lanes
 from chronos.core.message import Action, Entry, Record, Rejection, entry_id
 from chronos.core.parsing import parse
-from chronos.core.progress import RESCHEDULING, Decision, LaneCursor, Outcome, Progress, count_outcomes
+from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, count_outcomes
+from chronos.core.repetition import carried
 from chronos.core.rules import Rules
 from chronos.core.staging import stage, stage_unreadable
 from chronos.core.step import (
@@ -118,7 +117,10 @@ class Shard:
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
         commands = [parse(record, rules) for record in records]
-        places = [(command.due_ms, pack_entry(command)) if type(command) is Entry else None for command in commands]
+        places = [
+            (command.due_ms, pack_entry(command)) if type(command) is Entry and command.options is None else None
+            for command in commands
+        ]
         named_ids = {
             command.id for command in commands if not isinstance(command, Rejection) and command.id is not None
         }
@@ -343,15 +345,17 @@ class Shard:
 
     def _compare(self, staged: Staged, selection: Selection, progress: Progress, offset: int) -> None:
         """Raise LogMismatch, before anything is written, unless this replica finds exactly what the master recorded."""
-        decided = {(decision.due_ms, decision.offset) for decision in progress.decisions}
-        unselected = decided.difference(item[:2] for item in selection.items) if decided else decided
+        unselected = 0
+        if progress.decisions:
+            selected = {offset: due_ms for due_ms, offset, _ in selection.items}
+            unselected = sum([selected.get(decision.offset) != decision.due_ms for decision in progress.decisions])
         for subject, recorded, found in (
             ("settled messages", progress.selected, len(selection.items)),
             ("their outcomes", _all_counts(progress.counts), count_outcomes(len(selection.items), progress.decisions)),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
             ("refused records", len(progress.refused), len(staged.refused)),
             ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
-            ("decisions about messages that were not selected", 0, len(unselected)),
+            ("decisions about messages that were not selected", 0, unselected),
         ):
             if recorded != found:
                 raise LogMismatch(
@@ -392,16 +396,9 @@ class Shard:
                 parked.add(offset)
                 decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure)
                 continue
-            if decision.outcome in RESCHEDULING:
-                next_ms = placed_ms(decision.next_due_ms, 0, cursor[0])
-                repeated = decision.outcome in (Outcome.AGAIN, Outcome.SKIPPED)
-                next_entry = replace(
-                    entry,
-                    id=message_id,
-                    due_ms=decision.next_due_ms if repeated else entry.due_ms,
-                    occurrence=decision.occurrence,
-                    attempt=decision.attempt,
-                )
+            if decision.next_due_ms:
+                next_ms, next_entry = carried(entry, decision, message_id, self.rules.shard)
+                next_ms = placed_ms(next_ms, 0, cursor[0])
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
                 decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure)
             else:
@@ -467,7 +464,7 @@ def _settled_ms(cursor: Position) -> int:
 
 def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
     outcomes = [decision.outcome for decision in decisions]
-    rescheduled = sum(outcome in RESCHEDULING for outcome in outcomes)
+    rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
     # `again` reschedules the series, but this occurrence was delivered.
     again = outcomes.count(Outcome.AGAIN)
     return Totals(

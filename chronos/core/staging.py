@@ -25,6 +25,7 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
+from chronos.core.repetition import moved, shift_ms
 from chronos.core.rules import Rules
 from chronos.core.step import Parsed, Staged, StoreView, placed_ms
 from chronos.errors import LogMismatch
@@ -165,9 +166,12 @@ class _Staging:
         return IdState(PENDING, due_ms, offset)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
-        """Execute a `schedule`, `replace` or `replay` with an id."""
+        """Execute a `schedule`, `replace` or `replay`; most of those without an id are placed by `run`."""
         message_id = command.entry.id
-        assert message_id is not None
+        if message_id is None:
+            self._place(command.entry, record.offset, record.timestamp_ms)
+            self.staged.accepted += 1
+            return None
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
         if id_state is None and command.verb is Verb.REPLAY:
             id_state = self._id_state(message_id) or self._look_up_generated_ids(frozenset({message_id})).get(
@@ -223,9 +227,6 @@ class _Staging:
 
     def _move(self, id_state: IdState, record: Record, action: Action) -> Rejection | None:
         """Execute a `reschedule` or `fire-now`: the same message at another time."""
-        if action.verb is Verb.FIRE_NOW and id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1):
-            self.staged.changed += 1
-            return None
         place = self.staged.placed.get(id_state.offset)
         if place is None:
             (data,) = self.view.get([self._stored_key(id_state)])
@@ -233,7 +234,13 @@ class _Staging:
         else:
             data = place[1]
         entry = unpack_entry(data)
-        if self.replayed is None and _is_beyond_expiry(action, entry):
+        is_fired = action.due_ms is None
+        is_next = id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1)
+        if is_fired and is_next and entry.occurrence:
+            self.staged.changed += 1
+            return None
+        shift = 0 if is_fired else shift_ms(entry, self.rules.shard, id_state.offset)
+        if self.replayed is None and _is_beyond_expiry(action, entry, shift):
             return Rejection(
                 Reason.BEYOND_EXPIRY, f"the new time is after the message's {EXPIRE_AT}, {entry.expire_at_ms}"
             )
@@ -241,14 +248,16 @@ class _Staging:
         due_ms = record.timestamp_ms if action.due_ms is None else action.due_ms
         self.staged.changed += 1
         self._remove(id_state)
-        moved = replace(entry, id=message_id, due_ms=due_ms)
-        place_ms = self._place(moved, id_state.offset, record.timestamp_ms)
+        place_ms = self._place(
+            moved(entry, message_id, due_ms), id_state.offset, record.timestamp_ms, spreads=not is_fired
+        )
         self.staged.id_states[message_id] = replace(id_state, due_ms=place_ms)
         return None
 
-    def _place(self, entry: Entry, offset: int, timestamp_ms: int) -> int:
+    def _place(self, entry: Entry, offset: int, timestamp_ms: int, *, spreads: bool = True) -> int:
         """Stage an entry by the placement rule; one that leaves the position in its generated id carries that id."""
-        place_ms = placed_ms(entry.due_ms, timestamp_ms, self.state.cursor_due_ms)
+        shift = shift_ms(entry, self.rules.shard, offset) if spreads else 0
+        place_ms = placed_ms(entry.due_ms + shift, timestamp_ms, self.state.cursor_due_ms)
         if entry.id is None and place_ms != entry.due_ms:
             entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
             self.staged.id_states[entry.id] = IdState(PENDING, place_ms, offset)  # type: ignore[index]
@@ -281,6 +290,6 @@ def _replayed(entry: Entry) -> bytes | None:
     return dict(entry.headers).get(REPLAYED)
 
 
-def _is_beyond_expiry(action: Action, entry: Entry) -> bool:
-    """Return whether a `reschedule` names a time at which the message would only expire."""
-    return action.due_ms is not None and entry.expire_at_ms is not None and action.due_ms > entry.expire_at_ms
+def _is_beyond_expiry(action: Action, entry: Entry, shift: int) -> bool:
+    """Return whether a `reschedule` names a time at which the message, later by `shift` (ms), would only expire."""
+    return action.due_ms is not None and entry.expire_at_ms is not None and action.due_ms + shift > entry.expire_at_ms

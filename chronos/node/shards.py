@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from chronos.config import Config
+from chronos.core.cron import next_cron
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
@@ -56,6 +57,7 @@ def make_shard(
         deduplication_ms=config.retention.deduplication,
         refuse_wrong_shard=topics.partitioner == "murmur2",
         attempts_max=delivery.attempts_max,
+        next_cron=next_cron,
     )
 
     rate_limits = RateLimits(configured_rates(config)) if limits is None else limits

@@ -35,6 +35,7 @@ from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, UNBOUN
 from chronos.workers.partitions import TURN_MESSAGES, Partitions, Turn
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
+from chronos.workers.series import turn_of
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
@@ -61,6 +62,8 @@ class PlannedTransaction(Struct, kw_only=True):
     """Target -> messages selected for it."""
     undelivered: Counter[str] = field(default_factory=Counter)
     """Target -> those of them with a decision."""
+    next_ms: dict[int, int] = field(default_factory=dict)
+    """Source offset -> due time (epoch ms) of the next occurrence, for messages of a series; 0: there is none."""
     dead_letters: int = 0
     """Number of dead letters among the messages."""
     dead: LetterCounts = field(default_factory=LetterCounts)
@@ -192,9 +195,10 @@ class Pusher:
                 occupied=before,
                 left_lane=left_lane,
             )
-            plan.undelivered[entry.target] += len(plan.decisions) - decided
+            made = plan.decisions[decided:]
+            plan.undelivered[entry.target] += sum(decision.outcome is not Outcome.AGAIN for decision in made)
 
-        self._write(plan, selection, limits, poison_offset, decide)
+        self._write(plan, selection, limits, poison_offset, decide, now_ms)
         return plan
 
     def refusal(self, topic: str, now_ms: int) -> Refusal | None:
@@ -230,7 +234,7 @@ class Pusher:
             return  # the step will select fewer messages
         limits = self._fast_path_limits(self.targets.known(topics), refusals, lanes)
         plan = self._empty_plan(now_ms)
-        if self._write(plan, selection, limits, poison_offset, None):
+        if self._write(plan, selection, limits, poison_offset, None, 0):
             look_ahead.keep_transaction(selection, limits, poison_offset, plan)
 
     def _write(
@@ -240,6 +244,7 @@ class Pusher:
         limits: Mapping[str, int],
         poison_offset: int | None,
         decide: Callable[[int, int, Entry], None] | None,
+        now_ms: int,
     ) -> bool:
         """Add the messages that need no decision; call `decide` for all others; without `decide`, return False at the first of them."""
         # With many targets a turn is longer: each partition more in a transaction costs the brokers time.
@@ -259,6 +264,8 @@ class Pusher:
                 turn=plan.turn,
                 messages=plan.messages,
                 due_ms=plan.due_ms,
+                now_ms=now_ms,
+                decisions=plan.decisions,
             ):
                 return False
         return True
@@ -312,6 +319,8 @@ class Pusher:
         """
         info = target.info
         has_token = left_lane is not None or plan.allowed.get(entry.target, 1) > 0
+        if entry.options is not None and self._turn(plan, due_ms, offset, entry, now_ms):
+            return
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
         elif not self._rules.allows(entry.target):
@@ -367,6 +376,18 @@ class Pusher:
                 self._spend(plan, entry.target)
                 plan.messages.append((entry.target, entry.key, entry.value, headers, partition))
                 plan.due_ms.append(due_ms)
+                if next_ms := plan.next_ms.get(offset, 0):
+                    plan.decisions.append(Decision(due_ms, offset, Outcome.AGAIN, 0, next_ms, entry.occurrence + 1, 1))
+
+    def _turn(self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, now_ms: int) -> bool:
+        """Note when the next occurrence of a series is due; return whether this one is not to be delivered, and decided."""
+        turn = turn_of(entry, due_ms, offset, self._rules.shard, now_ms)
+        plan.next_ms[offset] = turn.next_ms
+        if turn.skipped is not None:
+            plan.decisions.append(turn.skipped)
+        elif turn.ended is not None:
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, *turn.ended)
+        return turn.skipped is not None or turn.ended is not None
 
     def _spend(self, plan: PlannedTransaction, topic: str) -> None:
         """Take one message of the rate of the target, if it has one."""
@@ -476,8 +497,11 @@ class Pusher:
         plan.dead.add(reason, entry.target, entry_id(entry, self._rules.shard, offset))
         outcome = Outcome.EXPIRED if reason is Reason.EXPIRED else Outcome.DEAD
         number = detail_number(plan.details, detail)
+        next_ms = plan.next_ms.get(offset, 0)
+        # A series goes on without this occurrence.
+        occurrence = entry.occurrence + 1 if next_ms else entry.occurrence
         plan.decisions.append(
-            Decision(due_ms, offset, outcome, reason, 0, entry.occurrence, entry.attempt, detail=number)
+            Decision(due_ms, offset, outcome, reason, next_ms, occurrence, entry.attempt, detail=number)
         )
         plan.messages.append(letter)
 

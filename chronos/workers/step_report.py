@@ -10,6 +10,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from chronos.core.progress import Outcome
 from chronos.core.step import Selection, Staged
 from chronos.workers.letter_counts import LetterCounts, count_rejected
 from chronos.workers.push import PlannedTransaction
@@ -81,7 +82,7 @@ def _late(
             return {}
         if times_ms[-1] < until_ms:
             return delivered
-    decided = {decision.offset for decision in plan.decisions}
+    decided = {decision.offset for decision in plan.decisions if decision.outcome is not Outcome.AGAIN}
     return Counter(
         entry.target
         for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True)

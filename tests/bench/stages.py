@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from chronos.core.codec import FRESH
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Record
-from chronos.core.progress import Progress, count_outcomes
+from chronos.core.progress import Decision, Progress, count_outcomes, pack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
@@ -63,16 +63,31 @@ def _records(batch: int, *, keyed: bool) -> list[Record]:
     return records
 
 
-def _progress(shard: Shard, staged: Staged, selection: Selection) -> Progress:
+def _progress(shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision] = ()) -> Progress:
     return Progress(
         role_epoch=1, log_epoch=1, cluster="shop",
                                    node="bench", instance="bench", pull_offset=staged.pull_offset,
-        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), ()),
+        cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), decisions),
+        decisions=tuple(decisions),
     )  # fmt: skip
 
 
-def _step(watch: _Stopwatch, shard: Shard, store: RocksStore, staged: Staged, selection: Selection, way: str) -> None:
-    progress = _progress(shard, staged, selection)
+def _recorded(shard: Shard, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Progress:
+    progress = _progress(shard, staged, selection, decisions)
+    pack_progress(progress)
+    return progress
+
+
+def _step(
+    watch: _Stopwatch,
+    shard: Shard,
+    store: RocksStore,
+    staged: Staged,
+    selection: Selection,
+    way: str,
+    decisions: Sequence[Decision] = (),
+) -> None:
+    progress = watch.time(f"{way}: progress record", lambda: _recorded(shard, staged, selection, decisions))
     offset = shard.state.applied
     changes = watch.time(
         f"{way}: apply", lambda: shard.apply(staged, selection, progress, offset=offset, timestamp_ms=NOW_MS)
@@ -96,11 +111,47 @@ def _flow(watch: _Stopwatch, directory: Path, *, keyed: bool) -> None:
     store.close()
 
 
-def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> None:
-    pusher = Pusher(
+def _pusher(rules: Rules) -> Pusher:
+    return Pusher(
         _Topics(), rules, delay_topic="chronos.delay", rejected_topic="r", dead_letter_topic="d", create_topics=False,  # type: ignore[arg-type]
         attempts_max=5, retry_base_ms=1_000, retry_cap_ms=60_000,
     )  # fmt: skip
+
+
+def _series(watch: _Stopwatch, directory: Path) -> None:
+    """10,000 series of 1 s, each step with half of them; the first occurrences are not measured."""
+    rules = Rules(shard=0, shards=4)
+    store = RocksStore(directory)
+    shard = Shard(rules=rules, state=FRESH, view=store)
+    for batch in range(2):
+        records = [
+            Record(
+                record.offset, record.timestamp_ms, None, record.value,
+                [*load.headers(NOW_MS + record.offset % BATCH // 10 + 500 * batch, "orders").items(), ("chronos-repeat", b"every 1s")],  # type: ignore[list-item]
+            )
+            for record in _records(batch, keyed=False)
+        ]  # fmt: skip
+        _step(_Stopwatch(), shard, store, shard.stage(records), nothing_selected(shard.state.cursor, complete=True), "")
+    pusher = _pusher(rules)
+    for turn in range(-4, BATCHES):
+        now_ms = NOW_MS + 500 * (turn + 5) - 1
+        used = watch if turn >= 0 else _Stopwatch()
+        used.time("series: read ahead", lambda: shard.read_ahead(now_ms + 500, 2 * BATCH))  # noqa: B023
+        staged = shard.stage([])
+        selection = used.time("series: select and unpack", lambda: shard.select(staged, now_ms, BATCH, 8_000_000))  # noqa: B023
+        assert len(selection.items) == BATCH
+        ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
+        plan = used.time(
+            "series: plan",
+            lambda: pusher.plan(selection, (), now_ms, poison_offset=None, refusals=Refusals(), look_ahead=ahead),  # noqa: B023
+        )
+        assert len(plan.messages) == len(plan.decisions) == BATCH
+        _step(used, shard, store, staged, selection, "series", plan.decisions)
+    store.close()
+
+
+def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> None:
+    pusher = _pusher(rules)
     until_ms = NOW_MS + 3_600_000
     store.flush()
     while shard.state.pending:
@@ -140,6 +191,7 @@ def measure() -> dict[str, float]:
     try:
         _flow(watch, directory / "plain", keyed=False)
         _flow(watch, directory / "keyed", keyed=True)
+        _series(watch, directory / "series")
         _wheel(watch)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

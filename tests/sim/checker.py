@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from chronos.core.message import Reason, Record
 from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.repetition import spread_shift_ms
 from chronos.workers.letters import REFUSED_PAUSE_MS
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, TRANSACTION_MS, Brokers, Partition, Transaction
 from tests.sim.expectations import Expectation
@@ -42,6 +43,7 @@ class Ended(Struct, frozen=True):
     step: int
     """Index of the step in its shard."""
     due_ms: int
+    occurrence: int = 1
 
 
 class RateBound(Struct):
@@ -72,6 +74,12 @@ class Checker:
         """Law 6 holds for every record in the log, not only for those that could be read."""
         self.steps: dict[int, list[Committed]] = defaultdict(list)
         self.ended: dict[tuple[int, int], Ended] = {}
+        self.occurrences: dict[tuple[int, int], list[Ended]] = defaultdict(list)
+        """How each occurrence of a series was settled."""
+        self.goes_on: dict[int, int] = {}
+        """Source offset -> next due time of each message that stays pending after the step that is being checked."""
+        self.next_ms: dict[tuple[int, int], int] = {}
+        """(shard, offset) -> the last next due time that was decided for a message."""
         self.rejected: dict[tuple[int, int], int] = {}
         """(shard, offset) of each record in the rejected topic -> index of the step."""
         self.refused: dict[tuple[int, int], int] = {}
@@ -114,6 +122,10 @@ class Checker:
         self._check_order(shard, progress)
         steps = self.steps[shard]
         steps.append(Committed(self.world.now_ms, offset, progress))
+        self.goes_on = {
+            decision.offset: decision.next_due_ms for decision in progress.decisions if decision.next_due_ms
+        }
+        self.next_ms.update({(shard, offset): next_ms for offset, next_ms in self.goes_on.items()})
         self._record_refusals(shard, progress, written.pop(REJECTED, []))
         for record in written.pop(DEAD_LETTER, []):
             self._record_dead(shard, record, progress)
@@ -192,15 +204,22 @@ class Checker:
         expected = self.expected[source]
         if record.value != expected.value:
             raise broken("1", f"{source} is {how} with another payload")
-        due_ms = int(dict(record.headers or ())["chronos-due-at"] or b"0")
-        self.ended[source] = Ended(how, len(self.steps[source[0]]) - 1, due_ms)
+        headers = dict(record.headers or ())
+        number = int(headers.get("chronos-occurrence") or b"1")
+        end = Ended(how, len(self.steps[source[0]]) - 1, int(headers["chronos-due-at"] or b"0"), number)
+        before = self.occurrences[source]
+        if number <= (before[-1].occurrence if before else 0) or number > expected.times:
+            raise broken("3", f"{source} is {how} as occurrence {number} of {expected.times}, after {before[-1:]}")
+        before.append(end)
+        if source[1] not in self.goes_on:
+            self.ended[source] = end
         return expected
 
     def _record_delivery(self, shard: int, topic: str, record: Record, progress: Progress) -> None:
         """Laws 2, 3 and 6."""
         source = self._source(shard, record)
         expected = self._record_end(source, "delivered", record)
-        due_ms = self.ended[source].due_ms
+        due_ms = self.occurrences[source][-1].due_ms
         self.deliveries += 1
         if topic in self.rates:
             self._check_rate(topic, self.rates[topic])
@@ -244,7 +263,9 @@ class Checker:
             raise broken("1", f"the dead letter of {source} says {told}, its decision {found}")
         expected = self._record_end(source, reason, record)
         if reason == "expired":
-            justified = expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
+            justified = expected.late_policy == "skip" or (
+                expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
+            )
         elif reason == "no-key":
             justified = expected.key is None and expected.target in self.brokers.compacted
         elif reason == "refused-by-broker":
@@ -254,7 +275,7 @@ class Checker:
             justified = expected.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
         if not justified:
             raise broken("8", f"{source} was dead-lettered: {reason}")
-        if self.world.now_ms < self.ended[source].due_ms - EARLY_MS:
+        if self.world.now_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
 
     def moved_ms(self, shard: int, instance: str) -> int:
@@ -293,6 +314,7 @@ class Checker:
         holders: dict[bytes, int] = {}
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
+        moved: set[tuple[int, int]] = set()
         for record in records:
             offset = record.offset
             source = (shard, offset)
@@ -326,12 +348,13 @@ class Checker:
                     raise broken("6", f"{source} ({expected.verb}) was accepted though nothing was pending")
                 assert holder is not None
                 if expected.verb == "cancel":
-                    self._end_by(shard, holder, "cancelled", offset)
+                    self._end_by(shard, holder, "cancelled", offset, step)
                     del pending[holder]
                 elif expected.verb == "reschedule":
                     if is_beyond:
                         raise broken("1", f"{source} was accepted though the message expires before the new time")
                     pending[holder] = expected.due_ms
+                    moved.add((holder, expected.due_ms))
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
                     fired |= {(holder, record.timestamp_ms), (holder, pending[holder])}
@@ -339,18 +362,24 @@ class Checker:
                 continue
             if alive:
                 assert holder is not None
-                self._end_by(shard, holder, "replaced", offset)
+                self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
             elif expected.verb == "schedule" and expected.policy != "replace":
                 self._check_duplicate(shard, record, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
-            end = self.ended.get((shard, offset))
+            source = (shard, offset)
+            end, expected = self.ended.get(source), self.expected[source]
+            if expected.every_ms or expected.spread_ms:
+                self._check_times(source, expected, {due_ms for at, due_ms in fired if at == offset}, moved)
             if end is not None:
-                if end.due_ms != pending[offset] and (offset, end.due_ms) not in fired:
-                    raise broken("6", f"{(shard, offset)} ended with another due time than the last one asked for")
+                other = end.due_ms != pending[offset] and not expected.every_ms
+                if other and (offset, end.due_ms) not in fired:
+                    raise broken("6", f"{source} ended with another due time than the last one asked for")
                 del pending[offset]
+            elif expected.every_ms:
+                pending[offset] = max(pending[offset], self.next_ms.get(source, 0))
         accepted = {record.offset for record in records} - {at for on, at in self.refused if on == shard}
         for on, offset in self.ended:
             if on == shard and offset not in accepted:
@@ -374,8 +403,23 @@ class Checker:
 
         return partial(bisect_right, pulls)
 
-    def _end_by(self, shard: int, holder: int, how: str, by: int) -> None:
-        end = self.ended.get((shard, holder))
+    def _check_times(
+        self, source: tuple[int, int], expected: Expectation, fired: set[int], moved: set[tuple[int, int]]
+    ) -> None:
+        """Each occurrence has its time in the rhythm, or the one an action gave it, and none is earlier than its spread."""
+        shift_ms = spread_shift_ms(*source, expected.spread_ms)
+        for end in self.occurrences[source]:
+            in_rhythm = end.due_ms == expected.due_ms or (
+                expected.every_ms and (end.due_ms - expected.due_ms) % expected.every_ms == 0
+            )
+            if not in_rhythm and end.due_ms not in fired and (source[1], end.due_ms) not in moved:
+                raise broken("6", f"{source} has an occurrence at {end.due_ms}, which nobody asked for")
+            early_ms = end.due_ms + shift_ms - self.steps[source[0]][end.step].at_ms
+            if early_ms > EARLY_MS and end.due_ms not in fired:
+                raise broken("2", f"{source} is {end.how} {early_ms} ms before its spread time")
+
+    def _end_by(self, shard: int, holder: int, how: str, by: int, step: int) -> None:
+        end = next((end for end in self.occurrences[shard, holder] if end.step >= step), None)
         if end is not None:
             raise broken("6", f"{(shard, holder)} was {how} by offset {by}, and {end.how} after that")
 

@@ -21,3 +21,9 @@ class Expectation(Struct, kw_only=True):
     """The record must be refused regardless of the shard's state."""
     unreadable: bool = False
     """The record is in a batch that no reader can decompress: its range must be refused as a whole."""
+    every_ms: int = 0
+    """Interval of a series; 0: the message is delivered once."""
+    times: int = 1
+    """Occurrences of a series."""
+    late_policy: str = ""
+    spread_ms: int = 0

@@ -40,7 +40,7 @@ Change = tuple[type, str, str, str]
 
 FAULTS: dict[str, list[Change]] = {
     "a retry or deferral is forgotten on apply": [
-        (Shard, "_settle", "if decision.outcome in RESCHEDULING:", "if decision.outcome in RESCHEDULING:\n    continue\nif 0:"),
+        (Shard, "_settle", "if decision.next_due_ms:", "if decision.next_due_ms:\n    continue\nif 0:"),
     ],
     "a step is applied before its commit": [
         (
@@ -67,7 +67,7 @@ FAULTS: dict[str, list[Change]] = {
         (
             _Staging,
             "_place",
-            "placed_ms(entry.due_ms, timestamp_ms, self.state.cursor_due_ms)",
+            "placed_ms(entry.due_ms + shift, timestamp_ms, self.state.cursor_due_ms)",
             "max(entry.due_ms, timestamp_ms)",
         ),
     ],
@@ -151,7 +151,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_end", "if not self._limits.wait_for_transactions:", "if True:"),
     ],
     "a message is moved beyond its expiry": [
-        (_Staging, "_move", "if self.replayed is None and _is_beyond_expiry(action, entry):", "if False:"),
+        (_Staging, "_move", "if self.replayed is None and _is_beyond_expiry(action, entry, shift):", "if False:"),
     ],
     "a follower runs ahead of the progress record": [
         (Follower, "_delay_to", "if record.offset >= pull_offset", "if record.offset > pull_offset"),
@@ -245,6 +245,15 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a message is parked again in the lane of a limited target": [
         (Pusher, "plan", "before = unlimited", "before = unlimited if left_lane is None else lanes"),
+    ],
+    "the next occurrence of a series is counted from a time of its own": [
+        (Pusher, "_turn", "plan.next_ms[offset] = turn.next_ms", "plan.next_ms[offset] = turn.next_ms and turn.next_ms + 1"),
+    ],
+    "the occurrences of a series are not counted": [
+        (Pusher, "_decide", "entry.occurrence + 1, 1)", "entry.occurrence, 1)"),
+    ],
+    "a message with a spread is placed at its due time": [
+        (_Staging, "_place", "entry.due_ms + shift", "entry.due_ms"),
     ],
     "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),

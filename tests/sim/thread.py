@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chronos.core.cron import next_cron
 from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
@@ -48,6 +49,7 @@ class ReplicaThread:
             deny=("forbidden",),
             max_delay_ms=settings.max_delay_ms,
             deduplication_ms=settings.deduplication_ms,
+            next_cron=next_cron,
         )
         self.replica = Replica(
             log_port=self.log,

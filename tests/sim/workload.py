@@ -34,6 +34,8 @@ class Producers:
         self.share_flawed = draw.choice([0.0, 0.0, 0.15])
         self.share_poison = draw.choice([0.0, 0.0, 0.1])
         self.share_expiring = draw.choice([0.0, 0.0, 0.2])
+        self.share_series = draw.choice([0.0, 0.0, 0.1, 0.3])
+        self.share_spread = draw.choice([0.0, 0.0, 0.3])
         self.share_far = draw.choice([0.0, 0.1])
         self.share_transactions = draw.choice([0.0, 0.0, 0.3])
         self.spread_ms = draw.choice([50, 2_000, 15_000])
@@ -118,11 +120,22 @@ class Producers:
             headers.append(("chronos-expire-at", b"%d" % expire_at_ms))
         if value is None and keyed:
             value = b"null"
+        every_ms, times, late_policy, spread_ms = 0, 1, "", 0
+        if expire_at_ms is None and chance(self.share_series):
+            every_ms, times = draw.choice([100, 700, 20_000]), draw.randint(1, 5)
+            late_policy = draw.choice(["", "fire-once", "fire-all", "skip"])
+            headers += [("chronos-repeat", b"every %d" % every_ms), ("chronos-repeat-times", b"%d" % times)]
+            if late_policy:
+                headers.append(("chronos-late-policy", late_policy.encode()))
+        if expire_at_ms is None and chance(self.share_spread):
+            spread_ms = draw.choice([1, 500, 5_000])
+            headers.append(("chronos-spread", b"%dms" % spread_ms))
         key = self._spoil(flaw, headers, key)
         if flaw == "id" and key is None:
             flaw = ""
         expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
-                      expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "")  # fmt: skip
+                      expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "", every_ms=every_ms,
+                      times=times, late_policy=late_policy, spread_ms=spread_ms)  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
         create_time_ms = 1_000 * self.world.now_ms if flaw == "create-time" else None
         offset = self._write(transaction, shard, expected, None if flaw == "names" else headers, key, create_time_ms)

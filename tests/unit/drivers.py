@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
+from chronos.core.cron import next_cron
 from chronos.core.keys import LIMITED, STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
 from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
@@ -56,6 +57,7 @@ MASTER_RULES = Rules(
     deny=["secret"],
     max_delay_ms=MAX_DELAY_MS,
     deduplication_ms=DEDUPLICATION_MS,
+    next_cron=next_cron,
 )
 
 OTHER_RULES = [
@@ -114,6 +116,7 @@ class Master:
         plain = Step((), 0, 3, 400, (("delivered", 0),), (), False, False)
         self.now_ms = until_ms
         for _ in range(200):
+            self.now_ms += 1  # a series gets its first time in one step, and is due in the next
             self.step(plain)
             if self.shard.state.pending == 0:
                 break
@@ -234,19 +237,23 @@ class Master:
         chosen = {}
         for at, ((_, offset, _), entry) in enumerate(zip(selection.items, selection.entries, strict=True)):
             outcome, in_ms = step.outcomes[at % len(step.outcomes)]
-            if outcome not in ("delivered", "expired", "dead", "parked"):
-                next_due_ms = self.now_ms + in_ms
-            else:
-                next_due_ms = 0
-            repeated, tried = outcome in ("again", "skipped"), outcome == "retry"
+            is_series = entry.options is not None and entry.options.repetition is not None
+            if outcome in ("again", "skipped") and not is_series:
+                outcome = "delivered"
+            elif is_series and entry.occurrence == 0:
+                outcome = "skipped"
+            goes_on = is_series and outcome in ("expired", "dead") and in_ms > 0
+            stays = goes_on or outcome in ("again", "skipped", "retry", "deferred")
+            # A series that is behind skips to a later time with the same occurrence.
+            counts = goes_on or outcome == "again" or (outcome == "skipped" and (in_ms % 2 or not entry.occurrence))
             chosen[offset] = ChosenOutcome(
                 outcome=outcome,
-                next_due_ms=next_due_ms,
+                next_due_ms=self.now_ms + in_ms if stays else 0,
                 lane=LANES[in_ms % len(LANES)] if outcome == "parked" else 0,
                 reason=0 if outcome in ("delivered", "again") else REASONS[in_ms % len(REASONS)],
                 detail=DETAILS[in_ms % len(DETAILS)],
-                occurrence=entry.occurrence + repeated,
-                attempt=entry.attempt + tried,
+                occurrence=entry.occurrence + bool(counts),
+                attempt=1 if outcome in ("again", "skipped") else entry.attempt + (outcome == "retry"),
             )
         return chosen
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
-from chronos.core.message import Reason, Record
+from chronos.core.message import LATE_POLICIES, LatePolicy, Reason, Record, Repeat
+from chronos.core.repetition import format_repetition, parse_repetition
 from chronos.core.shard import Shard
-from tests.unit.model import LAST, MINUTE_MS, Intent
+from tests.unit.model import LAST, MINUTE_MS, SHARD, Intent
 
-SHARD, SHARDS = 1, 3
+SHARDS = 3
 START_MS = 1_000 * MINUTE_MS - 20
 """Shortly before the end of a minute, so that close messages are counted in two minutes."""
 
@@ -40,6 +42,9 @@ class Sent:
     lasts_ms: int | None = None
     size: int = 0
     gap: int = 1
+    repeat: str = ""
+    late: str = ""
+    spread_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,9 @@ sents = st.builds(
     lasts_ms=st.sampled_from([None, None, None, 0, 3, 8]),
     size=st.sampled_from([0, 0, 30, 300]),
     gap=st.sampled_from([1, 1, 1, 2]),
+    repeat=_often("", "every 100ms", "backoff 100ms 1.5 1s", "cron */5 * * * *"),
+    late=st.sampled_from(["", "fire-all", "skip"]),
+    spread_ms=st.sampled_from([0, 0, 0, 2, 9]),
 )
 
 disturbances = st.sampled_from(
@@ -151,17 +159,28 @@ class Producers:
             "unknown-header": Reason.UNKNOWN_HEADER,
             "create-time": Reason.CREATE_TIME,
         }.get(flaw)
-        expires = sent.verb in SCHEDULING and sent.lasts_ms is not None and flaw != "far"
+        is_message = sent.verb in SCHEDULING
+        spread_ms = sent.spread_ms if is_message else 0
+        repetition = parse_repetition(sent.repeat) if sent.repeat and is_message else None
+        if repetition is not None and sent.late:
+            repetition = replace(repetition, late_policy=LATE_POLICIES[sent.late.encode()])
+        first_is_left = repetition is not None and repetition.kind == Repeat.CRON and flaw != "far" and sent.form != 1
+        if first_is_left:
+            due_ms = self._timestamp_ms
+        expires = is_message and sent.lasts_ms is not None and flaw != "far" and not first_is_left
         return Intent(
             offset=self._offset,
             timestamp_ms=self._timestamp_ms,
             verb=sent.verb,
             id=self._id(sent),
             due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
-            expire_at_ms=due_ms + (sent.lasts_ms or 0) if expires else None,
+            expire_at_ms=due_ms + spread_ms + (sent.lasts_ms or 0) if expires else None,
             policy=sent.policy,
             target="secret" if flaw == "forbidden" else "orders",
             value=b"x" * sent.size,
+            repetition=repetition,
+            first_is_left=first_is_left,
+            spread_ms=spread_ms,
             rejection=rejection,
             replayed=b"source-%d" % (sent.form % 2) if sent.verb == "replay" else None,
         )
@@ -193,7 +212,14 @@ def render(intent: Intent, form: int = 0) -> Record:
             headers.append(("chronos-wish", b"1"))
         if intent.expire_at_ms is not None:
             headers.append(("chronos-expire-at", b"%d" % intent.expire_at_ms))
-    if intent.verb in (*SCHEDULING, "reschedule"):
+        if intent.spread_ms:
+            headers.append(("chronos-spread", b"%d" % intent.spread_ms))
+        if intent.repetition is not None:
+            headers.append(("chronos-repeat", format_repetition(intent.repetition).encode()))
+            policy = LatePolicy(intent.repetition.late_policy)
+            if policy is not LatePolicy.FIRE_ONCE or form == 1:
+                headers.append(("chronos-late-policy", policy.name.lower().replace("_", "-").encode()))
+    if intent.verb in (*SCHEDULING, "reschedule") and not intent.first_is_left:
         delay_ms = intent.due_ms - intent.timestamp_ms
         by_delay = form == 2 and delay_ms >= 0
         name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)

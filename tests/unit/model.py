@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from chronos.core.codec import (
     Failure,
     IdState,
@@ -33,8 +35,10 @@ from chronos.core.keys import (
     pack_lane,
     parked_key,
 )
-from chronos.core.message import Entry, Reason
+from chronos.core.message import Entry, Options, Reason, Repetition
+from chronos.core.repetition import spread_shift_ms
 
+SHARD = 1
 MINUTE_MS = 60_000
 LAST = 2**64 - 1
 STATES = {"pending": 1, "delivered": 2, "cancelled": 3, "expired": 4, "dead": 5}
@@ -81,6 +85,10 @@ class Intent:
     value: bytes | None = b"payload"
     replayed: bytes | None = None
     """The source of the dead letter that a `replay` schedules again."""
+    repetition: Repetition | None = None
+    first_is_left: bool = False
+    """The first time of a series is left to its cron expression."""
+    spread_ms: int = 0
     rejection: Reason | None = None
     """Return the reason for which it must be refused regardless of the shard's state."""
 
@@ -114,6 +122,19 @@ class Message:
     attempt: int = 1
     lane: int | None = None
     """The partition of its target in whose lane it is parked."""
+    expire_at_ms: int | None = None
+    planned_ms: int = 0
+    """Time in the rhythm of an occurrence that was moved or tried."""
+
+    @property
+    def shift_ms(self) -> int:
+        return spread_shift_ms(SHARD, self.offset, self.intent.spread_ms)
+
+    def aside(self) -> Message:
+        """The message once its occurrence does not stand at its time in the rhythm any more."""
+        if self.intent.repetition is None or self.planned_ms:
+            return self
+        return replace(self, planned_ms=self.due_ms)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -121,6 +142,8 @@ class Message:
 
     def packed(self) -> bytes:
         intent = self.intent
+        repetition = intent.repetition and msgspec.structs.replace(intent.repetition, planned_ms=self.planned_ms)
+        options = Options(spread_ms=intent.spread_ms, repetition=repetition)
         return pack_entry(
             Entry(
                 id=self.id if self.user_id or self.moved else None,
@@ -130,9 +153,10 @@ class Message:
                 headers={} if intent.replayed is None else {"chronos-replayed": intent.replayed},
                 value=intent.value,
                 timestamp_ms=intent.timestamp_ms,
-                expire_at_ms=intent.expire_at_ms,
+                expire_at_ms=self.expire_at_ms,
                 occurrence=self.occurrence,
                 attempt=self.attempt,
+                options=None if options == Options() else options,
             )
         )
 
@@ -212,12 +236,11 @@ class Model:
             self._set_state(holder, "cancelled")
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
-            expire_at_ms = holder.intent.expire_at_ms
-            if expire_at_ms is not None and intent.due_ms > expire_at_ms:
+            if holder.expire_at_ms is not None and intent.due_ms + holder.shift_ms > holder.expire_at_ms:
                 return Reason.BEYOND_EXPIRY
-            self._move(holder, intent.due_ms, intent.timestamp_ms)
-        elif self._place(0, intent.timestamp_ms) < holder.place_ms:
-            self._move(holder, intent.timestamp_ms, intent.timestamp_ms)
+            self._move(holder, intent.due_ms, intent.timestamp_ms, holder.shift_ms)
+        elif self._place(0, intent.timestamp_ms) < holder.place_ms or holder.occurrence == 0:
+            self._move(holder, intent.timestamp_ms, intent.timestamp_ms, 0)
         else:
             self.totals["changed"] += 1
         return None
@@ -242,7 +265,8 @@ class Model:
             if holder is not None:
                 del self.pending[holder.offset]
                 self.totals["replaced"] += 1
-        place_ms = self._place(intent.due_ms, intent.timestamp_ms)
+        shift_ms = spread_shift_ms(self.shard, intent.offset, intent.spread_ms)
+        place_ms = self._place(intent.due_ms + shift_ms, intent.timestamp_ms)
         generated_id = b"%d-%d-%d" % (self.shard, intent.due_ms, intent.offset)
         message = Message(
             place_ms=place_ms,
@@ -252,6 +276,8 @@ class Model:
             moved=place_ms != intent.due_ms,
             due_ms=intent.due_ms,
             intent=intent,
+            occurrence=0 if intent.first_is_left else 1,
+            expire_at_ms=intent.expire_at_ms,
         )
         self.pending[intent.offset] = message
         self._set_state(message, "pending")
@@ -259,8 +285,15 @@ class Model:
         self.totals["accepted"] += 1
         return None
 
-    def _move(self, message: Message, due_ms: int, timestamp_ms: int) -> None:
-        moved = replace(message, place_ms=self._place(due_ms, timestamp_ms), due_ms=due_ms, moved=True, lane=None)
+    def _move(self, message: Message, due_ms: int, timestamp_ms: int, shift_ms: int) -> None:
+        moved = replace(
+            message.aside(),
+            place_ms=self._place(due_ms + shift_ms, timestamp_ms),
+            due_ms=due_ms,
+            moved=True,
+            lane=None,
+            occurrence=max(1, message.occurrence),
+        )
         self.pending[message.offset] = moved
         self._set_state(moved, "pending")
         self.totals["changed"] += 1
@@ -322,7 +355,9 @@ class Model:
             if choice.outcome in ("delivered", "again"):
                 ends.append(message)
                 self.totals["delivered"] += 1
-            if choice.outcome in ("again", "retry", "deferred", "skipped"):
+            if choice.next_due_ms:
+                if choice.outcome in ("expired", "dead"):
+                    self.totals[choice.outcome] += 1
                 self._reschedule(message, choice)
                 continue
             del self.pending[message.offset]
@@ -346,21 +381,33 @@ class Model:
 
     def _park(self, message: Message, partition: int) -> None:
         lane = (message.intent.target, partition)
-        parked = replace(message, lane=partition, moved=True)
+        parked = replace(message.aside(), lane=partition, moved=True)
         self.pending[message.offset] = parked
         self.lane_starts[lane] = min(self.lane_starts.get(lane, message.position), message.position)
         self._set_state(parked, "pending")
         self.totals["parked"] += 1
 
     def _reschedule(self, message: Message, choice: ChosenOutcome) -> None:
-        repeated = choice.outcome in ("again", "skipped")
+        place_ms = choice.next_due_ms
+        if choice.outcome in ("retry", "deferred"):
+            message = message.aside()
+        else:
+            assert message.intent.repetition is not None
+            stands_in = choice.outcome == "skipped" and choice.occurrence == message.occurrence
+            later_ms = choice.next_due_ms - (message.planned_ms or message.due_ms)
+            message = replace(
+                message,
+                due_ms=choice.next_due_ms,
+                planned_ms=choice.next_due_ms if stands_in else 0,
+                expire_at_ms=None if message.expire_at_ms is None else message.expire_at_ms + later_ms,
+            )
+            place_ms += message.shift_ms
         rescheduled = replace(
             message,
-            place_ms=max(choice.next_due_ms, self.cursor[0] + 1),
-            due_ms=choice.next_due_ms if repeated else message.due_ms,
+            place_ms=max(place_ms, self.cursor[0] + 1),
             moved=True,
             occurrence=choice.occurrence,
-            attempt=choice.attempt,
+            attempt=choice.attempt if choice.outcome in ("retry", "deferred") else 1,
         )
         self.pending[message.offset] = rescheduled
         self._set_state(rescheduled, "pending")

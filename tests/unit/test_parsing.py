@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core.message import (
-    LATER,
     PREFIX,
     RECEIPT,
     SCHEDULING,
@@ -195,7 +194,6 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (Reason.UNKNOWN_HEADER, [AT, TO, ("chronos-Delay", b"1s")], None),
         (Reason.UNKNOWN_HEADER, [action("cancel"), ("chronos-wish", b"1")], key),
         (Reason.UNKNOWN_HEADER, [TO, ("chronos-deliver_at", b"1")], None),
-        *((Reason.NOT_SUPPORTED_YET, [AT, TO, (name, b"1")], None) for name in sorted(LATER)),
         *((repeated, [AT, TO, (name, b"1"), (name, b"1")], key) for name in sorted(SCHEDULING)),
         (repeated, [AT, TO, ("chronos-wish", b"1"), ("chronos-wish", b"1")], None),
         (repeated, [("chronos-" + "x" * 5_000, b"1"), ("chronos-" + "x" * 5_000, b"1")], None),
@@ -301,7 +299,7 @@ def test_an_empty_record_is_refused() -> None:
 
 
 _names = st.one_of(
-    st.sampled_from([*sorted(SCHEDULING | RECEIPT | LATER), PREFIX, "chronos-wish", "a", ""]),
+    st.sampled_from([*sorted(SCHEDULING | RECEIPT), PREFIX, "chronos-wish", "a", ""]),
     st.text(max_size=6),
 )
 

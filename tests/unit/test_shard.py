@@ -9,6 +9,7 @@ import pytest
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
 from chronos.core.progress import unpack_progress
+from chronos.core.repetition import parse_repetition
 from chronos.core.shard import READ_AHEAD_BYTES
 from chronos.core.step import Selection
 from chronos.errors import LogMismatch
@@ -267,7 +268,9 @@ def test_a_message_moved_away_and_back_is_delivered_once(scenario: Scenario) -> 
 
 @pytest.mark.parametrize("choice", ["again", "retry", "deferred", "skipped"])
 def test_a_rescheduled_message_can_still_be_cancelled_and_changed(scenario: Scenario, choice: str) -> None:
-    plain, keyed = scenario.send("schedule", None, T + 1), scenario.send("schedule", b"a", T + 1)
+    series = parse_repetition("every 100ms")
+    plain = scenario.send("schedule", None, T + 1, repetition=series)
+    keyed = scenario.send("schedule", b"a", T + 1, repetition=series)
     scenario.run(T + 1, (choice, 30))
     scenario.send("cancel", generated_id(T + 1, plain), at=T + 2)
     scenario.send("reschedule", b"a", T + 10, at=T + 2)

@@ -1,0 +1,295 @@
+"""Series: which occurrence is delivered, skipped or merged, and what an action does to a series at any moment."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from chronos.core.cron import next_cron
+from chronos.core.keys import generated_id
+from chronos.core.message import Entry, LatePolicy, Options, Reason, Record, Repetition
+from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
+from chronos.core.repetition import parse_repetition, spread_shift_ms
+from chronos.core.shard import Shard
+from chronos.core.step import Selection, Staged
+from chronos.workers.series import Turn, turn_of
+from tests.unit.drivers import OTHER_RULES, OUTCOMES, opened
+from tests.unit.histories import SHARD, START_MS, Step, render
+from tests.unit.model import ChosenOutcome, Intent, Rows
+from tests.unit.settings import CHOSEN
+from tests.unit.test_shard import Scenario
+
+T = 1_700_000_000_000
+SECOND = 1_000
+
+
+def series(text: str, **more: Any) -> Repetition:
+    parsed = parse_repetition(text)
+    return Repetition(parsed.kind, parsed.values, parsed.cron, **more)
+
+
+def turn(
+    repetition: Repetition, *, late_ms: int = 3, occurrence: int = 1, spread_ms: int = 0, due_ms: int = T
+) -> tuple[Turn, int]:
+    """The turn of an occurrence due at `due_ms` that is selected later by `late_ms` than its position."""
+    options = Options(spread_ms=spread_ms, repetition=repetition)
+    entry = Entry(b"s", due_ms, "t", None, {}, None, T, occurrence=occurrence, options=options)
+    shift_ms = spread_shift_ms(SHARD, 7, spread_ms)
+    return turn_of(entry, due_ms + shift_ms, 7, SHARD, due_ms + shift_ms + late_ms), shift_ms
+
+
+FIRE_ONCE, FIRE_ALL, SKIP = LatePolicy.FIRE_ONCE, LatePolicy.FIRE_ALL, LatePolicy.SKIP
+
+
+@pytest.mark.parametrize("policy", LatePolicy)
+def test_an_occurrence_in_time_is_delivered_and_the_next_is_counted_from_its_due_time(policy: LatePolicy) -> None:
+    every = series("every 1s", late_policy=policy)
+    for late_ms in (0, 3, 999):
+        assert turn(every, late_ms=late_ms) == (Turn(T + SECOND), 0)
+    assert turn(series("backoff 1s 2 1h", late_policy=policy), occurrence=4) == (Turn(T + 8 * SECOND), 0)
+    daily = series("cron 0 9 * * *", zone="Europe/Lisbon", late_policy=policy)
+    assert turn(daily)[0].next_ms == next_cron("0 9 * * *", "Europe/Lisbon", T)
+
+
+def test_missed_occurrences_are_delivered_as_one_all_or_not_at_all() -> None:
+    """A minute of outage: the occurrences from T to T + 60 s are due."""
+    once = turn(series("every 1s"), late_ms=60_500)[0]
+    assert once.next_ms == 0
+    assert once.skipped is not None
+    assert (once.skipped.next_due_ms, once.skipped.occurrence) == (T + 60 * SECOND, 1)
+    assert turn(series("every 1s", late_policy=FIRE_ALL), late_ms=60_500)[0] == Turn(T + SECOND)
+    skip = turn(series("every 1s", late_policy=SKIP), late_ms=60_500)[0]
+    assert skip.skipped is not None
+    assert (skip.skipped.next_due_ms, skip.skipped.occurrence) == (T + 61 * SECOND, 2)
+
+
+def test_the_occurrence_that_stands_for_the_missed_ones_is_delivered_however_late_it_becomes() -> None:
+    """Otherwise a series whose interval is shorter than a step would never be delivered."""
+    stands_in = series("every 100ms", planned_ms=T)
+    assert turn(stands_in, late_ms=350)[0] == Turn(T + 400)
+    assert turn(series("every 100ms", planned_ms=T, late_policy=FIRE_ALL), late_ms=350)[0] == Turn(T + 100)
+
+
+def test_the_last_occurrence_is_delivered_however_late() -> None:
+    assert turn(series("every 1s", times=3), occurrence=3, late_ms=10**9)[0] == Turn()
+    assert turn(series("every 1s", until_ms=T + 999, late_policy=SKIP), late_ms=10**9)[0] == Turn()
+    assert turn(series("every 1s", until_ms=T + 2_500), late_ms=10**9)[0].skipped.next_due_ms == T + 2_000  # type: ignore[union-attr]
+
+
+def test_a_series_whose_last_occurrences_are_skipped_ends_with_a_dead_letter() -> None:
+    ended = turn(series("every 1s", until_ms=T + 2_500, late_policy=SKIP), late_ms=10**9)[0].ended
+    assert ended is not None
+    assert ended[0] is Reason.EXPIRED
+
+
+def test_a_cron_series_without_a_time_gets_its_first_one() -> None:
+    first = turn(series("cron 0 9 * * *", zone="Europe/Lisbon"), occurrence=0)[0].skipped
+    assert first is not None
+    assert (first.outcome, first.next_due_ms) == (Outcome.SKIPPED, next_cron("0 9 * * *", "Europe/Lisbon", T))
+    assert (first.occurrence, first.attempt) == (1, 1)
+
+
+def test_a_zone_that_this_machine_does_not_know_ends_the_series_with_a_reason() -> None:
+    ended = turn(series("cron 0 9 * * *", zone="Europe/Atlantis"))[0].ended
+    assert ended is not None
+    assert (ended[0], "Europe/Atlantis" in ended[1]) == (Reason.BAD_VALUE, True)
+
+
+def test_a_spread_series_is_judged_by_its_spread_time() -> None:
+    every = series("every 1s")
+    on_time, shift_ms = turn(every, spread_ms=60_000)
+    assert shift_ms > SECOND
+    assert on_time == Turn(T + SECOND)
+    behind = turn(every, spread_ms=60_000, late_ms=2_500)[0].skipped
+    assert behind is not None
+    assert behind.next_due_ms == T + 2_000
+
+
+# --- actions, exhaustively
+
+
+class Rhythm:
+    """A shard and a master that decides about series as the push worker does. `against_model`: the model agrees at every step."""
+
+    def __init__(self, *, against_model: bool) -> None:
+        self.scenario = _Modelled() if against_model else None
+        self.store = Rows()
+        self.own = opened(self.store)
+        self.now_ms = START_MS
+        self.records: list[Record] = []
+        self.log: list[Progress] = []
+        self.deliveries: list[tuple[Entry, int]] = []
+        self.refused: list[tuple[int, int]] = []
+
+    @property
+    def pending(self) -> int:
+        return self.own.state.pending
+
+    def send(self, verb: str, message_id: bytes | None, due_ms: int, at: int, **more: Any) -> int:
+        offset = len(self.records) + 1
+        intent = Intent(offset=offset, timestamp_ms=at, verb=verb, id=message_id, due_ms=due_ms, **more)
+        self.records.append(render(intent))
+        if self.scenario is not None:
+            self.scenario.send(verb, message_id, due_ms, at=at, **more)
+        return offset
+
+    def run(self, now_ms: int, outcome: str = "delivered", in_ms: int = 0) -> None:
+        self.now_ms = now_ms
+        shard = self.own
+        staged = shard.stage([record for record in self.records if record.offset >= shard.state.pull_offset])
+        selection = shard.select(staged, now_ms, 100, 10**6)
+        chosen = decided(selection, now_ms, outcome, in_ms)
+        decisions = tuple(
+            Decision(due_ms, offset, OUTCOMES[choice.outcome], 0, choice.next_due_ms, choice.occurrence, choice.attempt)
+            for due_ms, offset, _ in selection.items
+            if (choice := chosen[offset]).outcome != "delivered"
+        )
+        progress = Progress(
+            role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions), refused=tuple(staged.refused), decisions=decisions,
+        )  # fmt: skip
+        self.refused = staged.refused
+        for (_, offset, _), entry in zip(selection.items, selection.entries, strict=True):
+            if chosen[offset].outcome in ("delivered", "again"):
+                self.deliveries.append((entry, now_ms))
+        self._apply(shard, self.store, staged, selection, progress)
+        self.log.append(progress)
+        if self.scenario is not None:
+            self.scenario.run(now_ms, (outcome, in_ms))
+            assert self.scenario.refused() == self.refused
+
+    def restart(self) -> None:
+        self.own = opened(self.store)
+
+    def replay(self) -> dict[bytes, bytes]:
+        """The rows of a replica that follows from the beginning, with other settings."""
+        store = Rows()
+        shard = opened(store, OTHER_RULES[0])
+        for progress in self.log:
+            records = [r for r in self.records if shard.state.pull_offset <= r.offset < progress.pull_offset]
+            staged = shard.replay_stage(records, progress.rejections())
+            selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
+            self._apply(shard, store, staged, selection, progress)
+        return store.rows
+
+    @staticmethod
+    def _apply(shard: Shard, store: Rows, staged: Staged, selection: Selection, progress: Progress) -> None:
+        changes = shard.apply(
+            staged, selection, progress, offset=shard.state.applied, timestamp_ms=progress.cursor_due_ms
+        )
+        store.write(changes.puts, changes.deletes)
+        shard.install(changes)
+
+
+class _Modelled(Scenario):
+    def _decide(self, selection: Selection, step: Step) -> dict[int, ChosenOutcome]:
+        return decided(selection, self.now_ms, *step.outcomes[0])
+
+
+def decided(selection: Selection, now_ms: int, outcome: str, in_ms: int) -> dict[int, ChosenOutcome]:
+    """The outcomes of a step in which the target takes the messages, refuses them for now, or for good."""
+    chosen = {}
+    for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
+        turn = turn_of(entry, due_ms, offset, SHARD, now_ms)
+        if turn.skipped is not None:
+            skipped = turn.skipped
+            choice = ChosenOutcome(
+                outcome="skipped", next_due_ms=skipped.next_due_ms, occurrence=skipped.occurrence, attempt=1
+            )
+        elif turn.ended is not None:
+            choice = ChosenOutcome(outcome="expired", occurrence=entry.occurrence)
+        elif outcome == "retry":
+            choice = ChosenOutcome(
+                outcome="retry", next_due_ms=now_ms + in_ms, occurrence=entry.occurrence, attempt=entry.attempt + 1
+            )
+        elif turn.next_ms:
+            goes_on = "again" if outcome == "delivered" else outcome
+            choice = ChosenOutcome(outcome=goes_on, next_due_ms=turn.next_ms, occurrence=entry.occurrence + 1)
+        else:
+            choice = ChosenOutcome(outcome=outcome, occurrence=entry.occurrence)
+        chosen[offset] = choice
+    return chosen
+
+
+INTERVAL = 100
+OPERATIONS = ("select", "retry", "dead", "outage", "cancel", "replace", "reschedule", "fire-now", "restart")
+
+
+def run_orders(rhythm: Rhythm, orders: tuple[str, ...], message_id: bytes | None, policy: LatePolicy) -> None:
+    """Every operation comes at a moment at which an occurrence may be due, in the step that selects it."""
+    repetition = series(f"every {INTERVAL}", late_policy=policy)
+    first = START_MS + INTERVAL
+    offset = rhythm.send("schedule", message_id, first, START_MS, repetition=repetition)
+    rhythm.run(START_MS)
+    name = message_id or generated_id(SHARD, first, offset)
+    live = True
+    for operation in orders:
+        now_ms = rhythm.now_ms + (int(3.5 * INTERVAL) if operation == "outage" else INTERVAL)
+        seen = len(rhythm.deliveries)
+        acts = True
+        if operation in ("cancel", "fire-now"):
+            rhythm.send(operation, name, 0, now_ms)
+        elif operation == "reschedule":
+            rhythm.send(operation, name, now_ms + 70, now_ms)
+        elif operation == "replace" and message_id is not None:
+            rhythm.send(operation, name, now_ms + 30, now_ms, repetition=repetition)
+        else:
+            acts = False
+        if operation == "restart":
+            rhythm.restart()
+        rhythm.run(now_ms, operation if operation in ("retry", "dead") else "delivered", 30)
+        assert bool(rhythm.refused) == (acts and not live), "an action misses a live series, or finds an ended one"
+        new = rhythm.deliveries[seen:]
+        live = live and operation != "cancel"
+        assert live or not new, "a cancelled series is delivered"
+        if acts and live and operation in ("replace", "reschedule"):
+            assert not new, "the occurrence that was moved or replaced is delivered all the same"
+        if live and operation == "fire-now":
+            assert len(new) == 1, "fire-now does not deliver at once"
+        assert rhythm.pending == int(live), "a live series has one pending occurrence, an ended one has none"
+    for _ in range(4 if live else 0):
+        rhythm.run(rhythm.now_ms + INTERVAL // 2)
+    check_deliveries(rhythm, first, live=live)
+    assert rhythm.replay() == rhythm.store.rows
+
+
+def check_deliveries(rhythm: Rhythm, first: int, *, live: bool) -> None:
+    tokens = [(entry.timestamp_ms, entry.occurrence) for entry, _ in rhythm.deliveries]
+    assert len(tokens) == len(set(tokens)), "an occurrence is delivered twice"
+    assert tokens == sorted(tokens), "occurrences are delivered out of order"
+    for entry, now_ms in rhythm.deliveries:
+        assert entry.due_ms <= now_ms, "an occurrence is delivered early"
+        repetition = entry.options.repetition if entry.options else None
+        assert repetition is not None
+        began = first if entry.timestamp_ms == START_MS else entry.timestamp_ms + 30
+        assert ((repetition.planned_ms or entry.due_ms) - began) % INTERVAL == 0, "the series drifts"
+    last = rhythm.deliveries[-1][1] if rhythm.deliveries else 0
+    assert not live or last > rhythm.now_ms - 2 * INTERVAL, "a live series stands still"
+
+
+def check_all(depth: int, message_id: bytes | None, policy: LatePolicy, *, against_model: bool) -> None:
+    for orders in product(OPERATIONS, repeat=depth):
+        try:
+            run_orders(Rhythm(against_model=against_model), orders, message_id, policy)
+        except AssertionError as error:
+            raise AssertionError(f"{', '.join(orders)}: {error}") from error
+
+
+CASES = list(product([None, b"a"], LatePolicy))
+
+
+@pytest.mark.parametrize(("message_id", "policy"), CASES)
+def test_actions_act_on_a_series_at_any_moment(message_id: bytes | None, policy: LatePolicy) -> None:
+    """All orders of selection, retry, dead letter, outage, cancel, replacement, reschedule, fire-now and restart."""
+    check_all(3 if CHOSEN == "fast" else 5, message_id, policy, against_model=False)
+
+
+@pytest.mark.parametrize(("message_id", "policy"), CASES)
+def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
+    message_id: bytes | None, policy: LatePolicy
+) -> None:
+    """Every byte of the store."""
+    check_all(2 if CHOSEN == "fast" else 4, message_id, policy, against_model=True)
