@@ -80,7 +80,8 @@ class Sent(Struct, kw_only=True):
 
     topic: str
     partition: int
-    """-1: the client chooses it, and it is known with the answer."""
+    """-1: the client chooses it by the key, and it is known with the answer."""
+    key: bytes | None = None
     latency_ms: int | None = None
     """Time from the hand-over to the acknowledgement; None: not acknowledged."""
     failed: bool = False

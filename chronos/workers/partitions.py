@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import structlog
 
 from chronos.core.keys import partition_of
-from chronos.core.selector import Selector
-from chronos.ports import Clock, TopicInfo, Writer
+from chronos.core.selector import FAILED_MS, BrokerLatency, Selector
+from chronos.ports import Clock, Sent, TopicInfo, Writer
 from chronos.workers.targets import Targets
 
 log = structlog.get_logger("chronos.push")
@@ -67,6 +67,8 @@ class Partitions:
         self._followed: tuple[Writer, int] | None = None
         """The writer of the open transaction, and when it was begun (epoch ms); None between two transactions."""
 
+        self._doubts: dict[int, tuple[BrokerLatency, int]] = {}
+        """By broker that failed: its entry, and when the first answer since then came from it, or from another leader (epoch ms)."""
         self._logged_ms: dict[int, int] = {}
         """By broker, when it was logged that it is avoided (epoch ms)."""
 
@@ -106,21 +108,42 @@ class Partitions:
         # If no leader has answered, the coordinator of the transaction or the network may be the cause, and none is blamed.
         # Failed ones last: a partition that failed is avoided, although others of its topic answered.
         for sent in answered + [sent for sent in writer.sent if sent.failed and answered]:
-            broker = self._leader(sent.topic, sent.partition)
+            partition, broker = self._led(sent)
             if broker == UNKNOWN:
                 continue
             latency_ms = None if sent.failed else sent.latency_ms
-            became_slow = self._selector.report(sent.topic, sent.partition, broker, latency_ms, now_ms)
+            if latency_ms is not None and self._may_have_moved(sent.topic, broker, now_ms):
+                continue
+            became_slow = self._selector.report(sent.topic, partition, broker, latency_ms, now_ms)
             if became_slow and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
                 self._logged_ms[broker] = now_ms
-                place = f"{sent.topic}/{sent.partition}"
+                place = f"{sent.topic}/{partition}"
                 seconds = (self._selector.brokers()[broker].available_ms - now_ms) // 1_000
                 log.warning("broker avoided", broker=broker, partition=place, took_ms=latency_ms, seconds=seconds)
 
-    def _leader(self, topic: str, partition: int) -> int:
-        target = self._targets.known([topic]).get(topic)
-        leaders = () if target is None or target.info is None else target.info.leaders
-        return leaders[partition] if 0 <= partition < len(leaders) else UNKNOWN
+    def _may_have_moved(self, topic: str, broker: int, now_ms: int) -> bool:
+        """Return whether the answer may be that of another leader: the broker failed, and the topic was described before the
+        first answer since then. It is then described again, and the next answer counts."""
+        failed = self._selector.brokers().get(broker)
+        if failed is None or failed.latency_ms < FAILED_MS:
+            return False
+        if broker not in self._doubts or self._doubts[broker][0] is not failed:
+            self._doubts[broker] = failed, now_ms
+        target = self._targets.known([topic])[topic]
+        if target.described_ms >= self._doubts[broker][1]:
+            return False
+        self._targets.forget(topic)
+        return True
+
+    def _led(self, sent: Sent) -> tuple[int, int]:
+        """Return the partition of the record, -1 if it is not known, and the broker that leads it."""
+        target = self._targets.known([sent.topic]).get(sent.topic)
+        if target is None or target.info is None:
+            return sent.partition, UNKNOWN
+        partition, leaders = sent.partition, target.info.leaders
+        if partition < 0 and sent.key is not None:
+            partition = partition_of(sent.key, target.info.partitions)
+        return partition, leaders[partition] if 0 <= partition < len(leaders) else UNKNOWN
 
     def waits_for(self, now_ms: int) -> str | None:
         """Return the records that the open transaction waits for, for people; None if it does not wait. Any thread may call."""
@@ -128,14 +151,14 @@ class Partitions:
         if followed is None or now_ms - followed[1] < WAITS_MS:
             return None
         writer, since_ms = followed
-        places = sorted({(sent.topic, sent.partition) for sent in list(writer.sent) if sent.latency_ms is None})
+        places = sorted({(sent.topic, *self._led(sent)) for sent in list(writer.sent) if sent.latency_ms is None})
         if not places:
             return None
-        named = ", ".join(self._place(topic, partition) for topic, partition in places[:NAMED_MAX])
+        named = ", ".join(_named(*place) for place in places[:NAMED_MAX])
         more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
         return f"no acknowledgement for {(now_ms - since_ms) // 1_000} s from {named}{more}"
 
-    def _place(self, topic: str, partition: int) -> str:
-        broker = self._leader(topic, partition)
-        led = "" if broker == UNKNOWN else f" (leader: broker {broker})"
-        return f"{topic}{led}" if partition < 0 else f"{topic}/{partition}{led}"
+
+def _named(topic: str, partition: int, broker: int) -> str:
+    led = "" if broker == UNKNOWN else f" (leader: broker {broker})"
+    return f"{topic}{led}" if partition < 0 else f"{topic}/{partition}{led}"

@@ -125,6 +125,10 @@ class Targets:
         """Return the last descriptions of those topics that have one, regardless of age, without a request."""
         return {topic: self._targets[topic] for topic in topics if topic in self._targets}
 
+    def forget(self, topic: str) -> None:
+        """Drop the description of a topic, which is outdated."""
+        self._targets.pop(topic, None)
+
     def forget_all(self) -> None:
         """Drop every description: after a failure none of them is trusted."""
         self._targets.clear()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH
+from chronos.core.keys import partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry
 from chronos.core.rules import Rules
@@ -48,9 +49,9 @@ def sent(partition: int, latency_ms: int | None, topic: str = "orders") -> Sent:
     return Sent(topic=topic, partition=partition, latency_ms=latency_ms, failed=latency_ms is None)
 
 
-def pusher_of(info: TopicInfo = ORDERS, *, selector: Selector | None = None) -> Pusher:
+def pusher_of(topics: Topics | TopicInfo = ORDERS, *, selector: Selector | None = None) -> Pusher:
     return Pusher(
-        cast("Log", Topics(info)),
+        cast("Log", topics if isinstance(topics, Topics) else Topics(topics)),
         RULES,
         delay_topic="delay",
         rejected_topic="rejected",
@@ -133,8 +134,31 @@ def test_partitions_of_a_broker_that_did_not_answer_are_avoided() -> None:
     report(pusher, sent(1, None, "orders0"), sent(0, 3, "orders0"))
     assert not selector.is_available(2, NOW_MS)
     assert {place for _ in range(4) for place in planned(pusher, selected(1))} == {("orders0", 0), ("orders0", 2)}
-    report(pusher, sent(1, 3, "orders0"))
-    assert selector.is_available(2, NOW_MS)
+
+
+def test_a_broker_that_failed_is_available_again_only_once_it_is_known_to_lead_still() -> None:
+    """A new leader may have answered: the topic is described again, and the next answer counts."""
+    selector, clock = Selector(), HandClock()
+    topics = Topics(ORDERS)
+    pusher = pusher_of(topics, selector=selector)
+
+    def step(answer: Sent) -> None:
+        clock.now += 10
+        pusher.targets.describe(["orders0"], clock.now)
+        clock.now += 10
+        with pusher.partitions.following(cast("Writer", Answered(sent(0, 3, "orders0"), answer)), clock):
+            pass
+
+    for moves in (True, False):
+        topics.info = ORDERS
+        step(sent(1, None, "orders0"))
+        assert not selector.is_available(2, clock.now)
+        topics.info = replace(ORDERS, leaders=(1, 3, 3)) if moves else ORDERS
+        step(sent(1, 3, "orders0"))
+        assert not selector.is_available(2, clock.now)
+        step(sent(1, 3, "orders0"))
+        assert selector.is_available(2, clock.now) == (not moves)
+        pusher.targets.forget_all()
 
 
 def test_no_broker_is_blamed_for_a_transaction_that_nobody_acknowledged() -> None:
@@ -168,7 +192,10 @@ def test_the_partitions_that_have_not_acknowledged_are_named_with_their_leaders(
     pusher, clock = pusher_of(selector=Selector()), HandClock()
     planned(pusher, selected(1))
     partitions = pusher.partitions
-    waiting = [Sent(topic="orders0", partition=at) for at in (1, 0, 2)] + [sent(2, 5, "orders0")]
+    keyed = Sent(
+        topic="orders0", partition=-1, key=next(key for key in (b"a", b"b", b"c", b"d") if partition_of(key, 3) == 1)
+    )
+    waiting = [keyed, *(Sent(topic="orders0", partition=at) for at in (1, 0, 2)), sent(2, 5, "orders0")]
     writer = cast("Writer", Answered(Sent(topic="progress", partition=0), *waiting))
     assert partitions.waits_for(NOW_MS) is None
     with partitions.following(writer, clock):

@@ -51,6 +51,14 @@ class Connection:
         """All settings of one client: the common ones, its `own`, and over them the operator's."""
         return {**self._common, **own, **self.properties}
 
+    def asking(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a client that only asks for topics or offsets.
+
+        A frozen broker keeps its connections, and by default the client waits a minute for its answer before it asks another
+        broker for the leaders (measured).
+        """
+        return self.settings({**own, "socket.timeout.ms": int(self.request_timeout_s * 1_000)})
+
     def unavailable(self, doing: str, error: KafkaException) -> LogUnavailable:
         """Return the translation of an error of the client; `doing`: the operation that failed."""
         cause, brokers = error.args[0], self.bootstrap_servers

@@ -82,7 +82,7 @@ class KafkaOffsets:
         doing = "comparing offsets with the leader epochs of the log"
         left = dict(positions)
         found: set[tuple[str, int]] = set()
-        consumer = Consumer(self._connection.settings({**CONSUMER, **VALIDATING_CONSUMER}))
+        consumer = Consumer(self._connection.asking({**CONSUMER, **VALIDATING_CONSUMER}))
         try:
             consumer.assign(
                 [TopicPartition(*at, offset, leader_epoch=epoch) for at, (offset, epoch) in positions.items()]
@@ -158,7 +158,7 @@ class KafkaOffsets:
         except IndexError:
             pass
         try:
-            return _OffsetsConsumer(self._connection.settings({**OFFSETS_CONSUMER, "isolation.level": level}))
+            return _OffsetsConsumer(self._connection.asking({**OFFSETS_CONSUMER, "isolation.level": level}))
         except KafkaException as error:
             # This machine has no thread, or no file descriptor, left.
             raise self._connection.unavailable(doing, error) from error

@@ -38,7 +38,7 @@ class KafkaTopics:
     def __init__(self, connection: Connection, progress_topic: str) -> None:
         self._connection = connection
         self._progress_topic = progress_topic
-        self._admin = AdminClient(connection.settings({**ADMIN, "error_cb": connection.refused}))
+        self._admin = AdminClient(connection.asking({**ADMIN, "error_cb": connection.refused}))
         # No producer has this callback: with it, a fatal error would be raised by whatever call polls next.
         connection.poll = lambda: self._admin.poll(0)
         self.small_batch_topics: dict[str, int] = {}

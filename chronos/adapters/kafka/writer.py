@@ -156,7 +156,7 @@ class KafkaWriter:
         if not self._small_batch_topics:
             left = iter(messages)
             for topic, key, value, headers, partition in left:
-                produce(topic, value, key, partition, self._follow(topic, partition), None, 0, headers)  # type: ignore[arg-type]
+                produce(topic, value, key, partition, self._follow(topic, partition, key), None, 0, headers)  # type: ignore[arg-type]
                 for topic, key, value, headers, partition in islice(left, FOLLOWED_EVERY - 1):
                     produce(topic, value, key, partition, None, None, 0, headers)  # type: ignore[arg-type]
             return
@@ -170,12 +170,12 @@ class KafkaWriter:
                     self._flush(deadline)
                     unflushed.clear()
                 unflushed[topic] = unflushed.get(topic, 0) + size
-            report = None if at % FOLLOWED_EVERY else self._follow(topic, partition)
+            report = None if at % FOLLOWED_EVERY else self._follow(topic, partition, key)
             produce(topic, value, key, partition, report, None, 0, headers)  # type: ignore[arg-type]
 
-    def _follow(self, topic: str, partition: int) -> Report:
+    def _follow(self, topic: str, partition: int, key: bytes | None = None) -> Report:
         """Return the callback for the delivery report of a record, which is entered in `sent`."""
-        sent = Sent(topic=topic, partition=partition)
+        sent = Sent(topic=topic, partition=partition, key=key)
         self.sent.append(sent)
 
         def report(error: KafkaError | None, message: Message) -> None:
@@ -197,8 +197,8 @@ class KafkaWriter:
         silent = [sent for sent in self.sent if sent.latency_ms is None]
         for sent in silent:
             sent.failed = True
-        places = sorted({f"{sent.topic}/{sent.partition}" for sent in silent if sent.partition >= 0})[:SILENT_NAMED]
-        named = f"; no acknowledgement from {', '.join(places)}" if places else ""
+        places = sorted({sent.topic if sent.partition < 0 else f"{sent.topic}/{sent.partition}" for sent in silent})
+        named = f"; no acknowledgement from {', '.join(places[:SILENT_NAMED])}" if places else ""
         return ProducerLost(f"the brokers did not take a transaction within {self._timeout_s:g} s: {why}{named}")
 
     def _commit(self, deadline: float) -> None:
