@@ -273,7 +273,7 @@ class Pusher:
     def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals, lanes: Set[Lane]) -> dict[str, int]:
         """Return, for each plain and allowed target that is not set aside and has no lane, the packed size in bytes up to which
         a message needs no decision."""
-        with_lane = {topic for topic, _ in lanes}
+        with_lane, limited = {topic for topic, _ in lanes}, self.rates.limited(targets)
         return {
             topic: target.info.bytes_max - RECEIPT_BYTES
             for topic, target in targets.items()
@@ -282,7 +282,7 @@ class Pusher:
             and topic not in refusals.set_aside
             and topic not in with_lane
             and self._rules.allows(topic)
-            and not self.rates.is_limited(topic)
+            and topic not in limited
         }
 
     def openings(self, refusals: Refusals, lanes: Mapping[Lane, int], now_ms: int) -> Openings:

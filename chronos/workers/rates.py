@@ -104,9 +104,10 @@ class ShardRates:
         self._began_ms = began_ms
         self._buckets: dict[str, Bucket] = {}
 
-    def is_limited(self, topic: str) -> bool:
-        """Return whether the topic has a limit."""
-        return self._limits.table.rate(topic) is not None
+    def limited(self, topics: Iterable[str]) -> set[str]:
+        """Return those of the topics that have a limit."""
+        table = self._limits.table
+        return {topic for topic in topics if table.rate(topic) is not None} if table.limits else set()
 
     def allowed(self, topics: Iterable[str], now_ms: int) -> dict[str, int]:
         """Return, for each of the topics that has a limit, the number of messages that may be delivered now."""

@@ -46,6 +46,10 @@ class Ended(Struct, frozen=True):
     occurrence: int = 1
 
 
+COMMIT_MS = 500
+"""Time between the selection of messages and the end of their commit, without faults."""
+
+
 class RateBound(Struct):
     """A rate that one shard alone must keep from a moment on."""
 
@@ -244,7 +248,7 @@ class Checker:
 
     def _check_rate(self, topic: str, bound: RateBound) -> None:
         bound.delivered += 1
-        most = bound.burst + bound.per_s * (self.world.now_ms - bound.from_ms + TRANSACTION_MS) / 1_000
+        most = bound.burst + bound.per_s * (self.world.now_ms - bound.from_ms + COMMIT_MS) / 1_000
         if bound.delivered > most + 1:
             raise broken("8", f"{topic} receives {bound.delivered} messages where its rate allows {most:.1f}")
 

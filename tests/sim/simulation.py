@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.keys import MINUTE_MS
-from chronos.core.rates import parse_rate
+from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
@@ -51,6 +51,9 @@ LOOK_MS = 2_000
 LIMITED_AFTER_MS = 20_000
 """Time until every node has a limit that was set: a frozen one thaws, and one that was cut off joins again."""
 
+LIMITED_MESSAGES = 60
+"""Messages that are sent then."""
+
 EVENTS_MAX = 60_000
 """More than this is a loop without a pause."""
 
@@ -72,6 +75,8 @@ class Simulation(ClusterPart):
     def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
         super().__init__(Cluster(seed, lines=lines))
         self.seed = seed
+        self.limits: dict[str, Rate] = {}
+        """The limits without faults."""
         FaultInjection(self.cluster)
 
     def run(self) -> Result:
@@ -81,6 +86,9 @@ class Simulation(ClusterPart):
         self.checker.unsettled(self.shards, 0)
         self._heal()
         self._settle()
+        if self.limits and self.shards == 1 and self.producers.share_poison < 0.2:
+            self._keep_rates()
+            self._settle()
         if self.cluster.sleeps:
             self._sleep()
             self._settle()
@@ -114,20 +122,22 @@ class Simulation(ClusterPart):
             node.heal()
             self.cluster.ask("undrain", node.node_id)
         for topic in sorted(self.cluster.limited):
-            self._limit(topic)
+            text = self.cluster.rate_dice.choice(["", "10/s", "20/s burst 40"])
+            self.cluster.limit(topic, text)
+            if text and (rate := parse_rate(text)) is not None:
+                self.limits[topic] = rate
         if self.ensemble is not None:
             self.ensemble.down_ms = self.world.now_ms
         if self.cluster.storage is not None:
             self.cluster.storage.unreachable_ms = 0
 
-    def _limit(self, topic: str) -> None:
-        """Give the topic its last limit, or none. A shard that is alone keeps it from the time when every node has it."""
-        rate = self.cluster.rate_dice.choice(["", "10/s", "20/s burst 40"])
-        self.cluster.limit(topic, rate)
-        found = parse_rate(rate) if rate else None
-        if found is not None and self.shards == 1:
-            bound = RateBound(found.per_s, found.burst, self.world.now_ms + LIMITED_AFTER_MS)
-            self.world.after(LIMITED_AFTER_MS, self.checker.rates.__setitem__, topic, bound)
+    def _keep_rates(self) -> None:
+        """A shard that is alone keeps the last limits once every node has them, also under load."""
+        self.world.pass_time(LIMITED_AFTER_MS)
+        for topic, rate in self.limits.items():
+            self.checker.rates[topic] = RateBound(rate.per_s, rate.burst, self.world.now_ms)
+        for _ in range(LIMITED_MESSAGES):
+            self.producers.send()
 
     def _settle(self) -> None:
         """Let time pass until everything due is settled and every replica has applied it."""
