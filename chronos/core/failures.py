@@ -22,6 +22,8 @@ def failure_of(decision: Decision, details: Sequence[str]) -> Failure | None:
 def dated(id_state: IdState, timestamp_ms: int) -> IdState:
     """Return the id state of a decision whose progress record has this time (epoch ms)."""
     failure = id_state.failure
+    if failure is None and id_state.state == PENDING:
+        return id_state
     if failure is not None:
         failure = Failure(failure.reason, failure.attempts, timestamp_ms, failure.detail)
     settled_ms = 0 if id_state.state == PENDING else timestamp_ms

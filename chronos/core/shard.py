@@ -382,23 +382,25 @@ class Shard:
         parked: set[int] = set()
         for at in selection.with_id:
             due_ms, offset, _ = items[at]
-            id_states[entries[at].id] = IdState(DELIVERED, due_ms if at >= left else _settled_ms(cursor), offset)  # type: ignore[index]
+            if not decisions or offset not in decisions:
+                id_states[entries[at].id] = IdState(DELIVERED, due_ms if at >= left else _settled_ms(cursor), offset)  # type: ignore[index]
         if not decisions:
             return rescheduled, parked
+        shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
         for at, ((due_ms, offset, _), entry) in enumerate(zip(items, entries, strict=True)):
             decision = decisions.get(offset)
             if decision is None:
                 continue
-            message_id = entry_id(entry, self.rules.shard, offset)
-            failure = failure_of(decision, details)
+            message_id = entry.id or entry_id(entry, shard, offset)
+            failure = failure_of(decision, details) if decision.reason else None
             id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
                 decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure)
                 continue
             if decision.next_due_ms:
-                next_ms, next_entry = carried(entry, decision, message_id, self.rules.shard)
-                next_ms = placed_ms(next_ms, 0, cursor[0])
+                next_ms, next_entry = carried(entry, decision, message_id, shard)
+                next_ms = max(next_ms, next_floor_ms)
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
                 decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure)
             else:

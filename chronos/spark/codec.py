@@ -15,6 +15,7 @@ from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, OnConflict, Reason, Record, Rejection, Verb
 from chronos.core.parsing import parse
 from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.repetition import shift_ms
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark.decisions import LEFT_LANE, OUTCOMES
@@ -68,7 +69,8 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
     if type(command) is Entry:
         message_id = command.id or generated_id(rules.shard, command.due_ms, record.offset)
         policy = None if command.id is None else _label(OnConflict.REJECT.name)
-        return ("schedule", message_id, command.target, command.key, command.due_ms, command.due_ms,
+        placed_ms = command.due_ms + shift_ms(command, rules.shard, record.offset)
+        return ("schedule", message_id, command.target, command.key, command.due_ms, placed_ms,
                 command.expire_at_ms, policy, None)  # fmt: skip
     if type(command) is ConditionalSchedule:
         entry = command.entry
@@ -77,7 +79,8 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
             policy = None if record.key is None else _label(OnConflict.REJECT.name)
             return ("schedule", entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms, entry.expire_at_ms,
                     policy, None)  # fmt: skip
-        return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms,
+        placed_ms = entry.due_ms + shift_ms(entry, rules.shard, record.offset)
+        return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, placed_ms,
                 entry.expire_at_ms, _label(command.on_conflict.name), None)  # fmt: skip
     if type(command) is Action:
         verb, due_ms = _label(command.verb.name), command.due_ms

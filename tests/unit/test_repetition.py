@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chronos import headers as client_headers
 from chronos.core.cron import next_cron
-from chronos.core.message import Repeat, Repetition
+from chronos.core.message import Entry, LatePolicy, Options, Reason, Repeat, Repetition
 from chronos.core.repetition import (
     backoff_ms,
     following,
@@ -19,9 +20,13 @@ from chronos.core.repetition import (
     parse_repetition,
     spread_shift_ms,
 )
+from chronos.core.rules import Rules
+from chronos.workers.series import Turn, next_in_time, turn_of
+from tests.unit.records import AT, NOW_MS, TO, action, parsed
 from tests.unit.settings import examples
 
 T = 1_700_000_000_000
+CHECKING = Rules(shard=0, shards=1, max_delay_ms=86_400_000, next_cron=next_cron)
 
 
 def test_the_exponential_loop_grows_by_its_factor_up_to_its_cap() -> None:
@@ -117,3 +122,75 @@ def test_the_spread_of_a_position_stays_as_it_is() -> None:
     """Positions in existing stores and the audit of older archives depend on it."""
     found = [spread_shift_ms(shard, offset, 60_000) for shard, offset in [(0, 0), (0, 1), (3, 41), (7, 2**62)]]
     assert found == [46604, 14229, 38952, 8552]
+
+
+SERIES = ("chronos-repeat", b"every 30s")
+
+
+@pytest.mark.parametrize(
+    ("reason", "headers"),
+    [
+        (Reason.BAD_VALUE, [AT, TO, ("chronos-repeat", b"every 99ms")]),
+        (Reason.BAD_VALUE, [AT, TO, ("chronos-repeat", None)]),
+        (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-repeat-times", b"0")]),
+        (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-repeat-times", b"1.5")]),
+        (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-repeat-until", b"tomorrow")]),
+        (Reason.BAD_VALUE, [AT, TO, SERIES, ("chronos-late-policy", b"later")]),
+        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 25 * * *")]),
+        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 0 31 2,4 *")]),
+        (Reason.BAD_VALUE, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-time-zone", b"Europe/Atlantis")]),
+        (Reason.BAD_VALUE, [AT, TO, ("chronos-spread", b"-5s")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-repeat-times", b"3")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-late-policy", b"skip")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-time-zone", b"UTC")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, SERIES, ("chronos-repeat-until", b"1700000000999")]),
+        (Reason.CONTRADICTORY_HEADERS, [TO, ("chronos-repeat", b"cron 0 9 * * *"), ("chronos-expire-at", b"1800000000000")]),
+        (Reason.CONTRADICTORY_HEADERS, [AT, TO, ("chronos-spread", b"5s"), ("chronos-expire-at", b"1700000005999")]),
+        (Reason.CONTRADICTORY_HEADERS, [action("cancel"), SERIES]),
+        (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-repeat", b"every 2d")]),
+        (Reason.BEYOND_MAX_DELAY, [AT, TO, ("chronos-spread", b"2d")]),
+        (Reason.BEYOND_MAX_DELAY, [TO, ("chronos-repeat", b"cron 0 0 29 2 *")]),
+        (Reason.NO_TIME, [TO, SERIES]),
+    ],
+)  # fmt: skip
+def test_a_series_that_cannot_be_executed_is_refused_by_name(reason: Reason, headers: list) -> None:
+    assert parsed(*headers, key=b"a", rules=CHECKING).reason is reason
+
+
+def test_a_replica_checks_neither_the_expression_nor_the_zone() -> None:
+    """Its zone data and library may be others than those of the master that accepted the record."""
+    headers = [TO, ("chronos-repeat", b"cron 0 25 * * *"), ("chronos-time-zone", b"Europe/Atlantis")]
+    entry = parsed(*headers, key=b"a", rules=CHECKING.for_replay())
+    assert (entry.occurrence, entry.options.repetition.zone) == (0, "Europe/Atlantis")
+
+
+def test_the_headers_of_the_library_say_what_they_were_given() -> None:
+    made = client_headers(
+        target="orders", delay="1s", repeat="every 30s", repeat_times=3, late_policy="skip", spread="5s", attempts=2
+    )
+    entry = parsed(*made, rules=CHECKING)
+    repetition = Repetition(Repeat.EVERY, (30_000,), times=3, late_policy=LatePolicy.SKIP)
+    assert entry.options == Options(attempts_max=2, spread_ms=5_000, repetition=repetition)
+    cron = parsed(*client_headers(target="orders", repeat="cron 0 9 * * *", time_zone="Europe/Lisbon"), rules=CHECKING)
+    assert (cron.occurrence, cron.due_ms) == (0, NOW_MS)
+    with pytest.raises(ValueError, match="is not a repetition"):
+        client_headers(target="orders", delay="1s", repeat="hourly")
+    with pytest.raises(ValueError, match="go with repeat"):
+        client_headers(target="orders", delay="1s", repeat_times=3)
+
+
+@examples(200, 2_000)
+@given(
+    series, st.integers(0, 5), st.sampled_from([0, 3]), st.integers(-500, 20_000), st.booleans(),
+    st.sampled_from(list(LatePolicy)),
+)  # fmt: skip
+def test_the_short_way_decides_like_the_general_one(
+    repetition: Repetition, occurrence: int, times: int, late_ms: int, moved: bool, policy: LatePolicy
+) -> None:
+    repetition = Repetition(
+        repetition.kind, repetition.values, repetition.cron, repetition.zone, times, 0, policy, T - 5 if moved else 0
+    )
+    entry = Entry(b"s", T, "t", None, {}, None, T, occurrence=occurrence, options=Options(repetition=repetition))
+    short = next_in_time(entry, T + late_ms)
+    if occurrence and short >= 0:
+        assert turn_of(entry, T, 7, 0, T + late_ms) == Turn(short)

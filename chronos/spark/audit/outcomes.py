@@ -25,7 +25,7 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
-from chronos.spark.audit.timeline import AGAIN, OFFSET_END, PARKED, SKIPPED, Event, follow
+from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, OFFSET_END, PARKED, SKIPPED, Event, follow
 from chronos.spark.decisions import LEFT_LANE
 from chronos.spark.runs import UNREADABLE
 
@@ -107,7 +107,7 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     `moved` are the records of messages that an action moved into the window: all their decisions are needed, because a
     retry or deferral may be why the action found them pending.
     """
-    carried_there = f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms")
+    carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms")
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
     is_here = f.coalesce(since | carried_there, f.lit(False))
     known = decisions.where(f.col("outcome") != "refused")
@@ -164,7 +164,7 @@ def _moved_here(messages: DataFrame, refusals: DataFrame, acting: DataFrame, spa
 
 def _carried_here(messages: DataFrame, refusals: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
     """Messages first due outside the window that a decision about their series moved into it."""
-    carried = decided.where(f.col("outcome").isin(AGAIN, SKIPPED) & span.holds("next_due_ms"))
+    carried = decided.where(f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms"))
     by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
     return _due_outside(messages, refusals, span).join(by_offset, ["shard", "offset"], "left_semi").select(*_NARROW)
 

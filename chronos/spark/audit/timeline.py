@@ -83,6 +83,8 @@ class _Current(Struct):
     attempt: int = 1
     lane: int | None = None
     """The partition in whose lane the message waits."""
+    shift_ms: int = 0
+    """How much later than its due time it is placed: its spread."""
     left_ms: int = 0
     """A due time that the cursor reached only after the message left a lane."""
 
@@ -114,6 +116,7 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
                 event.due_ms if event.requested_due_ms is None else event.requested_due_ms,
                 event.due_ms, _placed(event, event.due_ms),
             )  # fmt: skip
+            current.shift_ms = current.due_ms - current.requested_due_ms
         elif current is None:
             continue
         elif event.verb in (CANCEL, RESCHEDULE, FIRE_NOW):
@@ -143,8 +146,9 @@ def _move(current: _Current, event: Event) -> None:
     if event.verb == FIRE_NOW and current.place_ms <= max(event.timestamp_ms, event.cursor_due_ms + 1):
         return
     due_ms = event.timestamp_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
-    current.due_ms = current.requested_due_ms = due_ms
-    current.place_ms = _placed(event, due_ms)
+    current.requested_due_ms = due_ms
+    current.due_ms = due_ms if event.verb == FIRE_NOW else due_ms + current.shift_ms
+    current.place_ms = _placed(event, current.due_ms)
     current.lane = None
 
 
@@ -161,17 +165,21 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
         return None, True
     if current.lane is not None:  # it leaves its lane in this step
         current.lane, current.left_ms = None, event.cursor_due_ms + 1
-    if event.verb in (EXPIRED, DEAD_LETTER):
+    if event.verb in (EXPIRED, DEAD_LETTER) and not event.due_ms:
         return current.promised(event.verb, event.reason), False
     promised: PromisedDelivery | None = None
     if event.verb == AGAIN:
         promised = current.promised()
+    elif event.verb in (EXPIRED, DEAD_LETTER):
+        promised = current.promised(event.verb, event.reason)  # and its series goes on
     elif event.verb == SKIPPED and event.occurrence != current.occurrence:
         # `skipped` also gives a series its first time; then no occurrence was left out.
         promised = current.promised(EXPIRED if event.reason == EXPIRED else SKIPPED, event.reason)
     assert event.due_ms is not None
-    if event.verb in (AGAIN, SKIPPED):
-        current.due_ms = current.requested_due_ms = event.due_ms
-    current.place_ms = max(event.due_ms, event.cursor_due_ms + 1)
-    current.occurrence, current.attempt = event.occurrence, event.attempt
+    if event.verb in (AGAIN, SKIPPED, EXPIRED, DEAD_LETTER):
+        current.requested_due_ms, current.due_ms = event.due_ms, event.due_ms + current.shift_ms
+        current.place_ms, current.attempt = max(current.due_ms, event.cursor_due_ms + 1), 1
+    else:
+        current.place_ms, current.attempt = max(event.due_ms, event.cursor_due_ms + 1), event.attempt
+    current.occurrence = event.occurrence
     return promised, True
