@@ -188,7 +188,7 @@ OFFSETS = Table(
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
         ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine"),
         ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived, or those of the row cannot be read"),
-        ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election); `unreadable`: the service stepped over the offsets of the row and rejected their records, because their batch cannot be read"),
+        ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election); `unreadable`: the service rejected the records at the offsets of the row, and their batch cannot be read, or has a timestamp that Spark cannot hold"),
     ),
 )  # fmt: skip
 

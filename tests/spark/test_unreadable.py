@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
 from chronos.core.progress import Progress, pack_progress
 from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
@@ -15,7 +17,7 @@ from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
-from tests.integration.foreign import Sent, produce, schedule
+from tests.integration.foreign import Sent, alter_topic, produce, schedule
 from tests.spark.conftest import connector
 from tests.spark.logs import Logs, positions_in, table
 from tests.spark.outage import Outage
@@ -36,12 +38,27 @@ def bomb(broker: Broker, topic: str, target: str) -> int:
     return offset
 
 
+def in_nanoseconds(broker: Broker, topic: str) -> int:
+    """Write a record with such a timestamp, as if from before the topic had the broker's; its offset."""
+    alter_topic(broker, topic, message_timestamp_type="CreateTime", message_timestamp_after_max_ms=str(2**63 - 1))
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    offsets: list[int | None] = []
+    producer.produce(
+        topic, b"v", partition=0, timestamp=time.time_ns(), on_delivery=lambda _, sent: offsets.append(sent.offset())
+    )
+    assert producer.flush(60) == 0
+    alter_topic(broker, topic, message_timestamp_type="LogAppendTime")
+    assert offsets[0] is not None
+    return offsets[0]
+
+
 @pytest.mark.timeout(900)
 def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
     """Micro-batches end before, in and behind it; the next run knows the range, and finds another one."""
     with Outage(spark, broker, tmp_path, 1) as outage:
+        stamped = in_nanoseconds(broker, outage.delay)
         outage.deliver(40)
         ranges = [bomb(broker, outage.delay, outage.flow.target)]
         outage.deliver(40)
@@ -58,13 +75,19 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     archive = tmp_path / "archive"
     gaps = [row for row in table(archive, "offsets").to_pylist() if row["gap"]]
     assert sorted((row["topic"], row["partition"], row["from_offset"], row["until_offset"], row["gap_reason"]) for row in gaps) == [
-        (outage.delay, 0, at, at + 1, "unreadable") for at in ranges
+        (outage.delay, 0, at, at + 1, "unreadable") for at in (stamped, *ranges)
     ]  # fmt: skip
     archived = positions_in(archive, "messages", "shard")
     assert len(archived) == len(outage.flow.sent)
-    assert not {(0, at) for at in ranges} & set(archived)
-    assert known_ranges(spark, outage.storage) == {"0": [(at, at) for at in ranges]}
-    assert sorted(outcomes) == [("delivered", None, len(outage.flow.sent)), ("rejected", "unreadable", len(ranges))]
+    assert not {(0, at) for at in (stamped, *ranges)} & set(archived)
+    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {
+        "0": [(at, at) for at in (stamped, *ranges)]
+    }
+    assert sorted(outcomes) == [
+        ("delivered", None, len(outage.flow.sent)),
+        ("rejected", "create-time", 1),
+        ("rejected", "unreadable", len(ranges)),
+    ]
     assert [each.gap_ms for each in judged.shards] == [None] * len(judged.shards)
 
 

@@ -64,6 +64,15 @@ log = structlog.get_logger("chronos.archive")
 ARCHIVE_GROUP = "{cluster}-archive"
 """Consumer group whose offsets are those archived: below them the logs may be trimmed."""
 
+OVERFLOW = "long overflow"
+"""Part of Spark's error about a timestamp."""
+
+PAST_IT = (
+    "In a target: delete the records up to there (kafka-delete-records), or leave the topic out (--targets). In the delay"
+    " topic: wait until the service has rejected it, and run the same command again"
+)
+"""How the archive gets past what it cannot read."""
+
 CAUSE_CHARACTERS = 2_000
 """Most characters of Spark's message that an error repeats."""
 
@@ -134,7 +143,7 @@ def _run(
 ) -> tuple[str, list[TableResult]]:  # fmt: skip
     """One run over these targets: its name and its counts."""
     streams = _streams(brokers, plan, targets)
-    ranges = known_ranges(spark, storage)
+    ranges = known_ranges(spark, brokers, storage, plan.delay)
     deleted = _deleted(brokers, plan, before)
     started = begin_run(storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted)  # 3
     results, failures = [], [f"{topic} was left out: {why}" for topic, why in started.left_out.items()]
@@ -147,7 +156,7 @@ def _run(
             if isinstance(error, JvmEnded):
                 break
         if stream.table == schema.PROGRESS.name:
-            ranges = save_ranges(storage, started.name, ranges)
+            ranges = save_ranges(brokers, storage, started.name, ranges, plan.delay)
     reached = positions(storage, started.name, started.run).topics
     own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
     archived = {(topic, int(number)): read.position for topic in own
@@ -296,7 +305,7 @@ class _StreamRun:
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
-            raise ArchiveFailed(self._failed_at(f"Spark's message: {_cause(error)}")) from error
+            raise ArchiveFailed(self._failed_at(self._stopped(error))) from error
         except (Py4JNetworkError, ConnectionError) as error:
             raise JvmEnded(self._failed_at(self._jvm_ended())) from error
         finally:
@@ -410,6 +419,13 @@ class _StreamRun:
             if until > begin.get(topic, {}).get(part, 0)
         ]
 
+    def _stopped(self, error: StreamingQueryException) -> str:
+        """Why the stream failed: Spark's message, or the record with a timestamp that it cannot hold."""
+        found = None
+        if OVERFLOW in str(error):
+            found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
+        return f"Spark's message: {_cause(error)}" if found is None else f"The reason is that {found}. {PAST_IT}"
+
     def _jvm_ended(self) -> str:
         """Why Spark's JVM may have ended: the first batch of the range that takes too much memory here too, if there is one."""
         found = find_unreadable(self._brokers, self._failed_ranges(), self._ranges)
@@ -419,9 +435,8 @@ class _StreamRun:
                 " spark.driver.memory=4g); run the same command again"
             )
         return (
-            f"Spark's JVM ended before the job did, because {found}. Give it more memory (--conf spark.driver.memory=8g); or, in"
-            " a target, delete the records up to there (kafka-delete-records), or leave the topic out (--targets). In the"
-            " delay topic, wait until the service has stepped over it and run the same command again"
+            f"Spark's JVM ended before the job did, because {found}. Give it more memory (--conf spark.driver.memory=8g)."
+            f" {PAST_IT}"
         )
 
 

@@ -1,20 +1,25 @@
-"""The offsets that the archive does not read: ranges of the delay topic that the service has decided to step over.
+"""The offsets that the archive does not read: ranges of the delay topic whose records the service has rejected.
 
-Their batches cannot be decompressed within bounds; Spark's consumer would take the memory of its JVM for one. The decisions are
-in the progress records, which a run reads first. The ranges that each run added are found in the files it wrote; a run
-without its list makes the whole table be read once.
+Either their batch cannot be decompressed within bounds, and Spark's consumer would take the memory of its JVM for it; or it has a
+producer's timestamp that Spark's source cannot hold, and it would fail. The decisions are in the progress records, which a
+run reads first. The ranges that each run added are found in the files it wrote; a run without its list makes the whole tables be
+read once.
 """
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
+from chronos.core.message import Reason
 from chronos.errors import BatchUnreadable, Retry
 from chronos.spark import schema
 from chronos.spark.runs import RUNS, ArchiveBrokers, parse_batch
@@ -30,6 +35,11 @@ READ_AHEAD = 10_000
 HIDDEN_MAX = 1_000
 """Most batches without visible records that are looked at before a range."""
 
+TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000
+"""Spark holds times in microseconds: a producer's timestamp in nanoseconds, taken for milliseconds, is beyond that."""
+
+CREATE_TIME = Reason.CREATE_TIME.label
+
 SEARCH_S = 60.0
 """Longest search for a batch that cannot be read."""
 
@@ -40,7 +50,7 @@ Ranges = dict[str, list[tuple[int, int]]]
 """First and last offsets by partition, in order."""
 
 
-def known_ranges(spark: SparkSession, storage: ArchiveStorage) -> Ranges:
+def known_ranges(spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, delay_topic: str) -> Ranges:
     """The ranges that all archived progress records name."""
     runs = storage.folders(RUNS)
     if not runs:
@@ -48,29 +58,56 @@ def known_ranges(spark: SparkSession, storage: ArchiveStorage) -> Ranges:
     found = storage.read_json(f"{RUNS}/{runs[-1]}/{UNREADABLE_FILE}")
     if found is not None:
         return {part: [(first, last) for first, last in ranges] for part, ranges in found.items()}
-    rows = read_table(spark, storage, schema.PROGRESS).where("unreadable is not null").select("shard", "unreadable")
-    return _merged(
-        {}, [(row["shard"], each["first"], each["last"]) for row in rows.collect() for each in row["unreadable"]]
-    )
+    steps = read_table(spark, storage, schema.PROGRESS).where("unreadable is not null").select("shard", "unreadable")
+    ranges = [(row["shard"], each["first"], each["last"]) for row in steps.collect() for each in row["unreadable"]]
+    refused = read_table(spark, storage, schema.DECISIONS).where(f.col("reason") == CREATE_TIME)
+    stamped = [(row["shard"], row["source_offset"]) for row in refused.select("shard", "source_offset").collect()]
+    return _merged({}, [*ranges, *_beyond(brokers, delay_topic, stamped)])
 
 
-def save_ranges(storage: ArchiveStorage, run: str, before: Ranges) -> Ranges:
+def save_ranges(brokers: ArchiveBrokers, storage: ArchiveStorage, run: str, before: Ranges, delay_topic: str) -> Ranges:
     """Add the ranges of the progress records that a run has read to those named before, and keep them with the run."""
-    table = schema.PROGRESS.name
-    new = []
-    for folder in storage.folders(table):
-        if parse_batch(folder, table)[0] != run:
-            continue
-        for path, _ in storage.files(f"{table}/{folder}", recursive=True):
-            if path.endswith(".parquet"):
-                with storage.open(f"{table}/{folder}/{path}") as stream:
-                    for rows in pq.ParquetFile(stream).iter_batches(columns=["shard", "unreadable"]):
-                        if rows.column("unreadable").null_count < len(rows):
-                            new += [(row["shard"], each["first"], each["last"])
-                                    for row in rows.to_pylist() for each in row["unreadable"] or ()]  # fmt: skip
-    found = _merged(before, new)
+    ranges = [
+        (row["shard"], each["first"], each["last"])
+        for rows in _rows(storage, run, schema.PROGRESS, "shard", "unreadable")
+        if rows.column("unreadable").null_count < len(rows)
+        for row in rows.to_pylist()
+        for each in row["unreadable"] or ()
+    ]
+    stamped = [
+        (row["shard"], row["source_offset"])
+        for rows in _rows(storage, run, schema.DECISIONS, "shard", "source_offset", "reason")
+        for row in rows.filter(pc.equal(rows.column("reason"), CREATE_TIME)).to_pylist()
+    ]
+    found = _merged(before, [*ranges, *_beyond(brokers, delay_topic, stamped)])
     storage.write_json(f"{RUNS}/{run}/{UNREADABLE_FILE}", found)
     return found
+
+
+def _rows(storage: ArchiveStorage, run: str, table: schema.Table, *columns: str) -> Iterator[pa.RecordBatch]:
+    """Columns of the files that a run wrote to a table."""
+    for folder in storage.folders(table.name):
+        if parse_batch(folder, table.name)[0] != run:
+            continue
+        for path, _ in storage.files(f"{table.name}/{folder}", recursive=True):
+            if path.endswith(".parquet"):
+                with storage.open(f"{table.name}/{folder}/{path}") as stream:
+                    yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
+
+
+def _beyond(brokers: ArchiveBrokers, topic: str, stamped: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """The batches with a timestamp beyond TIMESTAMP_MS_MAX, of these records (partition, offset) with a producer's timestamp.
+
+    All records of such a batch have producers' timestamps, and were rejected.
+    """
+    seen = (-1, -1)
+    for part, offset in sorted(stamped):
+        if (part, offset) <= seen:
+            continue
+        header = brokers.batch_header(topic, part, offset)
+        seen = (part, header.last)
+        if header.timestamp_ms > TIMESTAMP_MS_MAX and header.first <= offset:
+            yield part, header.first, header.last
 
 
 def _merged(ranges: Ranges, more: Sequence[tuple[int, int, int]]) -> Ranges:
@@ -183,7 +220,7 @@ def _visible_end(brokers: ArchiveBrokers, topic: str, partition: int, part: Part
 
 
 def find_unreadable(brokers: ArchiveBrokers, places: Sequence[tuple[str, str, int, int]], known: Ranges) -> str | None:
-    """Look for the first batch in these offsets (topic, partition, begin, end) that cannot be read in bounded memory.
+    """Look for the first batch in these offsets (topic, partition, begin, end) that Spark cannot read, and say why.
 
     None if there is none outside the ranges, or none was found within SEARCH_S.
     """
@@ -194,7 +231,12 @@ def find_unreadable(brokers: ArchiveBrokers, places: Sequence[tuple[str, str, in
             try:
                 while reader.position < part.end and time.monotonic() < deadline_s:
                     reader.wait(SEARCH_WAIT_S)
-                    reader.read(SEARCH_RECORDS, SEARCH_BYTES)
+                    for record in reader.read(SEARCH_RECORDS, SEARCH_BYTES):
+                        if record.timestamp_ms > TIMESTAMP_MS_MAX:
+                            return (
+                                f"the record at offset {record.offset} of {topic}/{partition} has the timestamp"
+                                f" {record.timestamp_ms}, which Spark cannot hold"
+                            )
             except BatchUnreadable as error:
                 return f"the batch at offset {error.offset} of {topic}/{partition} takes too much memory ({error})"
             except Retry:

@@ -209,7 +209,7 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
 
     Their due times are not known, so the time of the decision stands for them.
     """
-    found = decisions.where(span.hours() & (f.col("reason") == UNREADABLE) & span.holds("decided_ms")).alias("made")
+    found = decisions.where(span.hours() & (f.col("outcome") == "refused") & span.holds("decided_ms")).alias("made")
     ranges = f.broadcast(offsets.where(f.col("gap_reason") == UNREADABLE)).alias("gap")
     is_in = f.expr(
         "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND made.source_offset < gap.until_offset"
