@@ -108,6 +108,12 @@ def test_a_second_replay_names_the_first_letter_and_an_occurrence_is_a_letter_of
     }  # fmt: skip
 
 
+def test_a_replay_keeps_the_attempts_that_its_producer_asked_for_and_counts_them_again() -> None:
+    entry = scheduled(letter(attempts="3", attempt="3"))[1].entry
+    assert entry.options is not None
+    assert (entry.options.attempts_max, entry.attempt) == (3, 1)
+
+
 def test_a_replay_keeps_an_expiry_that_is_not_over() -> None:
     assert scheduled(letter(expire_at=str(NOW_MS + 1)))[1].entry.expire_at_ms == NOW_MS + 1
     assert scheduled(letter(expire_at=str(NOW_MS)))[1].entry.expire_at_ms is None
