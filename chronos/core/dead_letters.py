@@ -66,6 +66,8 @@ class Letter(Struct, frozen=True, kw_only=True, gc=False):
     """The requested due time (epoch ms)."""
     attempt: int
     occurrence: int
+    in_series: bool
+    """It is an occurrence of a series, whose id the series keeps."""
     replayed: str | None
     """The source of the dead letter that the message was a replay of; None if it was not replayed before."""
     value_bytes: int | None
@@ -133,6 +135,7 @@ def read(partition: int, record: Record, *, whole: bool) -> Letter | Marker | No
         due_ms=_number(receipt, DUE_AT),
         attempt=_number(receipt, ATTEMPT) or 1,
         occurrence=_number(receipt, OCCURRENCE) or 1,
+        in_series=OCCURRENCE in receipt,
         replayed=_text(receipt, REPLAYED) or None,
         value_bytes=None if record.value is None else len(record.value),
         record=record if whole else None,
@@ -175,17 +178,23 @@ def replay(
     """Return shard, key and headers of the record that schedules a whole letter again, due at once; its value is the letter's.
 
     The message keeps its id, its target and its own headers; an expiry that is over is left out. `chronos-replayed` names the
-    source of its first dead letter, so that of several replays of one letter only the first is accepted.
+    source of its first dead letter, so that of several replays of one letter only the first is accepted. An occurrence of a
+    series gets that name as its id, because the series keeps its own.
     `rules`: of every shard, in order. Returns the rejection if the shard would refuse the record.
     """
     assert letter.record is not None
     key, control = letter.record.key, control_headers(letter)
-    occurrence = f"/{letter.occurrence}" if letter.occurrence > 1 else ""
+    first = letter.replayed or letter.source
+    shard = _shard(letter, len(rules), delay_topic)
+    if letter.in_series:
+        first = f"{letter.source}/{letter.occurrence}"
+        key = first.encode()
+        shard = partition_of(key, len(rules))
     headers = [
         *own_headers(letter),
         (ACTION, b"replay"),
         (DELAY, b"0"),
-        (REPLAYED, (letter.replayed or letter.source + occurrence).encode()),
+        (REPLAYED, first.encode()),
         *((name, value) for name, value in control.items() if name in _KEPT),
     ]
     expire_at_ms = _number(control, EXPIRE_AT)
@@ -193,7 +202,6 @@ def replay(
         headers.append((EXPIRE_AT, b"%d" % expire_at_ms))
     if key is None:
         headers.append((ID, letter.id))
-    shard = _shard(letter, len(rules), delay_topic)
     found = parse(Record(0, now_ms, key, letter.record.value, headers), rules[shard])
     if type(found) is Rejection:
         return found

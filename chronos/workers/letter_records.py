@@ -6,6 +6,7 @@ from chronos.core.message import (
     ATTEMPTS,
     DETAIL,
     EXPIRE_AT,
+    OCCURRENCE,
     REASON,
     SOURCE,
     TARGET_KEY,
@@ -49,6 +50,8 @@ class LetterRecords:
             headers.append((EXPIRE_AT, b"%d" % entry.expire_at_ms))
         if entry.options is not None and entry.options.attempts_max:
             headers.append((ATTEMPTS, b"%d" % entry.options.attempts_max))
+        if entry.options is not None and entry.options.repetition is not None and entry.occurrence == 1:
+            headers.append((OCCURRENCE, b"1"))
         if entry.attempt == 1:
             headers.append((ATTEMPT, b"1"))
         # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.

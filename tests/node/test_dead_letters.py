@@ -33,10 +33,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         for topic in TOPICS:
             running.post("/v1/messages", [message(topic, "a", id=f"{topic}-a"), message(topic, "b")])
         running.post("/v1/messages", [message("bulk", str(at), **named(at)) for at in range(MANY)])
+        series = {"repeat": "every 100ms", "repeat_times": 2, "late_policy": "fire-all"}
+        running.post("/v1/messages", message("series", "s", id="series-a", **series))
         running.stop()
-        running.settings |= {"workers.push": "on", "targets.deny": ",".join([*TOPICS, "bulk"])}
+        running.settings |= {"workers.push": "on", "targets.deny": ",".join([*TOPICS, "series", "bulk"])}
         running.start()
-        total = MANY + 2 * len(TOPICS)
+        total = MANY + 2 * len(TOPICS) + 2
         running.wait_until(lambda: sum(shard["totals"]["dead"] for shard in running.shards()) == total, "let all die")
         running.stop()
         running.settings["targets.deny"] = "barred"
@@ -130,7 +132,7 @@ def test_pages_and_times_select_all_letters_once_the_newest_first(service: Servi
     assert len(found) == len({one["id"] for one in found}) == 2
     everything = letters(service, limit=700, resolved="true")
     times = [one["dead_at"] for one in everything]
-    assert (len(everything), times) == (MANY + 2 * len(TOPICS), sorted(times, reverse=True))
+    assert (len(everything), times) == (MANY + 2 * len(TOPICS) + 2, sorted(times, reverse=True))
     last = times[0]
     assert all(one["dead_at"] >= last for one in letters(service, since=last))
     assert last not in {one["dead_at"] for one in letters(service, until=last)}
@@ -144,6 +146,16 @@ def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "0 dead letters replayed")
     assert "2 dead letters cannot be replayed: forbidden-target" in done.stderr
     assert len(letters(service, target="barred")) == 2
+
+
+def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(service: Service) -> None:
+    found = letters(service, target="series")
+    assert {one["id"] for one in found} == {"series-a"}
+    names = {f"{one['source']}/{one.get('occurrence', 1)}" for one in found}
+    assert len(names) == 2
+    status, result = service.ask("POST", "/v1/dead-letters/replay", {"target": "series"})
+    assert (status, result["resolved"]) == (200, 2)
+    assert {record["headers"]["chronos-id"] for record in delivered(service, "series", 2)} == names
 
 
 def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:

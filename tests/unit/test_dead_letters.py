@@ -103,6 +103,9 @@ def test_a_replay_of_a_message_without_a_key_keeps_its_generated_id_and_goes_to_
 def test_a_second_replay_names_the_first_letter_and_an_occurrence_is_a_letter_of_its_own() -> None:
     again = letter(source="chronos.delay/1/99", replayed="chronos.delay/1/41")
     assert scheduled(again)[1].entry.headers == {"trace": b"1", "chronos-replayed": b"chronos.delay/1/41"}
+    for occurrence in ("1", "4"):
+        entry = scheduled(letter(occurrence=occurrence))[1].entry
+        assert entry.id == b"chronos.delay/1/41/%b" % occurrence.encode(), "the series keeps its own id"
     assert scheduled(letter(occurrence="4"))[1].entry.headers == {
         "trace": b"1", "chronos-replayed": b"chronos.delay/1/41/4"
     }  # fmt: skip
