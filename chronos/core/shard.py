@@ -228,7 +228,10 @@ class Shard:
         for due_ms, _ in rescheduled.values():
             delta[due_ms // MINUTE_MS] += 1
         deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
-        if rescheduled or parked:
+        if rescheduled and not (placed or parked or left):
+            deletes += [entry_key(decisions[source].due_ms, source) for source in rescheduled]
+            placed = rescheduled
+        elif rescheduled or parked:
             moved = (rescheduled.keys() | parked) - {source for _, source, _ in selection.items[:left]}
             deletes += [entry_key(decisions[source].due_ms, source) for source in moved if source not in placed]
             if parked:
@@ -393,7 +396,8 @@ class Shard:
                 continue
             message_id = entry.id or entry_id(entry, shard, offset)
             failure = failure_of(decision, details) if decision.reason else None
-            id_states.pop(message_id, None)
+            if id_states:
+                id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
                 decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure)
