@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import structlog
 from msgspec import Struct
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
@@ -306,7 +306,9 @@ class _StreamRun:
             query.awaitTermination()
         except StreamingQueryException as error:
             raise ArchiveFailed(self._failed_at(self._stopped(error))) from error
-        except (Py4JNetworkError, ConnectionError) as error:
+        except Py4JJavaError:
+            raise
+        except (Py4JError, ConnectionError) as error:  # the connection to the JVM broke
             raise JvmEnded(self._failed_at(self._jvm_ended())) from error
         finally:
             with suppress(Py4JError, ConnectionError):
