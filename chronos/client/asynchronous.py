@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
 from chronos.client.models import (
@@ -19,7 +20,7 @@ from chronos.client.models import (
     Scheduled,
     WholeDeadLetter,
 )
-from chronos.client.requests import Attempts, Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
+from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.times import Delay, Time
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ generator (`confirm`): it yields requests and pauses, and the client sends back 
 
 import base64
 import json
-import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, cast
@@ -14,12 +13,9 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from chronos.client.errors import ClientError, NotFound, Refused, Rejected, ServiceFailed
+from chronos.client.errors import NotFound, Refused, Rejected, ServiceFailed
 from chronos.client.models import Job, JobAction, LatePolicy, MessageInfo, OnConflict, Page, Result, Scheduled
 from chronos.client.times import Delay, Time, delay_ms, time_ms
-
-BACK_OFF_S = 0.1
-"""Wait before the first repetition; it doubles, and a random half of it is left out."""
 
 COME_BACK = frozenset({429, 502, 503, 504})
 """Statuses that ask the client to try again."""
@@ -373,34 +369,6 @@ def follow_job(started: Job, wait: Delay) -> Steps[Job]:
         yield JOB_EVERY_S
         found = yield job(started.id)
     return found
-
-
-class Attempts:
-    """The one deadline of a call, and when it may be tried again."""
-
-    def __init__(self, request: Request, timeout_s: float, retries: int) -> None:
-        self._ends_s = time.monotonic() + timeout_s + request.wait_s
-        self._left = retries if request.repeatable else 0
-        self._wait_s = BACK_OFF_S
-        self._problem: ClientError | None = None
-
-    @property
-    def left_s(self) -> float:
-        """Time until the deadline; never zero, so that it can be given to a socket."""
-        return max(0.05, self._ends_s - time.monotonic())
-
-    def next_in_s(self, failure: ClientError, *, answered: bool) -> float:
-        """How long to wait before the next attempt; raises when there is none.
-
-        What the service answered is raised rather than a later attempt's silence: it has the reason.
-        """
-        if answered:
-            self._problem = failure
-        if self._left <= 0 or self._wait_s >= self._ends_s - time.monotonic():
-            raise self._problem or failure
-        self._left -= 1
-        wait_s, self._wait_s = self._wait_s, 2 * self._wait_s
-        return wait_s * random.uniform(0.5, 1.0)
 
 
 # --- Fields

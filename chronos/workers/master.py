@@ -32,9 +32,10 @@ from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.letters import LetterTopics
 from chronos.workers.limits import Limits
 from chronos.workers.open_transactions import HELD_BACK_MS
+from chronos.workers.planned import PlannedTransaction
 from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
-from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher, within_targets
+from chronos.workers.push import TARGETS_MAX, Pusher, within_targets
 from chronos.workers.step_report import StepReport
 from chronos.workers.writer_epoch import WriterEpoch
 

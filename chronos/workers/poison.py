@@ -11,7 +11,8 @@ from chronos.core.size import batch_bytes
 from chronos.core.step import Selection, Staged
 from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.letters import LetterTopics
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.planned import PlannedTransaction
+from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals
 
 log = structlog.get_logger("chronos.master")

@@ -5,10 +5,7 @@ one message and never an aborted transaction (law 8). Other failures are handled
 which isolates the poison record by halving the selection.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-
-from msgspec import Struct, field
 
 from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.look_ahead import LookAhead
@@ -26,13 +23,13 @@ from chronos.core.selector import Selector
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
-from chronos.ports import Log, Outgoing, TopicSpec
+from chronos.ports import Log, TopicSpec
 from chronos.workers.fast_path import add_plain
 from chronos.workers.lanes import is_open, lane_for, why_parked
-from chronos.workers.letter_counts import LetterCounts
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, UNBOUNDED, Refusal
-from chronos.workers.partitions import TURN_MESSAGES, Partitions, Turn
+from chronos.workers.partitions import TURN_MESSAGES, Partitions
+from chronos.workers.planned import PlannedTransaction
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
 from chronos.workers.series import turn_of
@@ -47,41 +44,6 @@ RECEIPT_BYTES = 512
 
 JITTER_STEPS = 1_000
 """Resolution of the jitter of a retry."""
-
-
-class PlannedTransaction(Struct, kw_only=True):
-    """The contents of a transaction. `Pusher.plan` fills it; afterwards it is read-only."""
-
-    messages: list[Outgoing]
-    decisions: list[Decision]
-    due_ms: list[int]
-    """Due time of each delivered message, in order."""
-    details: list[str] = field(default_factory=list)
-    """`Progress.details` of the decisions."""
-    targets: Mapping[str, int] = field(default_factory=dict)
-    """Target -> messages selected for it."""
-    undelivered: Counter[str] = field(default_factory=Counter)
-    """Target -> those of them with a decision."""
-    next_ms: dict[int, int] = field(default_factory=dict)
-    """Source offset -> due time (epoch ms) of the next occurrence, for messages of a series; 0: there is none."""
-    dead_letters: int = 0
-    """Number of dead letters among the messages."""
-    dead: LetterCounts = field(default_factory=LetterCounts)
-    """The same by reason and target."""
-    defers_dead_letters: bool = False
-    """The dead-letter topic takes no records: messages that would go there are deferred."""
-    dead_letter_bytes_max: int = UNBOUNDED
-    """Most bytes of dead letters; further messages that would become some are deferred."""
-    dead_letter_bytes: int = 0
-    """Bytes of the dead letters, where they are bounded."""
-    turn: Turn
-    """The partitions of the messages without a key."""
-    refusal: Refusal | None = None
-    """Why the dead-letter topic takes no records, by its description; None if it was not described, or takes them."""
-    allowed: dict[str, int] = {}
-    """Limited target -> number of messages that may be delivered to it in this step."""
-    spent: dict[str, int] = {}
-    """Limited target -> number of messages that take part of its rate."""
 
 
 class Pusher:

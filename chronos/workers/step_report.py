@@ -13,7 +13,7 @@ from msgspec import Struct
 from chronos.core.progress import Outcome
 from chronos.core.step import Selection, Staged
 from chronos.workers.letter_counts import LetterCounts, count_rejected
-from chronos.workers.push import PlannedTransaction
+from chronos.workers.planned import PlannedTransaction
 
 LATE_MS = 1_000
 """A message that is delivered more than this after it was due is late."""

@@ -20,7 +20,8 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.core.wheel import Wheel
 from chronos.ports import TopicInfo
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.planned import PlannedTransaction
+from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals
 from tests.bench import load
 

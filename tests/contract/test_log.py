@@ -22,7 +22,8 @@ from chronos.core.step import Selection
 from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
 from chronos.workers.partitions import TURN_MESSAGES
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.planned import PlannedTransaction
+from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 

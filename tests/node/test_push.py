@@ -19,7 +19,8 @@ from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import Leaving, Selection, Staged
 from chronos.ports import TopicSpec
-from chronos.workers.push import TARGETS_MAX, PlannedTransaction, Pusher
+from chronos.workers.planned import PlannedTransaction
+from chronos.workers.push import TARGETS_MAX, Pusher
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.step_report import LATE_MS, StepReport
 from tests.harness.clock import HandClock

@@ -19,7 +19,8 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection
 from chronos.ports import Log, Sent, TopicInfo, Writer
 from chronos.workers.partitions import TURN_MESSAGES, WAITS_MS
-from chronos.workers.push import PlannedTransaction, Pusher
+from chronos.workers.planned import PlannedTransaction
+from chronos.workers.push import Pusher
 from chronos.workers.refusals import Refusals
 from tests.harness.clock import HandClock
 
