@@ -8,12 +8,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
@@ -218,7 +218,8 @@ class ArchiveStorage:
                 time.sleep(LOCK_POLL_S)
             yield
         finally:
-            file.close()
+            with suppress(Py4JError, ConnectionError):  # a JVM that ended holds no lock
+                file.close()
 
 
 def _lock(file: Any) -> bool:
