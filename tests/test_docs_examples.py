@@ -25,6 +25,7 @@ from chronos.admin.problems import ProblemError
 from chronos.admin.scheduling import Planner
 from chronos.cli.app import app
 from chronos.cli.audit import parse_moment
+from chronos.cli.send import Series
 from chronos.config import load
 from chronos.config.catalogue import keys
 from chronos.config.values import size_bytes
@@ -169,10 +170,12 @@ def sent_by(context: click.Context) -> dict[str, Any] | None:
     if context.command.name != "send":
         return None
     headers = dict(each.split("=", 1) for each in given["header"] or [])
+    series = Series(**{field: given[field] for field in Series.__struct_fields__})
     found = {
         "target": {"topic": given["to"], "key": given["key"], "headers": headers},
         "value": given["value"], "deliver_at": given["at"], "delay": given["in_"], "id": given["id"],
-        "on_conflict": given["on_conflict"], "expire_at": given["expire_at"],
+        "on_conflict": given["on_conflict"], "expire_at": given["expire_at"], "attempts": given["attempts"],
+        **series.options(),
     }  # fmt: skip
     return {name: content for name, content in found.items() if content is not None}
 
