@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
 from chronos.admin.dead_letter_scan import Found, Part, Wanted, Window
-from chronos.admin.encoding import headers_out, id_bytes, id_text, text_or_base64
+from chronos.admin.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.messages import id_of
 from chronos.admin.problems import ProblemError, invalid, wrong_field
 from chronos.admin.scheduling import time_ms
@@ -272,7 +272,7 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection) -> Wanted:
     fields: dict[str, Any] = {}
     if query.id is not UNSET:
         try:
-            fields["id"] = id_bytes(query.id)
+            fields["id"] = whole_id_bytes(query.id)
         except ValueError as error:
             raise wrong_field("id", str(error)) from None
     for name in ("since", "until"):

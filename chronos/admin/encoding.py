@@ -7,6 +7,7 @@ from urllib.parse import quote
 from msgspec import UNSET, UnsetType
 
 from chronos.admin.schemas import Binary, HeaderValue, HeaderValues
+from chronos.core.keys import ID_BYTES_MAX
 
 BASE64_ID = "base64:"
 """Prefix of an id in base64. An id whose own bytes begin with the prefix is written in base64 too."""
@@ -33,6 +34,14 @@ def id_bytes(text: str) -> bytes:
     if text.startswith(BASE64_ID):
         return from_base64(text.removeprefix(BASE64_ID))
     return to_bytes(text)
+
+
+def whole_id_bytes(text: str) -> bytes:
+    """The bytes of an id of a message; ValueError, with a text for users, also for its length."""
+    message_id = id_bytes(text)
+    if not 0 < len(message_id) <= ID_BYTES_MAX:
+        raise ValueError(f"must have 1 to {ID_BYTES_MAX} bytes, not {len(message_id)}")
+    return message_id
 
 
 def to_bytes(text: str) -> bytes:

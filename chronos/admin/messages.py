@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
-from chronos.admin.encoding import BASE64_ID, headers_out, id_bytes, id_path, id_text, text_or_base64
+from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
 from chronos.admin.scheduling import Planned, new_time, plan_action, time_ms
@@ -29,7 +29,7 @@ from chronos.admin.schemas import (
 )
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
-from chronos.core.keys import ID_BYTES_MAX, OFFSET_MAX, generated_id, parse_generated_id, partition_of
+from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, page
 from chronos.core.repetition import format_repetition
@@ -403,12 +403,8 @@ def id_of(request: web.Request) -> bytes:
     """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64."""
     data = unquote_to_bytes(request.rel_url.raw_path.split("/")[3])
     try:
-        text = data.decode()
-        message_id = id_bytes(text)
+        return whole_id_bytes(data.decode())
     except UnicodeDecodeError:
         raise wrong_field("id", f"is not UTF-8; write other bytes as {BASE64_ID} and their base64") from None
     except ValueError as error:
         raise wrong_field("id", str(error)) from None
-    if not 0 < len(message_id) <= ID_BYTES_MAX:
-        raise wrong_field("id", f"must have 1 to {ID_BYTES_MAX} bytes, not {len(message_id)}")
-    return message_id

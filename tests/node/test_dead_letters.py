@@ -119,6 +119,7 @@ def test_a_selection_is_an_id_or_a_filter_or_all(service: Service) -> None:
         {"all": True, "target": "cli"},
         {"id": "a", "reason": "x"},
         {"all": False},
+        {"id": "base64:"},
     ):
         status, problem = service.ask("POST", "/v1/dead-letters/discard", body)
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), body
