@@ -142,7 +142,7 @@ def page(
     None if there are no more. A page may be shorter than `limit`, even empty, and still not be the last. The shard may take
     steps meanwhile: pages together return each message that is pending at the same position throughout exactly once.
 
-    1. read entries after the cursor of `state`,
+    1. read entries after the cursor of `state`, and whether there are more,
     2. read the cursor as it is now: entries at or before it are no longer pending, or were parked,
     3. read parked messages: also those that were parked since 1 are found, at the positions they had.
     """
@@ -154,6 +154,8 @@ def page(
     if start < stop:
         scan_max = PAGE_SCAN_MAX if matching.is_selective else limit
         found = view.scan(entry_key(*start), entry_key(*stop), scan_max, PAGE_SCAN_BYTES)
+        # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
+        is_end = not found or not view.scan(_key_after(entry_position(found[-1][0])), entry_key(*stop), 1, 1)
         (now,) = view.get([STATE_KEY])
         state = state if now is None else unpack_state(now)
         for key, data in found:
@@ -166,8 +168,7 @@ def page(
                         break
         if rows and len(rows) == limit:
             through = rows[-1].position
-        elif found and view.scan(_key_after(entry_position(found[-1][0])), entry_key(*stop), 1, 1):
-            # A scan that stopped at its byte limit looks like one that reached the end: only an empty scan proves the end.
+        elif not is_end:
             through = entry_position(found[-1][0])
     if not state.parked:
         return rows, through
