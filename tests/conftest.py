@@ -45,20 +45,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if "not slow" in deselected and collection_path.name in SLOW_MODULES else None
 
 
-SPARK_SECOND = {"test_archive.py", "test_backfill.py", "test_session.py"}
-"""The tests of Spark that take half of the time of all of them."""
-
-
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives single tests to the workers, but the tests of Spark in two parts: each starts Spark once.
+    """Gives single tests to the workers, but all tests of Spark to one of them: it starts Spark once.
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if not nodeid.startswith("tests/spark/"):
-            return nodeid
-        return "spark 2" if Path(nodeid.partition("::")[0]).name in SPARK_SECOND else "spark 1"
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,7 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need Java as integration tests; put the tests that take longest first.
 
-    A worker takes the next test, or half the tests of Spark, when it has finished one. With the long ones first, the
+    A worker takes the next test, or all tests of Spark, when it has finished one. With the long ones first, the
     short ones fill up what is left at the end, and no worker idles while another one runs the longest test.
     """
     for item in items:
