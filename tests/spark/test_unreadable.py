@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
+from chronos.core.progress import Progress, pack_progress
 from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule
-from tests.spark.logs import positions_in, table
+from tests.spark.conftest import connector
+from tests.spark.logs import Logs, positions_in, table
 from tests.spark.outage import Outage
 
 if TYPE_CHECKING:
@@ -85,6 +89,27 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
         ("rejected", "unreadable", len(ranges)),
     ]
     assert [each.gap_ms for each in judged.shards] == [None] * len(judged.shards)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> None:
+    """In a target nothing steps over it: the error has its topic, partition and offset, and other topics stay archived."""
+    logs = Logs(broker)
+    step = Progress(role_epoch=1, log_epoch=1, cluster=logs.cluster, node="n", instance="i", cursor_due_ms=0, cursor_offset=0, pull_offset=0,
+                    counts=(0,) * 7)  # fmt: skip
+    logs.write(logs.progress, pack_progress(step))
+    logs.schedule(6, 1_900_000_000_000)
+    offset = bomb(broker, logs.target, "-")
+    command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
+               "--all-records", *logs.settings(), "--conf", "spark.driver.memory=480m"]  # fmt: skip
+    for name, value in connector().items():
+        command += ["--conf", f"{name}={value}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert f"archiving deliveries failed at {logs.target}/0 offsets 0 to {offset + 1}, {logs.target}/1" in ended.stderr
+    assert f"the batch at offset {offset} of {logs.target}/0 takes too much memory" in ended.stderr
+    assert len(positions_in(tmp_path, "progress", "shard")) == 1
 
 
 def test_offsets_are_read_around_ranges() -> None:
