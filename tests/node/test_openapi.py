@@ -113,7 +113,10 @@ BODIES = [
     ({"deliver_at": "1969-12-31T00:00:00Z", "delay": None}, False),
     ({"deliver_at": "1969-12-31T00:00:00Z"}, False),
     ({"unknown": 1}, False),
-    ({"repeat": "every 5s"}, False),
+    ({"repeat": "every 5s"}, True),
+    ({"repeat": "every 5s", "repeat_times": 0}, False),
+    ({"spread": "1m"}, True),
+    ({"attempts": 0}, False),
 ]
 """Changes of a valid message at the limits of its fields, and whether the result is valid."""
 
