@@ -163,8 +163,8 @@ FAULTS: dict[str, list[Change]] = {
         (LetterTopic, "is_open", "return not now_ms < self.until_ms <= now_ms + REFUSED_PAUSE_MS", "return self.failures == 0"),
         (LetterTopic, "is_open", "self.took()", "pass"),
     ],
-    "a moving shard is called stalled": [
-        (_Still, "step", "position != self._position", "False"),
+    "a shard that moves or has no work is called stalled": [
+        (_Still, "step", "not waiting or position != self._position", "False"),
     ],
     "a lost producer is used again": [
         (Replica, "_lead", "except (ProducerLost, ApplyFailed) as error:", "except ApplyFailed as error:"),
