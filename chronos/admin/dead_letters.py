@@ -19,7 +19,7 @@ from chronos.admin.context import Call, Context
 from chronos.admin.dead_letter_scan import Found, Part, Wanted, Window
 from chronos.admin.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.messages import id_of
-from chronos.admin.problems import ProblemError, invalid, wrong_field
+from chronos.admin.problems import ProblemError, converted, invalid, wrong_field
 from chronos.admin.scheduling import time_ms
 from chronos.admin.schemas import (
     DeadLetter,
@@ -271,17 +271,11 @@ def _check(selection: DeadLetterSelection) -> None:
 def _wanted(query: DeadLetterQuery | DeadLetterSelection) -> Wanted:
     fields: dict[str, Any] = {}
     if query.id is not UNSET:
-        try:
-            fields["id"] = whole_id_bytes(query.id)
-        except ValueError as error:
-            raise wrong_field("id", str(error)) from None
+        fields["id"] = converted("id", whole_id_bytes, query.id)
     for name in ("since", "until"):
         value = getattr(query, name)
         if value is not UNSET:
-            try:
-                fields[f"{name}_ms"] = time_ms(value)
-            except ValueError as error:
-                raise wrong_field(name, str(error)) from None
+            fields[f"{name}_ms"] = converted(name, time_ms, value)
     return Wanted(
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,

@@ -6,7 +6,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import duration_ms, time_ms
 from chronos.admin.schemas import (
     DEAD_CASES_MAX,
@@ -202,10 +202,7 @@ class Overview:
         if value is UNSET:
             return default_ms
         assert isinstance(value, int | str)
-        try:
-            return time_ms(value)
-        except ValueError as error:
-            raise wrong_field(field, str(error)) from None
+        return converted(field, time_ms, value)
 
     async def live(self, _: Call) -> tuple[int, object]:
         """200 while the process should be kept running."""

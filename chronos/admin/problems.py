@@ -1,10 +1,16 @@
 """Error answers: `application/problem+json` (RFC 9457), with a hint what to do."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 from aiohttp import web
 
 from chronos.admin.schemas import Fault, Problem
 from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -72,6 +78,14 @@ def invalid(detail: str, errors: list[Fault], *, hint: str | None = None) -> Pro
 def wrong_field(field: str, detail: str) -> ProblemError:
     """422 for one field of a request, or one parameter."""
     return invalid(f"{field}: {detail}", [Fault(field=field, detail=detail)])
+
+
+def converted(field: str, convert: Callable[[_Given], _Made], value: _Given) -> _Made:
+    """The value of a field as `convert` makes it; ProblemError with status 422 if that raises ValueError."""
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise wrong_field(field, str(error)) from None
 
 
 def no_shard(shards: int) -> ProblemError:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.schemas import LaneInfo, RateChange, RateInfo, Rates, RatesQuery
 from chronos.admin.validation import decode_body
 from chronos.admin.waiting import poll
@@ -68,10 +68,7 @@ class RateLimitHandlers:
         """Set the limit of a pattern; it replaces the one of the configuration until it is removed."""
         pattern = self._pattern(call)
         change = decode_body(_decode_change, RateChange, call.body)
-        try:
-            rate = parse_rate(change.rate)
-        except ValueError as error:
-            raise wrong_field("rate", str(error)) from None
+        rate = converted("rate", parse_rate, change.rate)
         rates = self._context.node.rates
         changed = rates.changed()
         if pattern not in changed and len(changed) >= LIMITS_MAX:
@@ -105,10 +102,7 @@ class RateLimitHandlers:
 
     @staticmethod
     def _pattern(call: Call) -> str:
-        try:
-            return check_pattern(call.request.match_info["pattern"])
-        except ValueError as error:
-            raise wrong_field("pattern", str(error)) from None
+        return converted("pattern", check_pattern, call.request.match_info["pattern"])
 
     async def _done(self, look: Callable[[], bool | None]) -> int:
         return 200 if await poll(look, CHANGE_S, self._context.stopping) else 202

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import headers_out, text_or_base64
-from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import duration_ms
 from chronos.admin.schemas import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
 from chronos.core.message import Record
@@ -61,10 +61,7 @@ class TopicReads:
         """Records of one partition from an offset on; waits for the next one if there is none."""
         query: RecordsQuery = call.query
         topic = call.request.match_info["topic"]
-        try:
-            wait_ms = duration_ms(query.wait)
-        except ValueError as error:
-            raise wrong_field("wait", str(error)) from None
+        wait_ms = converted("wait", duration_ms, query.wait)
         if wait_ms > WAIT_MAX_MS:
             raise wrong_field("wait", f"must be at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
         deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000

@@ -70,7 +70,7 @@ class Selector:
         was_available = before is None or before.is_available(now_ms)
         if latency_ms is None:
             self._failed[topic] = partition
-        elif topic in self._failed:
+        else:
             self._failed.pop(topic, None)
         latency_ms = FAILED_MS if latency_ms is None else latency_ms
         penalty = penalty_ms(latency_ms)

@@ -127,8 +127,11 @@ def digests(fleet: Fleet) -> list[dict[str, Any]]:
     for shard in range(SHARDS):
         deadline = time.monotonic() + AGREE_S
         while True:
-            found = [node.get(f"/v1/shards/{shard}/digest") for node in fleet.running.values()]
-            if len({each["applied"] for each in found}) == 1:
+            # A replica that was just restored answers 503 until it has applied its first record.
+            answers = [node.ask("GET", f"/v1/shards/{shard}/digest") for node in fleet.running.values()]
+            assert {status for status, _ in answers} <= {200, 503}, answers
+            found = [answer for _, answer in answers]
+            if all(status == 200 for status, _ in answers) and len({each["applied"] for each in found}) == 1:
                 break
             assert time.monotonic() < deadline, (
                 f"the replicas of shard {shard} do not stand at the same record: {found}"

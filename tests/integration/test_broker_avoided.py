@@ -30,7 +30,9 @@ BROKERS = 3
 COORDINATORS = 4
 """Partitions of the brokers' own topic of transactions."""
 
-TRANSACTION_S = 5
+TRANSACTION_S = 15
+"""Longer than the failover: until Kafka has fenced the frozen broker, which replicates every partition, no leader at all
+acknowledges a record, and a transaction that ends by then accuses none."""
 
 CLIENTS = 4
 """More of them would load the machine; one that asks the frozen broker is enough."""
@@ -241,12 +243,10 @@ def test_a_frozen_broker_costs_no_more_than_the_failover_and_is_avoided_afterwar
         balance(kafka, [flow.target])
         assert leaders(kafka, flow.target)[led[0]] == frozen
 
-        # The service learns within 10 s that the broker leads again.
+        # Each shard learns within 10 s that the broker leads again. So many messages would use every partition by chance.
         deadline = time.monotonic() + FAILOVER_S
-        while set(deliver(kafka, service, flow, 8)) & set(led):
-            assert time.monotonic() < deadline, "the frozen broker is not avoided"
-        taken = deliver(kafka, service, flow, 3_000)
-        assert not set(taken) & set(led), taken
+        while set(taken := deliver(kafka, service, flow, 3_000)) & set(led):
+            assert time.monotonic() < deadline, f"the frozen broker is not avoided: {taken}"
         assert sum(taken.values()) == 3_000
         service.wait_ready()
         assert flow.dead_letters() == []

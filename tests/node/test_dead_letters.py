@@ -35,10 +35,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         running.post("/v1/messages", [message("bulk", str(at), **named(at)) for at in range(MANY)])
         series = {"repeat": "every 100ms", "repeat_times": 2, "late_policy": "fire-all"}
         running.post("/v1/messages", message("series", "s", id="series-a", **series))
+        accepted = MANY + 2 * len(TOPICS) + 1
+        running.wait_until(lambda: running.pending() == accepted, "accept the messages")
         running.stop()
         running.settings |= {"workers.push": "on", "targets.deny": ",".join([*TOPICS, "series", "bulk"])}
         running.start()
-        total = MANY + 2 * len(TOPICS) + 2
+        total = accepted + 1  # The series has two occurrences.
         running.wait_until(lambda: sum(shard["totals"]["dead"] for shard in running.shards()) == total, "let all die")
         running.stop()
         running.settings["targets.deny"] = "barred"
