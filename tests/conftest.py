@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives single tests to the workers, but all tests of Spark to one of them: it starts Spark once.
+    """Gives single tests to the workers, but all tests of a file that share a fixture to one of them, which makes it once;
+    and so all tests of Spark.
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+        if nodeid.startswith("tests/spark/"):
+            return "spark"
+        path, _, _ = nodeid.partition("::")
+        return path if _shares_fixtures(path) else nodeid
+
+
+@cache
+def _shares_fixtures(path: str) -> bool:
+    """Return whether fixtures of the file are made once for all its tests."""
+    return 'scope="module"' in (Path(__file__).parents[1] / path).read_text()
 
 
 @pytest.hookimpl(optionalhook=True)

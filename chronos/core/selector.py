@@ -25,6 +25,13 @@ PENALTIES: tuple[tuple[int, int], ...] = (
 FAILED_MS = 30_000
 """A send that failed counts as one of this latency, in ms."""
 
+SUSPECT_MS = 120_000
+"""For how long a leader that did not answer is suspected: a failover of Kafka takes seconds, and the shard may then wait 30 s for
+the brokers (`request.timeout.ms`)."""
+
+NO_LEADER = -1
+"""Leader of a partition, where the log names none."""
+
 TOPICS_MAX = 10_000
 """Topics whose last partition is remembered; with more of them every rotation begins anew."""
 
@@ -62,6 +69,22 @@ class Selector:
         """By topic, the partition chosen last."""
         self._failed: dict[str, int] = {}
         """By topic, the partition whose send failed last, until a send to the topic succeeds."""
+        self._suspects: dict[str, dict[int, tuple[int, int]]] = {}
+        """By topic and partition, a leader that did not answer, and since when (epoch ms)."""
+
+    def suspect(self, topic: str, partition: int, broker: int, now_ms: int) -> None:
+        """Note a leader that did not answer when no other one did either: it has failed if Kafka elects another one."""
+        self._suspects[topic] = {**self._suspects.get(topic, {}), partition: (broker, now_ms)}
+
+    def replaced(self, topic: str, leaders: Sequence[int], now_ms: int) -> list[tuple[int, int]]:
+        """Return the partitions whose suspected leader was replaced, with that leader; they are no longer suspected."""
+        suspects = self._suspects.get(topic)
+        if not suspects:
+            return []
+        known = {at: who for at, who in suspects.items() if 0 <= now_ms - who[1] < SUSPECT_MS and at < len(leaders)}
+        gone = [(at, broker) for at, (broker, _) in known.items() if leaders[at] not in (broker, NO_LEADER)]
+        self._suspects[topic] = {at: who for at, who in known.items() if (at, who[0]) not in gone}
+        return gone
 
     def report(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> bool:
         """Note a send to the partition that this broker leads; `latency_ms` None: it failed. Return whether it makes an

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import structlog
 
 from chronos.core.keys import partition_of
-from chronos.core.selector import FAILED_MS, BrokerLatency, Selector
+from chronos.core.selector import FAILED_MS, NO_LEADER, BrokerLatency, Selector
 from chronos.ports import Clock, Sent, TopicInfo, Writer
 from chronos.workers.targets import Targets
 
@@ -27,9 +27,6 @@ LOG_EVERY_MS = 60_000
 
 NAMED_MAX = 3
 """Most partitions named in one text."""
-
-UNKNOWN = -1
-"""Leader of a partition, where the log names none."""
 
 
 class Turn(dict[str, int]):
@@ -87,7 +84,7 @@ class Partitions:
         assert info is not None, "a message for a missing topic is not written"
         if not info.closed and not (self._enabled and info.leaders):
             return -1
-        leaders = info.leaders or (UNKNOWN,) * info.partitions
+        leaders = info.leaders or (NO_LEADER,) * info.partitions
         partition = self._selector.choose(topic, leaders, info.closed, now_ms)
         assert partition is not None, "a message for a topic without an open partition is not written"
         return partition
@@ -105,21 +102,36 @@ class Partitions:
 
     def _report(self, writer: Writer, now_ms: int) -> None:
         answered = [sent for sent in writer.sent if sent.latency_ms is not None]
-        # If no leader has answered, the coordinator of the transaction or the network may be the cause, and none is blamed.
-        # Failed ones last: a partition that failed is avoided, although others of its topic answered.
-        for sent in answered + [sent for sent in writer.sent if sent.failed and answered]:
+        silent = [(sent.topic, *self._led(sent)) for sent in writer.sent if sent.failed]
+        if not answered:
+            # The coordinator of the transaction or the network may be the cause: a leader is blamed only if it is replaced.
+            for topic, partition, broker in silent:
+                if broker != NO_LEADER:
+                    self._selector.suspect(topic, partition, broker, now_ms)
+            return
+        for sent in answered:
             partition, broker = self._led(sent)
-            if broker == UNKNOWN:
-                continue
-            latency_ms = None if sent.failed else sent.latency_ms
-            if latency_ms is not None and self._may_have_moved(sent.topic, broker, now_ms):
-                continue
-            became_slow = self._selector.report(sent.topic, partition, broker, latency_ms, now_ms)
-            if became_slow and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
-                self._logged_ms[broker] = now_ms
-                place = f"{sent.topic}/{partition}"
-                seconds = (self._selector.brokers()[broker].available_ms - now_ms) // 1_000
-                log.warning("broker avoided", broker=broker, partition=place, took_ms=latency_ms, seconds=seconds)
+            if broker != NO_LEADER and not self._may_have_moved(sent.topic, broker, now_ms):
+                self._enter(sent.topic, partition, broker, sent.latency_ms, now_ms)
+        # Failed ones last: a partition that failed is avoided, although others of its topic answered.
+        silent += [
+            (topic, *place)
+            for topic, target in self._targets.known({sent.topic for sent in answered}).items()
+            if target.info is not None
+            for place in self._selector.replaced(topic, target.info.leaders, now_ms)
+        ]
+        for topic, partition, broker in silent:
+            if broker != NO_LEADER:
+                self._enter(topic, partition, broker, None, now_ms)
+
+    def _enter(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> None:
+        became_slow = self._selector.report(topic, partition, broker, latency_ms, now_ms)
+        if became_slow and not 0 <= now_ms - self._logged_ms.get(broker, 0) < LOG_EVERY_MS:
+            self._logged_ms[broker] = now_ms
+            seconds = (self._selector.brokers()[broker].available_ms - now_ms) // 1_000
+            log.warning(
+                "broker avoided", broker=broker, partition=f"{topic}/{partition}", took_ms=latency_ms, seconds=seconds
+            )
 
     def _may_have_moved(self, topic: str, broker: int, now_ms: int) -> bool:
         """Return whether the answer may be that of another leader: the broker failed, and the topic was described before the
@@ -139,11 +151,11 @@ class Partitions:
         """Return the partition of the record, -1 if it is not known, and the broker that leads it."""
         target = self._targets.known([sent.topic]).get(sent.topic)
         if target is None or target.info is None:
-            return sent.partition, UNKNOWN
+            return sent.partition, NO_LEADER
         partition, leaders = sent.partition, target.info.leaders
         if partition < 0 and sent.key is not None:
             partition = partition_of(sent.key, target.info.partitions)
-        return partition, leaders[partition] if 0 <= partition < len(leaders) else UNKNOWN
+        return partition, leaders[partition] if 0 <= partition < len(leaders) else NO_LEADER
 
     def waits_for(self, now_ms: int) -> str | None:
         """Return the records that the open transaction waits for, for people; None if it does not wait. Any thread may call."""
@@ -160,5 +172,5 @@ class Partitions:
 
 
 def _named(topic: str, partition: int, broker: int) -> str:
-    led = "" if broker == UNKNOWN else f" (leader: broker {broker})"
+    led = "" if broker == NO_LEADER else f" (leader: broker {broker})"
     return f"{topic}{led}" if partition < 0 else f"{topic}/{partition}{led}"

@@ -147,6 +147,7 @@ def read_until(reader: Reader, end: int) -> list[Record]:
     return records
 
 
+@pytest.mark.integration
 def test_a_reader_reads_the_largest_batch_that_its_topic_accepts() -> None:
     """librdkafka refuses a response above 100 MB unless it is told otherwise: the reader would stand there for ever."""
     value = bytes(110_000_000)

@@ -30,9 +30,7 @@ BROKERS = 3
 COORDINATORS = 4
 """Partitions of the brokers' own topic of transactions."""
 
-TRANSACTION_S = 15
-"""Longer than the failover: until Kafka has fenced the frozen broker, which replicates every partition, no leader at all
-acknowledges a record, and a transaction that ends by then accuses none."""
+TRANSACTION_S = 5
 
 CLIENTS = 4
 """More of them would load the machine; one that asks the frozen broker is enough."""

@@ -13,16 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any
 
 import pytest
-from msgspec import Struct
 
 from chronos.cli.reference import reference
-from tests.harness.command import Commands
+from tests.harness.command import Done, run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
@@ -36,51 +33,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One node for all tests."""
     with Service(tmp_path_factory.mktemp("cli") / "data", settings={"shards": 2}) as running:
         yield running.start()
-
-
-class Done(Struct):
-    """The exit code and the output of a command."""
-
-    code: int
-    raw: bytes
-    err: str
-
-    @property
-    def out(self) -> str:
-        return self.raw.decode(errors="replace")
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@cache
-def commands() -> Commands:
-    """The process that commands are forked from; it ends with this one."""
-    return Commands()
-
-
-def run(
-    *arguments: object,
-    server: str | None = None,
-    stdin: bytes = b"",
-    cwd: Path | None = None,
-    stdout: int | None = None,
-) -> Done:
-    """Run a command to its end."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
-    if server is not None:
-        environ["CHRONOS_SERVER"] = server
-    texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
-    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
-        code = commands().run(
-            texts, environ, cwd, [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
-        )
-        out.seek(0)
-        err.seek(0)
-        return Done(code, out.read(), err.read().decode())
 
 
 @pytest.fixture

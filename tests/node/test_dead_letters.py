@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chronos.client import AsyncClient, Client, DeadLetterTotals, NotFound
+from tests.harness.command import Done, run
 from tests.harness.service import Service
 
-ROOT = Path(__file__).parents[2]
 TOPICS = ("http", "cli", "client", "paged", "barred")
 MANY = 1_500
 
@@ -83,12 +78,8 @@ def delivered(service: Service, topic: str, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def chronos(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "CHRONOS_SERVER": service.url, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "chronos", "dead-letters", *arguments], env=environ, capture_output=True, text=True,
-        timeout=60, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+def chronos(service: Service, *arguments: str) -> Done:
+    return run("dead-letters", *arguments, server=service.url)
 
 
 def test_a_dead_letter_is_listed_shown_replayed_once_and_no_longer_listed(service: Service) -> None:
@@ -146,8 +137,8 @@ def test_a_letter_that_would_be_refused_stays_and_is_counted(service: Service) -
     assert (status, result["matched"], result["resolved"]) == (200, 2, 0)
     assert [(one["reason"], one["letters"]) for one in result["refused"]] == [("forbidden-target", 2)]
     done = chronos(service, "replay", "--target", "barred", "--yes")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "0 dead letters replayed")
-    assert "2 dead letters cannot be replayed: forbidden-target" in done.stderr
+    assert (done.code, done.out.splitlines()[-1]) == (1, "0 dead letters replayed")
+    assert "2 dead letters cannot be replayed: forbidden-target" in done.err
     assert len(letters(service, target="barred")) == 2
 
 
@@ -163,26 +154,26 @@ def test_the_occurrences_of_a_series_are_replayed_as_messages_of_their_own(servi
 
 def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> None:
     listed = chronos(service, "list", "--target", "cli")
-    assert (listed.returncode, listed.stdout.count("forbidden-target")) == (0, 2)
+    assert (listed.code, listed.out.count("forbidden-target")) == (0, 2)
     shown = chronos(service, "show", "cli-a")
-    assert "forbidden-target" in shown.stdout
-    assert "key-a" in shown.stdout
+    assert "forbidden-target" in shown.out
+    assert "key-a" in shown.out
     counted = chronos(service, "replay", "--target", "cli", "--dry-run", "-o", "json")
-    assert json.loads(counted.stdout)["counts"] == [{"reason": "forbidden-target", "topic": "cli", "letters": 2}]
+    assert counted.json["counts"] == [{"reason": "forbidden-target", "topic": "cli", "letters": 2}]
     asked = chronos(service, "replay", "--target", "cli")
-    assert (asked.returncode, "give --yes" in asked.stderr) == (2, True)
+    assert (asked.code, "give --yes" in asked.err) == (2, True)
     replayed = chronos(service, "replay", "cli-a")
-    assert (replayed.returncode, replayed.stdout) == (0, "1 dead letter replayed\n")
-    assert chronos(service, "replay", "cli-a").returncode == 4
+    assert (replayed.code, replayed.out) == (0, "1 dead letter replayed\n")
+    assert chronos(service, "replay", "cli-a").code == 4
     assert [record["value"] for record in delivered(service, "cli", 1)] == ["a"]
     discarded = chronos(service, "discard", "--target", "cli", "--reason", "forbidden-target", "--yes", "-o", "json")
-    assert json.loads(discarded.stdout)["resolved"] == 1
-    left = json.loads(chronos(service, "list", "--target", "cli", "--resolved", "-o", "json").stdout)["letters"]
+    assert discarded.json["resolved"] == 1
+    left = chronos(service, "list", "--target", "cli", "--resolved", "-o", "json").json["letters"]
     assert sorted(one["resolution"] for one in left) == ["discarded", "replayed"]
-    assert chronos(service, "list", "--target", "cli", "-o", "json").stdout.startswith('{"letters": []')
-    assert chronos(service, "replay").returncode == 2
-    assert chronos(service, "replay", "cli-a", "--all").returncode == 2
-    assert chronos(service, "show", "nobody").returncode == 4
+    assert chronos(service, "list", "--target", "cli", "-o", "json").out.startswith('{"letters": []')
+    assert chronos(service, "replay").code == 2
+    assert chronos(service, "replay", "cli-a", "--all").code == 2
+    assert chronos(service, "show", "nobody").code == 4
 
 
 def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(service: Service) -> None:

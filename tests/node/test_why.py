@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from chronos.client import Client
+from tests.harness.command import run
 from tests.harness.service import Service
 
 DOOMED = 7
@@ -56,13 +55,6 @@ def logged(service: Service, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-def chronos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "chronos", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_a_dead_message_tells_why(service: Service) -> None:
     found = service.get("/v1/messages/doomed-0")
     assert (found["state"], found["reason"], found["detail"], found["attempts"], found["parked"]) == (
@@ -74,8 +66,8 @@ def test_a_dead_message_tells_why(service: Service) -> None:
     with_payload = service.get("/v1/messages/doomed-0", payload="true")
     assert with_payload == {**found, "value": "please pay"}
     assert with_payload["target"]["headers"] == {"trace": "t-1"}
-    done = chronos("get", "doomed-0", "--payload", "--server", service.url)
-    rows = dict(re.findall(r"^(.*?)  +(.*)$", done.stdout, re.MULTILINE))
+    done = run("get", "doomed-0", "--payload", "--server", service.url)
+    rows = dict(re.findall(r"^(.*?)  +(.*)$", done.out, re.MULTILINE))
     assert (rows["state"], rows["reason"], rows["attempts"], rows["value"]) == (
         "dead", "forbidden-target: targets.allow and targets.deny", "1", "please pay"
     )  # fmt: skip
@@ -138,15 +130,15 @@ def test_the_node_is_not_green_while_messages_die(service: Service) -> None:
     dead = service.shards()[0]["dead_recently"]
     assert (dead["messages"], dead["text"]) == (DOOMED, text)
     assert dead["cases"] == [{"reason": "forbidden-target", "target": "forbidden", "messages": DOOMED}]
-    status = chronos("status", "--server", service.url)
-    assert status.returncode == 0
-    assert "messages die" in status.stdout
-    assert " ".join(text.split()) in " ".join(status.stdout.split())
-    assert re.search(r"PENDING +PARKED +NEXT DUE", status.stdout)
+    status = run("status", "--server", service.url)
+    assert status.code == 0
+    assert "messages die" in status.out
+    assert " ".join(text.split()) in " ".join(status.out.split())
+    assert re.search(r"PENDING +PARKED +NEXT DUE", status.out)
     settings = [f"--set={name}={value}" for name, value in service.settings.items()]
-    doctor = chronos("doctor", *settings, "-o", "json")
-    problems = [found["text"] for found in json.loads(doctor.stdout)["findings"] if found["verdict"] == "problem"]
-    assert (doctor.returncode, problems) == (1, [f"{text}. `chronos get ID` tells why a message died"])
+    doctor = run("doctor", *settings, "-o", "json")
+    problems = [found["text"] for found in doctor.json["findings"] if found["verdict"] == "problem"]
+    assert (doctor.code, problems) == (1, [f"{text}. `chronos get ID` tells why a message died"])
 
 
 def test_a_restart_keeps_why_a_message_died(service: Service) -> None:

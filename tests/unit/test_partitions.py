@@ -171,6 +171,18 @@ def test_no_broker_is_blamed_for_a_transaction_that_nobody_acknowledged() -> Non
     assert selector.brokers() == {}
 
 
+def test_a_silent_leader_is_blamed_once_another_one_leads_in_its_place() -> None:
+    """The next leadership of the shard, with a pusher of its own, finds out."""
+    selector = Selector()
+    before = pusher_of(selector=selector)
+    planned(before, selected(1))
+    report(before, *(sent(at, None, "orders0") for at in range(3)))
+    after = pusher_of(replace(ORDERS, leaders=(1, 3, 3)), selector=selector)
+    planned(after, selected(1))
+    report(after, sent(0, 5, "orders0"))
+    assert {broker: known.penalty_ms for broker, known in selector.brokers().items()} == {1: 0, 2: 600_000}
+
+
 def test_an_answer_about_an_unknown_partition_is_ignored() -> None:
     selector = Selector()
     pusher = pusher_of(selector=selector)

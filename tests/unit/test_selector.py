@@ -37,6 +37,30 @@ def test_a_send_makes_its_broker_unavailable_for_the_time_in_the_table(latency_m
     assert selector.is_available(1, end_ms)
 
 
+@pytest.mark.parametrize(
+    ("leaders", "after_s", "found"),
+    [
+        ((1, 2), 1, []),
+        ((1, 3), 1, [(1, 2)]),
+        ((1, 3), 119, [(1, 2)]),
+        ((1, 3), 120, []),
+        ((1, 3), -1, []),
+        ((1, -1), 1, []),
+        ((1,), 1, []),
+    ],
+)
+def test_a_suspected_leader_has_failed_if_it_is_replaced_in_time(
+    leaders: tuple[int, ...], after_s: int, found: list[tuple[int, int]]
+) -> None:
+    selector = Selector()
+    selector.suspect("t", 1, 2, NOW_MS)
+    selector.suspect("t", 0, 1, NOW_MS)
+    at_ms = NOW_MS + after_s * SECOND_MS
+    assert selector.replaced("other", leaders, at_ms) == []
+    assert selector.replaced("t", leaders, at_ms) == found
+    assert selector.replaced("t", leaders, at_ms) == [], "once"
+
+
 def test_a_failed_send_counts_as_one_of_30_s() -> None:
     failed, slow = Selector(), Selector()
     failed.report("t", 0, 1, None, NOW_MS)
