@@ -137,8 +137,11 @@ def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Pro
     return found
 
 
-def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[float, float]:
-    """`(ingested, drained)` messages per second, by the broker's timestamps of the progress records."""
+def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool, failing: float = 0.0) -> tuple[float, float]:
+    """`(ingested, drained)` messages per second, by the broker's timestamps of the progress records.
+
+    `failing`: the share of them that is too large for its target, which is dead-lettered.
+    """
     prefix = bench.name("flow")
     target = f"{prefix}.out"
     count = bench.messages
@@ -152,7 +155,12 @@ def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool) -> tuple[
     if drain:
         # Due after the end of the ingest, whose duration is estimated from the reference.
         due_ms = time.time_ns() // 1_000_000 + 25_000 + int(count / bench.tuned * 4_000)
-    load.fill(bench.broker.bootstrap, delay, target, count, due_ms, keyed=keyed, partitions=shards)
+    failed = int(count * failing)
+    load.fill(bench.broker.bootstrap, delay, target, count - failed, due_ms, keyed=keyed, partitions=shards)
+    if failed:
+        small = f"{prefix}.small"
+        bench.broker.create_topic(small, config={"max.message.bytes": "100"})
+        load.fill(bench.broker.bootstrap, delay, small, failed, due_ms, keyed=keyed, partitions=shards)
     service.settings["workers.push"] = "on"
     with service:
         service.start()
@@ -249,6 +257,99 @@ def figure_single(bench: Bench, count: int = 1_000) -> None:
     _add_lateness(bench, f"one at a time, {count:,} of them", [run], (8, 25, None))
 
 
+def figure_series(bench: Bench, seconds: float = 20.0) -> None:
+    """Processor time of the service for 10,000 series of 1 s, and for 10,000 messages a second."""
+    rate = 10_000
+    cost_us: dict[str, list[float]] = {"message": [], "occurrence": []}
+    for _ in range(3):
+        for kind, costs in cost_us.items():
+            prefix = bench.name(kind)
+            target, delay = f"{prefix}.out", f"{prefix}.delay"
+            bench.create(target)
+            with bench.service(prefix, shards=1) as service:
+                service.start()
+                source = {"bootstrap": bench.broker.bootstrap, "topic": delay, "target": target}
+                if kind == "message":
+                    times = {"rate": rate, "seconds": seconds + 15.0, "lowest_ms": 1_000, "highest_ms": 2_000}
+                    generator = bench.process("generate", **source, **times)
+                else:
+                    due_ms = time.time_ns() // 1_000_000 + 3_000
+                    generator = bench.process("repeat", **source, count=rate, every_ms=1_000, due_ms=due_ms)
+                service.wait_until(lambda: _delivered(service) >= 4 * rate, "deliver", timeout_s=60)
+                begun, cpu_s = _delivered(service), service.cpu_s()
+                time.sleep(seconds)
+                cpu_s = service.cpu_s() - cpu_s
+                delivered = _delivered(service) - begun
+                bench.result(generator)
+                service.stop()
+            assert delivered >= 0.95 * rate * seconds, f"only {delivered:,} deliveries in {seconds:g} s"
+            costs.append(cpu_s * 1_000_000 / delivered)
+        bench.say("     " + "  ".join(f"{kind} {costs[-1]:.1f} us" for kind, costs in cost_us.items()))
+    message_us, occurrence_us = (statistics.median(costs) for costs in cost_us.values())
+    ratio = occurrence_us / message_us
+    bench.add(
+        "processor time of an occurrence, 10,000 series of 1 s",
+        f"{ratio:.2f} of that of a message, 10,000/s ({occurrence_us:.1f} and {message_us:.1f} us)",
+        "<= 1.0", ratio <= 1.0, runs=cost_us,
+    )  # fmt: skip
+
+
+def _delivered(service: Service) -> int:
+    return sum(int(shard["totals"]["delivered"]) for shard in service.shards())
+
+
+def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
+    """The others, while a fifth of the messages fails permanently, and while a target does not exist."""
+    rates: dict[str, list[float]] = {"clean": [], "failing": []}
+    for _ in range(3):
+        for kind, found in rates.items():
+            _, drained = throughput(bench, shards=1, keyed=False, drain=True, failing=0.2 * (kind == "failing"))
+            found.append(drained)
+        bench.say("     " + "  ".join(f"{kind} {found[-1]:,.0f}/s" for kind, found in rates.items()))
+    clean, failing = (statistics.median(found) for found in rates.values())
+    share = 0.8 * failing / clean
+    bench.add(
+        f"drain {bench.messages:,} of which 20 % fail permanently",
+        f"the others at {share:.2f} of a clean run, all at {failing / clean:.2f} ({failing:,.0f}/s and {clean:,.0f}/s)",
+        ">= 0.8 of a clean run", share >= 0.8, runs=rates,
+    )  # fmt: skip
+    late: dict[str, list[float]] = {"clean": [], "missing": []}
+    for _ in range(3):
+        for kind, p99_ms in late.items():
+            p99_ms.append(_lateness_beside(bench, seconds, missing=kind == "missing"))
+        bench.say("     " + "  ".join(f"{kind} p99 {p99_ms[-1]:.1f} ms" for kind, p99_ms in late.items()))
+    clean_ms, missing_ms = (statistics.median(p99_ms) for p99_ms in late.values())
+    bench.add(
+        f"p99 at 5,000/s, beside 1,000/s for a missing topic, {seconds:g} s",
+        f"{missing_ms:.1f} ms, without them {clean_ms:.1f} ms",
+        "< 50 ms more", missing_ms - clean_ms < 50, runs=late,
+    )  # fmt: skip
+
+
+def _lateness_beside(bench: Bench, seconds: float, *, missing: bool) -> float:
+    """The p99 lateness (ms) of 5,000 messages a second, with or without 1,000 a second for a topic that does not exist."""
+    prefix = bench.name("beside")
+    target = f"{prefix}.out"
+    bench.create(target)
+    times = {"seconds": seconds, "lowest_ms": 3_000, "highest_ms": 10_000}
+    source = {"bootstrap": bench.broker.bootstrap, "topic": f"{prefix}.delay"}
+    with bench.service(prefix, shards=1) as service:
+        service.start()
+        count = int(5_000 * seconds)
+        watcher = bench.process(
+            "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
+        )
+        generators = [bench.process("generate", **source, **times, target=target, rate=5_000)]
+        if missing:
+            generators.append(bench.process("generate", **source, **times, target=f"{prefix}.missing", rate=1_000))
+        for generator in generators:
+            bench.result(generator)
+        found = bench.result(watcher)
+        service.stop()
+    assert found["early"] + found["lost"] + found["doubled"] == 0, found
+    return float(found["p99_ms"])
+
+
 def _add_lateness(bench: Bench, figure: str, runs: list[dict[str, float]], bars: tuple[float | None, ...]) -> None:
     names = ("p50_ms", "p99_ms", "p999_ms")
     medians = {name: statistics.median(run[name] for run in runs) for name in names}
@@ -336,6 +437,8 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "single": figure_single,
     "memory": figure_memory,
     "http": figure_http,
+    "series": figure_series,
+    "failing": figure_failing,
     "stages": figure_stages,
     "spark": figure_spark,
 }

@@ -96,6 +96,17 @@ def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, ke
         raise RuntimeError("the load was not written")
 
 
+def repeat(bootstrap: str, topic: str, target: str, count: int, every_ms: int, due_ms: int) -> None:
+    """Write `count` series, whose first times are spread over one interval from `due_ms` on."""
+    producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20})
+    for at in range(count):
+        rhythm = {"chronos-repeat": b"every %dms" % every_ms}
+        first = headers(due_ms + at * every_ms // count, target)
+        producer.produce(topic, payload(at), None, 0, headers={**first, **rhythm})
+    if producer.flush(60) > 0:
+        raise RuntimeError("the load was not written")
+
+
 def generate(
     bootstrap: str, topic: str, target: str, rate: int, seconds: float, lowest_ms: int, highest_ms: int
 ) -> None:

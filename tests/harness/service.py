@@ -211,6 +211,11 @@ class Service:
                 return int(line.split()[1]) * 1024
         raise ServiceError("no VmRSS")
 
+    def cpu_s(self) -> float:
+        """Processor time that the process has used, in seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def tail(self, lines: int = 40) -> str:
         """The last lines of its log."""
         if not self.log_path.exists():
