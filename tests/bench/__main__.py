@@ -35,7 +35,7 @@ def main() -> int:
     console = Console(stderr=True, highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="chronos-bench-"))
     try:
-        with Broker(heap_mb=1024) as broker:
+        with Broker(heap_mb=1024, for_load=True) as broker:
             bench = Bench(broker, directory, messages=arguments.messages, say=console.print)
             for name in arguments.figures or FIGURES:
                 console.rule(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,29 @@ def connector() -> dict[str, str]:
     return {"spark.jars": ",".join(map(str, jars))}
 
 
+def small() -> dict[str, str]:
+    """Spark's settings for small jobs: the connector, two partitions for each shuffle, and Java's quick compiler alone."""
+    from chronos.spark.session import COMMON
+
+    java = f"{COMMON['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return {
+        **connector(),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": java,
+    }
+
+
+def conf(settings: Mapping[str, str]) -> list[str]:
+    """Settings as options of the command line."""
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that all tests of the process share: two threads, two partitions for each shuffle."""
     from chronos.spark.session import open_session
 
-    settings = {**connector(), "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
-    session = open_session("tests", "local[2]", settings)
+    session = open_session("tests", "local[2]", small())
     yield session
     session.stop()

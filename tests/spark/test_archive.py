@@ -32,7 +32,7 @@ from chronos.spark.rows import in_hours
 from chronos.spark.runs import begin_run, check_format, remove_uncommitted
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
-from tests.spark.conftest import connector
+from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs, positions_in, table
 
 DUE_MS = 1_900_000_000_000
@@ -255,9 +255,7 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
     count, dice = 6_000, random.Random(4)
     logs.schedule(count, DUE_MS)
     command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
-               "--batch-records", "1000", *logs.settings()]  # fmt: skip
-    for name, value in connector().items():
-        command += ["--conf", f"{name}={value}"]
+               "--batch-records", "1000", *logs.settings(), *conf(small())]  # fmt: skip
     kills = 0
     for table_name in ("deliveries", "messages", "messages"):
         with (tmp_path.with_suffix(".log")).open("ab") as output:

@@ -34,6 +34,7 @@ from chronos.spark.audit.report import html
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import JOURNAL, READ, open_tables
 from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, Case, T, archive_of, write_archive
+from tests.spark.conftest import conf, small
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
 if TYPE_CHECKING:
@@ -475,7 +476,7 @@ def test_a_window_is_given_in_rfc_3339_or_before_now() -> None:
 
 def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as users run it."""
-    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *arguments]
+    command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", *conf(small()), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
@@ -485,7 +486,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     details, page = tmp_path / "details", tmp_path / "audit.html"
     done = chronos_audit(
         "-l", str(archived), "--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z", "-o", "json",
-        "--details", str(details), "--report", str(page), "--conf", "spark.driver.memory=1g",
+        "--details", str(details), "--report", str(page),
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["counts"]["early"] == 1
@@ -498,7 +499,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
         "starting Spark", "reading the coverage of the archive", f"writing the details to {details}",
         "joining promised deliveries with the targets", f"the report is in {page}",
     ]  # fmt: skip
-    again = chronos_audit("-l", str(archived), "--details", str(details), "--conf", "spark.driver.memory=1g")
+    again = chronos_audit("-l", str(archived), "--details", str(details))
     assert (again.returncode, "exists already" in again.stderr) == (1, True)
     (log,) = re.findall(r"^Spark's own log is in (.+)$", again.stderr, re.MULTILINE)
     assert "WARN" in Path(log).read_text()
@@ -514,7 +515,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, last: str) -> None:
     """No traceback of Python or Java, and exit code 1."""
     command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", "-l", str(archived),
-               "--from", "2030-01-01T00:00:00Z", "--conf", "spark.driver.memory=1g"]  # fmt: skip
+               "--from", "2030-01-01T00:00:00Z", *conf(small())]  # fmt: skip
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -46,7 +46,7 @@ from chronos.spark.backfill.sending import (
 from chronos.spark.requests import Attempt, BackfillRun, Request
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import read_committed
-from tests.spark.conftest import connector
+from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
 from tests.spark.lost import GAP_MS, START_MS, expected, last_json, write_lost
 
@@ -104,10 +104,7 @@ class Lost:
         """The command that plans and sends the same."""
         command = [sys.executable, "-m", "chronos", "backfill", "-l", self.storage.uri, "--yes", "-o", "json",
                    "--from", str(T), "--to", str(T + self.messages * GAP_MS), "--master", "local[2]"]  # fmt: skip
-        command += self.logs.settings()
-        for name, value in {**connector(), "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}.items():
-            command += ["--conf", f"{name}={value}"]
-        return command
+        return [*command, *self.logs.settings(), *conf(small())]
 
     def in_log(self) -> int:
         """Number of offsets of the delay topic, transaction markers included."""

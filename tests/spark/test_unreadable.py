@@ -15,10 +15,11 @@ from chronos.core.progress import Progress, pack_progress
 from chronos.spark.archive.unreadable import Part, known_ranges, parts_of, skipped
 from chronos.spark.audit.job import DAY_MS, judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.requests import Request
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule
-from tests.spark.conftest import connector
+from tests.spark.conftest import conf, connector
 from tests.spark.logs import Logs, positions_in, table
 from tests.spark.outage import Outage
 
@@ -66,6 +67,15 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
         ranges.append(bomb(broker, outage.delay, outage.flow.target))
         outage.deliver(10)
         outage.archive()
+        # A backfill that was begun before a further one reads around it too, as soon as the archive knows it.
+        job = outage.backfill()
+        run = job.begin(job.plan(Request(mode="all", from_ms=1, to_ms=now_ms())))
+        assert job._reconciliation.rows_sent(run) == [0] * len(run.rows)
+        later = in_nanoseconds(broker, outage.delay)
+        outage.deliver(10)
+        outage.archive()
+        assert job._reconciliation.rows_sent(run) == [0] * len(run.rows)
+    unreadable = [stamped, *ranges, later]
     tables, _, delay_topic = open_tables(spark, outage.storage)
     judged = judge(tables, delay_topic, Span(from_ms=now_ms() - DAY_MS, to_ms=now_ms() + DAY_MS))
     outcomes = [
@@ -75,17 +85,15 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     archive = tmp_path / "archive"
     gaps = [row for row in table(archive, "offsets").to_pylist() if row["gap"]]
     assert sorted((row["topic"], row["partition"], row["from_offset"], row["until_offset"], row["gap_reason"]) for row in gaps) == [
-        (outage.delay, 0, at, at + 1, "unreadable") for at in (stamped, *ranges)
+        (outage.delay, 0, at, at + 1, "unreadable") for at in unreadable
     ]  # fmt: skip
     archived = positions_in(archive, "messages", "shard")
     assert len(archived) == len(outage.flow.sent)
-    assert not {(0, at) for at in (stamped, *ranges)} & set(archived)
-    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {
-        "0": [(at, at) for at in (stamped, *ranges)]
-    }
+    assert not {(0, at) for at in unreadable} & set(archived)
+    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {"0": [(at, at) for at in unreadable]}
     assert sorted(outcomes) == [
         ("delivered", None, len(outage.flow.sent)),
-        ("rejected", "create-time", 1),
+        ("rejected", "create-time", 2),
         ("rejected", "unreadable", len(ranges)),
     ]
     assert [each.gap_ms for each in judged.shards] == [None] * len(judged.shards)
@@ -102,9 +110,7 @@ def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> N
     logs.schedule(6, 1_900_000_000_000)
     offset = bomb(broker, logs.target, "-")
     command = [sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path), "--targets", logs.target,
-               "--all-records", *logs.settings(), "--conf", "spark.driver.memory=480m"]  # fmt: skip
-    for name, value in connector().items():
-        command += ["--conf", f"{name}={value}"]
+               "--all-records", *logs.settings(), *conf({**connector(), "spark.driver.memory": "480m"})]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1, ended.stderr
     assert f"archiving deliveries failed at {logs.target}/0 offsets 0 to {offset + 1}, {logs.target}/1" in ended.stderr

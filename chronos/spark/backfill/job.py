@@ -33,11 +33,10 @@ from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.reconciliation import Reconciliation
 from chronos.spark.backfill.sending import SENT_COLUMNS, Opener, SendingJob, rows_before, rows_of, send_parts
-from chronos.spark.brokers import TopicBrokers
 from chronos.spark.ledger import PLANNED_COLUMNS
 from chronos.spark.progress import Step, Watch, ignore, running_tasks
 from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
-from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
+from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, ArchiveBrokers, check_format
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import last_read_ms, open_tables
 
@@ -84,7 +83,7 @@ class Backfill:
         self,
         spark: SparkSession,
         storage: ArchiveStorage,
-        brokers: TopicBrokers,
+        brokers: ArchiveBrokers,
         opener: Opener,
         *,
         bootstrap_servers: str,

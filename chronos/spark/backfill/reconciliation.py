@@ -13,15 +13,15 @@ from pyspark.sql import functions as f
 
 from chronos.errors import LogUnavailable
 from chronos.spark import ledger
+from chronos.spark.archive.unreadable import is_near, known_ranges, parts_of, records_around
 from chronos.spark.audit.coverage import archived_through
 from chronos.spark.backfill.sending import Opener
-from chronos.spark.brokers import TopicBrokers
 from chronos.spark.codec import header_text
 from chronos.spark.ledger import REPLAY_POSITION
 from chronos.spark.progress import Step, Watch
 from chronos.spark.requests import Attempt, BackfillRun
 from chronos.spark.rows import raw
-from chronos.spark.runs import UNREADABLE
+from chronos.spark.runs import UNREADABLE, ArchiveBrokers
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables
@@ -40,7 +40,7 @@ class Reconciliation:
         self,
         spark: SparkSession,
         storage: ArchiveStorage,
-        brokers: TopicBrokers,
+        brokers: ArchiveBrokers,
         opener: Opener,
         tables: Tables,
         *,
@@ -94,12 +94,22 @@ class Reconciliation:
         ledger.check_log(run, info.id if info is not None else None, starts, archived, gaps)
         begin = {shard: max(run.begin[str(shard)], starts[shard]) for shard in shards}
         stable = {shard: watermarks[shard].stable for shard in shards}
-        found = _positions(self._read({run.topic: begin}, {run.topic: stable}))
+        found = _positions(raw(self._around(run, begin, stable)))
         if any(begin[int(shard)] > first for shard, first in run.begin.items()):
             first = f.create_map(*(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1])))
             of_run = self._tables.messages.where(f.col("offset") >= first[f.col("shard")])
             found = found.unionByName(_positions(of_run))
         return ledger.rows_committed(found, run)
+
+    def _around(self, run: BackfillRun, begin: Mapping[int, int], stable: Mapping[int, int]) -> DataFrame:
+        """The committed records of the run's delay topic between these offsets, without those in ranges that the archive knows to be
+        unreadable."""
+        ranges = known_ranges(self._spark, self._brokers, self._storage, run.topic) if run.topic == run.source else {}
+        if any(is_near(begin[shard], stable[shard], ranges.get(str(shard), ())) for shard in begin):
+            parts = {str(shard): parts_of(begin[shard], stable[shard], ranges.get(str(shard), ())) for shard in begin}
+            nothing = self._source_of({run.topic: begin}, {run.topic: begin})
+            return records_around(self._spark, self._brokers, run.topic, parts, self._options(), nothing)
+        return self._source_of({run.topic: begin}, {run.topic: stable})
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
         """All committed records of some topics, with the columns of `rows.raw`."""
@@ -114,15 +124,19 @@ class Reconciliation:
     def _read(self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]) -> DataFrame:
         if not begin:
             return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(*(name for name, *_ in RAW))
+        return raw(self._source_of(begin, until))
+
+    def _source_of(self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]) -> DataFrame:
         options = {
-            "kafka.isolation.level": "read_committed",
+            **self._options(),
             "assign": json.dumps({topic: list(of) for topic, of in begin.items()}),
             "startingOffsets": json.dumps(begin),
             "endingOffsets": json.dumps(until),
-            "includeHeaders": "true",
-            **self._source,
         }
-        return raw(self._spark.read.format("kafka").options(**options).load())
+        return self._spark.read.format("kafka").options(**options).load()
+
+    def _options(self) -> dict[str, str]:
+        return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
 
     def _stable_ends(self, topic: str, shard: int) -> Any:
         """The watermarks of a partition, once every transaction before its present end has ended."""
