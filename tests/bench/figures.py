@@ -300,6 +300,7 @@ def _delivered(service: Service) -> int:
 
 def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
     """The others, while a fifth of the messages fails permanently, and while a target does not exist."""
+    bench.reference()
     rates: dict[str, list[float]] = {"clean": [], "failing": []}
     for _ in range(3):
         for kind, found in rates.items():
