@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 
+from tests.sim import elections
 from tests.sim.simulation import simulate
 from tests.sim.world import Finding
 
@@ -69,4 +70,4 @@ def search(first: int, seeds: int, minutes: float | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(elections.main(sys.argv[2:]) if sys.argv[1:2] == ["elections"] else main())

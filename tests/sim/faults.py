@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -262,11 +262,11 @@ FAULTS: dict[str, list[Change]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plant the fault for the duration of a `with`."""
+def planted(name: str, faults: Mapping[str, Sequence[Change]] = FAULTS) -> Iterator[None]:
+    """Plant the fault of a table for the duration of a `with`."""
     undo: list[tuple[type, str, Any]] = []
     try:
-        for owner, function, old, new in FAULTS[name]:
+        for owner, function, old, new in faults[name]:
             undo.append((owner, function, owner.__dict__[function]))
             setattr(owner, function, _changed(owner, function, old, new))
         yield

@@ -1,0 +1,90 @@
+"""The election of `chronos/core/raft`: simulated, explored, and both of them tested with planted faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.election_faults import EXPLORED, FAULTS
+from tests.sim.elections import Elections, main, simulate
+from tests.sim.exploration import elected, explore, started, without_leader
+from tests.sim.faults import planted
+from tests.sim.world import CORRECTNESS, Finding
+
+SEEDS = 300
+"""Seeds of the normal run, and the most that a planted fault needs."""
+
+
+def test_three_hundred_elections_have_one_leader_per_term_and_end_after_the_healing() -> None:
+    """DL-01 to DL-33: 3, 5 and 7 nodes; one leader per term, one vote per node and term, no message before its write."""
+    leaders = sum(simulate(seed).leaders for seed in range(SEEDS))
+    assert leaders > 2 * SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_thousand_elections_have_one_leader_per_term_and_end_after_the_healing() -> None:
+    assert main(["--first", str(SEEDS), "--seeds", "2000"]) == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_of_the_election_is_found(fault: str) -> None:
+    with planted(fault, FAULTS):
+        for seed in range(SEEDS):
+            try:
+                simulate(seed)
+            except Finding:
+                return
+    pytest.fail(f"{SEEDS} seeds did not find: {fault}")
+
+
+def test_the_same_seed_gives_the_same_election() -> None:
+    first, again, other = (Elections(seed).run() for seed in (5, 5, 8))
+    assert first == again
+    assert first.digest != other.digest
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_other_numbers_of_nodes_elect_too(nodes: int) -> None:
+    for seed in range(20):
+        assert simulate(seed, nodes=nodes).leaders > 0
+
+
+def test_every_short_election_of_three_nodes_is_safe() -> None:
+    """DL-16, DL-19, DL-28, DL-29: from the start, below a leader, and without one; with a restart, and with slow writes."""
+    assert explore(started(durable_at_once=True), depth=5, crashes=1, durable_at_once=True).states > 5_000
+    assert explore(started(durable_at_once=False), depth=7, crashes=1, durable_at_once=False).states > 5_000
+    assert (
+        explore(started(durable_at_once=True, ends=(1, 0, 0)), depth=4, crashes=1, durable_at_once=True).states > 1_000
+    )
+    assert explore(elected(), depth=6, crashes=1, durable_at_once=True).states > 5_000
+    explored = explore(without_leader(), depth=7, crashes=0, durable_at_once=True)
+    assert explored.terms == 2, "no exploration saw a second leader"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_longer_election_of_three_nodes_is_safe() -> None:
+    explore(started(durable_at_once=True), depth=6, crashes=2, durable_at_once=True)
+    explore(started(durable_at_once=False), depth=9, crashes=1, durable_at_once=False)
+    explore(elected(), depth=7, crashes=1, durable_at_once=True)
+    assert explore(without_leader(), depth=8, crashes=1, durable_at_once=True).terms == 2
+    explore(without_leader(), depth=8, crashes=1, durable_at_once=False)
+
+
+@pytest.mark.parametrize("fault", EXPLORED)
+def test_the_exploration_finds_a_planted_fault_that_breaks_a_guarantee(fault: str) -> None:
+    with planted(fault, FAULTS), pytest.raises(Finding) as found:
+        explore(started(durable_at_once=False), depth=8, crashes=1, durable_at_once=False)
+    assert found.value.exit_code == CORRECTNESS
+
+
+def test_the_last_line_of_a_finding_in_an_election_is_the_command_that_replays_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with planted("half of the nodes are a quorum (DL-07)", FAULTS):
+        exit_code = main(["--seeds", "20"])
+        last = capsys.readouterr().out.splitlines()[-1]
+        seed = last.rpartition(" ")[2]
+        assert last == f"replay it with: ./scripts/sim elections --seed {seed}"
+        assert main(["--seed", seed]) == exit_code == CORRECTNESS
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"seed {seed}: ")
