@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from tests.sim import elections
+from tests.sim import elections, participant_cluster
 from tests.sim.simulation import simulate
 from tests.sim.world import Finding
 
@@ -70,4 +70,7 @@ def search(first: int, seeds: int, minutes: float | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(elections.main(sys.argv[2:]) if sys.argv[1:2] == ["elections"] else main())
+    others = {"elections": elections.main, "participants": participant_cluster.main}
+    if sys.argv[1:2] and sys.argv[1] in others:
+        sys.exit(others[sys.argv[1]](sys.argv[2:]))
+    sys.exit(main())

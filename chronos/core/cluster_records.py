@@ -1,0 +1,124 @@
+"""The records of `chronos.cluster`, with which members find each other and publish roles on Kafka itself.
+
+Partition 0 has heartbeats, announcements, farewells and requests. Partition 1 has the roles.
+
+A record is JSON, like members and roles in ZooKeeper: any console consumer shows it, and a reader ignores the fields that a
+newer version of Chronos added. A change that older readers must not ignore takes a new `type`.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from chronos.core.codec import UNDECODABLE
+from chronos.core.roles import Member, Request, Roles
+
+HEARTBEATS: Final = 0
+"""The partition of heartbeats, announcements, farewells and requests."""
+
+ROLES: Final = 1
+"""The partition of the roles, which is written in transactions."""
+
+
+class RecordUnreadable(ValueError):
+    """The bytes are no record of `chronos.cluster` that this version of Chronos knows; readers step over it."""
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):
+    """A sign of life of one process."""
+
+    member: Member
+    """Its node, data directory, address and report."""
+    life: str
+    """Random for each process."""
+    number: int
+    """Counts the heartbeats of this life."""
+    generation: int = 0
+    """Place of this life among the lives of its node: the greatest one counts, and of equal ones the first in the partition. 0: the
+    process has not claimed the name of its node yet, and is no member."""
+    heartbeats_read: int = 0
+    """Position in the partition HEARTBEATS up to which this process has read."""
+    roles_read: int = 0
+    """Position in the partition ROLES up to which this process has read."""
+    epoch: int = 0
+    """The greatest controller epoch that this process has seen."""
+    controls: int = 0
+    """The epoch under which this process is the controller; 0: it is not."""
+    version: int = 0
+    """Of a controller: the version that it has published, or is about to publish."""
+
+
+class Announcement(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="announcement"):
+    """The intention of a member to become controller."""
+
+    node: str
+    life: str
+    number: int
+    """Counts the announcements of this life."""
+
+
+class Farewell(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="farewell"):
+    """The last record of a process that stops in order; nothing of this life counts after it."""
+
+    node: str
+    life: str
+    generation: int
+
+
+class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
+    """A request of an operator to the controller; roles records say up to which offset requests are answered."""
+
+    request: Request
+
+
+ClusterRecord = Heartbeat | Announcement | Farewell | Submission
+"""The records of the partition HEARTBEATS."""
+
+
+class RolesRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="roles"):
+    """The whole of the roles: a reader that has the last of these is complete. The controller and its epoch are in `roles`."""
+
+    life: str
+    """The life of the controller."""
+    version: int
+    """Counts the records of this partition; the first record of each controller has a greater epoch, too."""
+    answered: int = 0
+    """Position in the partition HEARTBEATS before which all requests are answered."""
+    roles: Roles
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that published it."""
+        return self.roles.controller_epoch
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_record: Callable[[bytes], ClusterRecord] = msgspec.json.Decoder(ClusterRecord).decode
+_decode_roles = msgspec.json.Decoder(RolesRecord).decode
+
+
+def pack_record(record: ClusterRecord | RolesRecord) -> bytes:
+    """Return the value of a record of either partition."""
+    return _encode(record)
+
+
+def unpack_record(value: bytes | None) -> ClusterRecord:
+    """Return the record of the partition HEARTBEATS that has this value. Raises RecordUnreadable."""
+    if value is None:
+        raise RecordUnreadable("a record of the cluster topic has no value")
+    try:
+        return _decode_record(value)
+    except UNDECODABLE as error:
+        raise RecordUnreadable(f"a heartbeat of the cluster topic cannot be decoded: {error}") from error
+
+
+def unpack_roles(value: bytes | None) -> RolesRecord:
+    """Return the record of the partition ROLES that has this value. Raises RecordUnreadable."""
+    if value is None:
+        raise RecordUnreadable("a record of the cluster topic has no value")
+    try:
+        return _decode_roles(value)
+    except UNDECODABLE as error:
+        raise RecordUnreadable(f"a roles record of the cluster topic cannot be decoded: {error}") from error

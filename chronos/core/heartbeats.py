@@ -1,0 +1,239 @@
+"""Heartbeats: whether a process is seen by the others, which of them are gone, and which life of each node counts.
+
+Nothing here depends on the log's timestamps or on a wall clock. A process measures the silence of the others by its monotonic
+clock, and only between its own heartbeats that each came back in time: what others wrote meanwhile lies between them in the
+partition, so a pause of this process, or of the log, is never taken for a silence of theirs.
+"""
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from chronos.core.cluster_records import Farewell, Heartbeat
+from chronos.core.roles import Member
+
+GRACE_TIMEOUTS = 3
+"""After this process was itself unseen or stopped, it calls no member gone for so many timeouts."""
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """The two times of the coordinator on Kafka."""
+
+    heartbeat_ms: int = 250
+    """Time between two heartbeats."""
+    timeout_ms: int = 1_500
+    """Silence after which a controller is replaced, and a member is gone."""
+
+    @property
+    def prompt_ms(self) -> int:
+        """Most time for a heartbeat to come back, and between two heartbeats, for the time between them to count."""
+        return self.timeout_ms // 2
+
+    @property
+    def seen_ms(self) -> int:
+        """Most time since the heartbeat that came back last was written, for a process to be seen."""
+        return self.timeout_ms * 3 // 4
+
+    @property
+    def grace_ms(self) -> int:
+        """Time that must count before a process calls a member gone after a pause of its own."""
+        return GRACE_TIMEOUTS * self.timeout_ms
+
+
+class Quiet:
+    """The time that counts since something happened last."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+        self._happened = False
+
+    def happened(self) -> None:
+        """It happened between two own heartbeats: the time between these does not count."""
+        self.ms, self._happened = 0, True
+
+    def passed(self, ms: int) -> None:
+        """So much time counts."""
+        self.ms += 0 if self._happened else ms
+        self._happened = False
+
+    def restart(self, from_ms: int = 0) -> None:
+        """Count from here; `from_ms`: negative to count longer than others."""
+        self.ms, self._happened = from_ms, False
+
+
+class OwnHeartbeats:
+    """The heartbeats of this process: when the next one is due, and how much time counts between those that came back."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._written_ms: OrderedDict[int, int] = OrderedDict()
+        """Heartbeats that have not come back -> when they were written. The latest of them only: an older one is late anyway."""
+        self._kept = 2 + 2 * timing.timeout_ms // timing.heartbeat_ms
+        self._number = 0
+        self._due_ms: int | None = None
+        self._in_flight = 0
+        """Number of the heartbeat that is being written; 0: none."""
+        self._returned_ms: int | None = None
+        """When the heartbeat that came back last was written."""
+        self._prompt = False
+        """That heartbeat came back in time."""
+        self.returned = 0
+        """Number of the heartbeat that came back last; 0: none did."""
+
+    def due(self, now_ms: int, *, at_once: bool = False) -> bool:
+        """Return whether to write a heartbeat now: at most one is in flight, and none is queued."""
+        return not self._in_flight and (at_once or self._due_ms is None or now_ms >= self._due_ms)
+
+    def write(self, now_ms: int) -> int:
+        """Return the number of the heartbeat that is written now."""
+        self._number += 1
+        self._in_flight = self._number
+        self._due_ms = now_ms + self._timing.heartbeat_ms
+        self._written_ms[self._number] = now_ms
+        while len(self._written_ms) > self._kept:
+            self._written_ms.popitem(last=False)
+        return self._number
+
+    def settled(self, number: int) -> None:
+        """The log acknowledged this heartbeat, or refused it."""
+        if number == self._in_flight:
+            self._in_flight = 0
+
+    def came_back(self, number: int, now_ms: int) -> int | None:
+        """Return the time that counts since the heartbeat before; None if it does not count, because one of them was late."""
+        if number <= self.returned:
+            return 0
+        self.returned = number
+        self.settled(number)
+        written_ms = self._written_ms.get(number)
+        while self._written_ms and next(iter(self._written_ms)) <= number:
+            self._written_ms.popitem(last=False)
+        was_prompt, before_ms = self._prompt, self._returned_ms
+        self._returned_ms = written_ms
+        self._prompt = written_ms is not None and now_ms - written_ms <= self._timing.prompt_ms
+        if written_ms is None or before_ms is None or not (self._prompt and was_prompt):
+            return None
+        between_ms = written_ms - before_ms
+        if between_ms > self._timing.prompt_ms:
+            return None
+        return between_ms
+
+    def seen(self, now_ms: int) -> bool:
+        """Return whether a heartbeat came back that was written only lately: no other process can have called this one gone."""
+        return self._returned_ms is not None and now_ms - self._returned_ms <= self._timing.seen_ms
+
+
+class Life(Struct, kw_only=True):
+    """What is known of the life that counts for a node."""
+
+    life: str
+    generation: int
+    member: Member | None
+    """As reported last; None: only its farewell was read."""
+    previous: str = ""
+    """The life that it replaced."""
+    heartbeats_read: int = -1
+    roles_read: int = 0
+    present: bool = False
+    """It was heard since this process began, and is not gone."""
+    gone: bool = False
+    left: bool = False
+    """It said farewell."""
+    silence: Quiet
+    """Since a heartbeat told that it goes on reading."""
+    lag: Quiet
+    """Since it reported to have read the last roles, or some more of that partition."""
+
+
+class Lives:
+    """The life that counts for each node, by the partition alone, and whether it is present, by the time that counts."""
+
+    def __init__(self, timing: Timing, life: str) -> None:
+        self._timing = timing
+        self._own = life
+        self._lives: dict[str, Life] = {}
+        self._counted_ms = 0
+        """The time that counts since this process was itself unseen or stopped."""
+
+    def get(self, node: str) -> Life | None:
+        """Return the life that counts for the node, also when it is gone or left; None if none was ever read."""
+        return self._lives.get(node)
+
+    def counts(self, node: str, life: str) -> bool:
+        """Return whether this life counts for the node."""
+        known = self._lives.get(node)
+        return known is not None and known.life == life and not known.left
+
+    def present(self) -> dict[str, Life]:
+        """Return the nodes that are members now."""
+        return {node: known for node, known in self._lives.items() if known.present}
+
+    def heard(self, heartbeat: Heartbeat, *, backlog: bool) -> bool:
+        """Apply a heartbeat; return whether it tells that a life that counts goes on reading.
+
+        `backlog`: it was written before this process began, so that it tells nothing of the present.
+        """
+        known = self._of(heartbeat.member.node, heartbeat.life, heartbeat.generation, heartbeat.member)
+        if known is None or known.left:
+            return False
+        known.member = heartbeat.member
+        if heartbeat.roles_read > known.roles_read:
+            known.lag.happened()
+        known.roles_read = heartbeat.roles_read
+        if heartbeat.heartbeats_read <= known.heartbeats_read:
+            return False
+        known.heartbeats_read = heartbeat.heartbeats_read
+        known.silence.happened()
+        if not backlog and known.lag.ms < self._timing.timeout_ms:
+            known.present, known.gone = True, False
+        return True
+
+    def farewell(self, farewell: Farewell) -> bool:
+        """Apply a farewell; return whether that life counted."""
+        known = self._of(farewell.node, farewell.life, farewell.generation, None)
+        if known is None or known.left:
+            return False
+        known.left, known.present = True, False
+        return True
+
+    def _of(self, node: str, life: str, generation: int, member: Member | None) -> Life | None:
+        """Return the entry of the life if it counts: the greatest generation does, of equal ones the first in the partition."""
+        known = self._lives.get(node)
+        if generation > (0 if known is None else known.generation):
+            previous = "" if known is None else known.life
+            self._lives[node] = known = Life(
+                life=life, generation=generation, member=member, previous=previous, silence=Quiet(), lag=Quiet()
+            )
+        return known if known is not None and known.life == life else None
+
+    def passed(self, ms: int | None, roles_end: int) -> None:
+        """Count the time between two own heartbeats; None: it does not count, and everything is counted from here.
+
+        `roles_end`: position after the last roles that this process has read.
+        """
+        self._counted_ms = 0 if ms is None else self._counted_ms + ms
+        for known in self._lives.values():
+            if known.left or known.gone or known.life == self._own:
+                continue
+            if ms is None:
+                known.silence.restart()
+                known.lag.restart()
+                continue
+            known.silence.passed(ms)
+            if known.roles_read >= roles_end:
+                known.lag.restart()
+            else:
+                known.lag.passed(ms)
+            silence_ms = max(known.silence.ms, known.lag.ms)
+            if silence_ms >= self._timing.timeout_ms and self._counted_ms >= self._timing.grace_ms:
+                known.gone, known.present = True, False
+
+    def heard_for_long(self, node: str) -> bool:
+        """Return whether the life of this node is still heard when it would have been gone if it had stopped when this began."""
+        known = self._lives.get(node)
+        is_heard = known is not None and known.present and known.silence.ms <= self._timing.prompt_ms
+        return is_heard and self._counted_ms >= self._timing.grace_ms + self._timing.timeout_ms
+
+    def gone(self) -> frozenset[str]:
+        """Return the lives that count but were not heard for long."""
+        return frozenset(known.life for known in self._lives.values() if known.gone)

@@ -1,0 +1,218 @@
+"""One process of a cluster whose coordinator is Kafka: records of `chronos.cluster` and times go in, decisions come out.
+
+The caller reads both partitions in order, passes each record on, calls `step` after each read, writes the records that it
+returns, and does what `stage` asks for. All times are milliseconds of a monotonic clock.
+"""
+
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from chronos.core.cluster_records import (
+    Announcement,
+    ClusterRecord,
+    Farewell,
+    Heartbeat,
+    RolesRecord,
+    Submission,
+)
+from chronos.core.controllership import Controllership, Stage
+from chronos.core.heartbeats import Life, Lives, OwnHeartbeats, Timing
+from chronos.core.roles import Member, Request, Roles
+
+
+class Place(StrEnum):
+    """What a process is in its cluster."""
+
+    NEWCOMER = "newcomer"
+    """It reads, and waits until the name of its node is free."""
+    CLAIMING = "claiming"
+    """It has claimed the name, and its claim has not come back."""
+    MEMBER = "member"
+    REFUSED = "refused"
+    """Another data directory has the name: the process stops."""
+    REPLACED = "replaced"
+    """A later process of this node counts: this one stops."""
+
+
+STOPPED = frozenset({Place.REFUSED, Place.REPLACED})
+
+
+class Participant:
+    """What one process knows and decides. A reader that loses its position or finds another topic begins a new one."""
+
+    def __init__(
+        self, member: Member, life: str, *, timing: Timing | None = None, start: int = 0, epoch_seen: int = 0
+    ) -> None:
+        """`start`: first offset of the heartbeats that is kept in the log. `epoch_seen`: from an earlier participant of this process."""
+        self.member = member
+        """What this process reports; the caller changes it."""
+        self.life = life
+        self.timing = timing or Timing()
+        self.place = Place.NEWCOMER
+        self.lives = Lives(self.timing, life)
+        self.control = Controllership(member.node, life, self.timing, epoch_seen)
+        self._own = OwnHeartbeats(self.timing)
+        self._start = start
+        self._heartbeats_read = start
+        self._generation = 0
+        self._requests: dict[int, Request] = {}
+        self._told = (0, 0, 0)
+        """Generation, epoch and version of the last heartbeat: the next one is due at once when they change."""
+
+    # --- records and answers of the log
+
+    def read_heartbeat(self, offset: int, record: ClusterRecord | None, now_ms: int) -> None:
+        """Apply a record of the partition HEARTBEATS; None: it is unreadable, and is stepped over."""
+        self._heartbeats_read = offset + 1
+        if isinstance(record, Heartbeat):
+            self._apply(record, now_ms)
+        elif isinstance(record, Announcement):
+            if self.lives.counts(record.node, record.life):
+                self.control.announced(record)
+        elif isinstance(record, Farewell):
+            if self.lives.farewell(record):
+                self.control.ended_life(record.life)
+        elif isinstance(record, Submission):
+            self._requests[offset] = record.request
+
+    def _apply(self, heartbeat: Heartbeat, now_ms: int) -> None:
+        node = heartbeat.member.node
+        before = self.lives.get(node)
+        reads_on = self.lives.heard(heartbeat, backlog=not self._own.returned)
+        after = self.lives.get(node)
+        if before is not None and before is not after:
+            self.control.ended_life(before.life)
+        if self.lives.counts(node, heartbeat.life):
+            self.control.heartbeat(heartbeat, reads_on=reads_on)
+        if heartbeat.life == self.life:
+            ms = self._own.came_back(heartbeat.number, now_ms)
+            self.lives.passed(ms, self.control.roles_end)
+            self.control.passed(ms, self._read_by_others())
+
+    def _read_by_others(self) -> int:
+        return max((other.roles_read for other in self.lives.present().values() if other.life != self.life), default=0)
+
+    def read_roles(self, offset: int, record: RolesRecord | None) -> None:
+        """Apply a committed record of the partition ROLES; None: it is unreadable, and is stepped over."""
+        if record is not None:
+            self.control.read(offset, record)
+            for answered in [at for at in self._requests if at < record.answered]:
+                del self._requests[answered]
+        self.roles_position(offset + 1)
+
+    def roles_position(self, position: int) -> None:
+        """The reader of the partition ROLES has come to this position, for example past a transaction marker."""
+        self.control.position = max(self.control.position, position)
+
+    def settled(self, heartbeat: Heartbeat) -> None:
+        """The log acknowledged this heartbeat, or refused it, or did not answer in time."""
+        self._own.settled(heartbeat.number)
+
+    # --- decisions
+
+    def step(self, now_ms: int) -> list[ClusterRecord]:
+        """Return the records to write to the partition HEARTBEATS now, each without waiting for the other."""
+        self._find_place()
+        if self.place in STOPPED:
+            self.control.restart()
+            return []
+        announcement = None
+        if self.control.stage is not Stage.FOLLOWING:
+            self.control.step(now_ms, seen=self.seen(now_ms))
+        elif self.control.is_silent and self.confirmed(now_ms) and self.control.position >= self._read_by_others():
+            announcement = self.control.stand(now_ms)
+        records: list[ClusterRecord] = [] if announcement is None else [announcement]
+        if self._own.due(now_ms, at_once=self._told != self._to_tell()):
+            records.append(self._heartbeat(now_ms))
+        return records
+
+    def _to_tell(self) -> tuple[int, int, int]:
+        return self._generation, self.control.controls, self.control.version
+
+    def _heartbeat(self, now_ms: int) -> Heartbeat:
+        self._told = self._to_tell()
+        return Heartbeat(
+            member=self.member,
+            life=self.life,
+            number=self._own.write(now_ms),
+            generation=self._generation,
+            heartbeats_read=self._heartbeats_read,
+            roles_read=self.control.position,
+            epoch=self.control.epoch_seen,
+            controls=self.control.controls,
+            version=self.control.version,
+        )
+
+    def _find_place(self) -> None:
+        """Claim the name of the node once it is free; stop when another life has it."""
+        if not self._own.returned or self.place in STOPPED:
+            return
+        known = self.lives.get(self.member.node)
+        if self._generation:
+            if known is not None and known.life == self.life:
+                self.place = Place.MEMBER
+            elif known is not None and known.generation >= self._generation:
+                was_first = self.place is Place.MEMBER or self._same_directory(known)
+                self.place = Place.REPLACED if was_first else Place.REFUSED
+            return
+        is_free = known is None or known.member is None or known.left or known.gone
+        if is_free or self._same_directory(known):
+            # The start of the log counts too, so that this is greater than any generation that was trimmed.
+            self._generation = max(0 if known is None else known.generation, self._start) + 1
+            self.place = Place.CLAIMING
+        elif self.lives.heard_for_long(self.member.node):
+            self.place = Place.REFUSED
+
+    def _same_directory(self, known: Life | None) -> bool:
+        return known is not None and (known.member is None or known.member.instance == self.member.instance)
+
+    def seen(self, now_ms: int) -> bool:
+        """Return whether no other process can have called this one gone: a heartbeat that was written lately came back."""
+        return self.place is Place.MEMBER and self._own.seen(now_ms)
+
+    def confirmed(self, now_ms: int) -> bool:
+        """Return whether the roles that this process has read are up to date: it is seen, and others have not read more for long."""
+        return self.seen(now_ms) and self.control.behind_ms < self.timing.prompt_ms
+
+    def may_decide(self, now_ms: int) -> bool:
+        """Return whether this process is the controller and may publish now."""
+        return self.control.stage is Stage.CONTROLLING and self.confirmed(now_ms)
+
+    def publish(self, roles: Roles, answered: int, now_ms: int) -> RolesRecord | None:
+        """Return the record to commit for these roles, which were computed from the present view; None: nothing is to be written.
+
+        `answered`: position before which all requests are answered with these roles.
+        """
+        if not self.may_decide(now_ms):
+            return None
+        own = replace(roles, controller=self.member.node, controller_epoch=self.control.epoch)
+        return self.control.publish(own, answered, now_ms)
+
+    def leave(self) -> Farewell | None:
+        """Return the record to write on leaving in order; None if this process has no place to give up."""
+        if not self._generation or self.place in STOPPED:
+            return None
+        self.control.restart()
+        return Farewell(node=self.member.node, life=self.life, generation=self._generation)
+
+    # --- the view
+
+    @property
+    def stage(self) -> Stage:
+        """What the caller has to do: see `Stage`."""
+        return self.control.stage
+
+    @property
+    def roles(self) -> Roles | None:
+        """The last roles; None without any."""
+        return None if self.control.last is None else self.control.last.roles
+
+    def members(self) -> dict[str, Member]:
+        """Return the reports of the members that are present."""
+        return {node: known.member for node, known in self.lives.present().items() if known.member is not None}
+
+    def requests(self) -> list[tuple[int, Request]]:
+        """Return the requests without an answer, with their offsets, oldest first."""
+        answered = 0 if self.control.last is None else self.control.last.answered
+        return [(offset, self._requests[offset]) for offset in sorted(self._requests) if offset >= answered]

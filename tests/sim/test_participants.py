@@ -1,0 +1,41 @@
+"""The simulation of the coordinator on Kafka finds no fault in the present code, and finds every planted fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.faults import planted
+from tests.sim.participant_cluster import simulate
+from tests.sim.participant_faults import PARTICIPANT_FAULTS
+from tests.sim.world import Finding
+
+SEEDS = 1_000
+
+
+def test_two_hundred_clusters_agree_on_one_controller() -> None:
+    for seed in range(200):
+        simulate(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_thousand_clusters_agree_on_one_controller() -> None:
+    for seed in range(200, 2_000):
+        simulate(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", PARTICIPANT_FAULTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    with planted(fault, PARTICIPANT_FAULTS):
+        for seed in range(SEEDS):
+            try:
+                simulate(seed)
+            except Finding:
+                return
+    pytest.fail(f"{SEEDS} seeds did not find: {fault}")
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert simulate(7) == simulate(7)

@@ -1,0 +1,110 @@
+"""Records of the cluster topic: golden bytes, which a running cluster already has, and bytes that are not understood."""
+
+from __future__ import annotations
+
+import pytest
+
+from chronos.core.cluster_records import (
+    Announcement,
+    ClusterRecord,
+    Farewell,
+    Heartbeat,
+    RecordUnreadable,
+    RolesRecord,
+    Submission,
+    pack_record,
+    unpack_record,
+    unpack_roles,
+)
+from chronos.core.roles import Member, ReplicaReport, Request, Roles, ShardRoles
+
+MEMBER = Member(
+    node="a",
+    instance="i",
+    address="http://a",
+    version="1",
+    started_ms=5,
+    replicas={0: ReplicaReport(applied=7)},
+)
+
+ROLES_RECORD = RolesRecord(
+    life="l",
+    version=3,
+    answered=9,
+    roles=Roles(controller="a", controller_epoch=2, shards={0: ShardRoles(master="a", epoch=1)}),
+)
+
+ROLES_BYTES = (
+    b'{"type":"roles","life":"l","version":3,"answered":9,'
+    b'"roles":{"controller":"a","controller_epoch":2,"shards":{"0":{"master":"a","epoch":1}}}}'
+)
+
+GOLDEN: list[tuple[ClusterRecord, bytes]] = [
+    (
+        Heartbeat(
+            member=MEMBER,
+            life="l",
+            number=3,
+            generation=1,
+            heartbeats_read=40,
+            roles_read=4,
+            epoch=2,
+            controls=2,
+            version=6,
+        ),
+        b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,'
+        b'"replicas":{"0":{"applied":7}}},"life":"l","number":3,"generation":1,"heartbeats_read":40,"roles_read":4,'
+        b'"epoch":2,"controls":2,"version":6}',
+    ),
+    (Announcement(node="a", life="l", number=1), b'{"type":"announcement","node":"a","life":"l","number":1}'),
+    (Farewell(node="a", life="l", generation=2), b'{"type":"farewell","node":"a","life":"l","generation":2}'),
+    (
+        Submission(request=Request(kind="drain", node="b")),
+        b'{"type":"request","request":{"kind":"drain","node":"b"}}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "value"), GOLDEN, ids=[type(record).__name__ for record, _ in GOLDEN])
+def test_a_record_has_these_bytes_and_is_read_from_them(record: ClusterRecord, value: bytes) -> None:
+    assert pack_record(record) == value
+    assert unpack_record(value) == record
+
+
+def test_a_roles_record_has_these_bytes_and_is_read_from_them() -> None:
+    assert pack_record(ROLES_RECORD) == ROLES_BYTES
+    assert unpack_roles(ROLES_BYTES) == ROLES_RECORD
+    assert ROLES_RECORD.epoch == 2
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    value = b'{"type":"announcement","node":"a","life":"l","number":1,"reason":["new"]}'
+    assert unpack_record(value) == Announcement(node="a", life="l", number=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "has no value"),
+        (b"", "truncated"),
+        (b"\xff\xfe", "malformed"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"[" * 100_000, "cannot be decoded"),
+        (b'{"type":"later"}', "Invalid value 'later'"),
+        (b'{"type":"heartbeat","life":"l","number":1}', "missing required field `member`"),
+        (b'{"type":"announcement","node":1,"life":"l","number":1}', "Expected `str`, got `int`"),
+        (ROLES_BYTES, "Invalid value 'roles'"),
+    ],
+)
+def test_what_is_no_record_of_the_heartbeats_is_named(value: bytes | None, why: str) -> None:
+    with pytest.raises(RecordUnreadable, match=why):
+        unpack_record(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(None, "has no value"), (GOLDEN[1][1], "Invalid value 'announcement'"), (b"{", "truncated"), (b"{}", "missing")],
+)
+def test_what_is_no_record_of_the_roles_is_named(value: bytes | None, why: str) -> None:
+    with pytest.raises(RecordUnreadable, match=why):
+        unpack_roles(value)

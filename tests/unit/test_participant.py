@@ -1,0 +1,402 @@
+"""Participants of a cluster whose coordinator is Kafka: who is seen, who is gone, which life counts, and who takes over.
+
+A log of two lists carries the records; the tests decide when each participant reads, and what the time is.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from chronos.core.cluster_records import Announcement, ClusterRecord, Farewell, Heartbeat, RolesRecord, Submission
+from chronos.core.controllership import REPUBLISH_MS, Stage
+from chronos.core.heartbeats import Timing
+from chronos.core.participant import Participant, Place
+from chronos.core.roles import Member, Request, Roles, ShardRoles
+
+TIMING = Timing(heartbeat_ms=100, timeout_ms=600)
+STEP_MS = 100
+
+
+class Case:
+    """The log and the time."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.heartbeats: list[ClusterRecord] = []
+        self.roles: list[RolesRecord] = []
+        self.readers: dict[str, Reader] = {}
+
+    def start(self, node: str, life: str = "", instance: str = "", start: int = 0) -> Reader:
+        life = life or node
+        self.readers[life] = reader = Reader(self, node, life, instance or f"i-{node}", start)
+        return reader
+
+    def run(self, ms: int, *lives: str) -> None:
+        """Pass time; these participants read and write every STEP_MS: first all read, then all write. All if none is named."""
+        for _ in range(ms // STEP_MS):
+            self.now_ms += STEP_MS
+            readers = [self.readers[life] for life in lives or tuple(self.readers)]
+            for reader in readers:
+                if reader.reads:
+                    reader.read()
+            for reader in readers:
+                reader.write()
+            for reader in readers:
+                reader.take_over()
+
+
+class Reader:
+    """One participant and its positions."""
+
+    def __init__(self, case: Case, node: str, life: str, instance: str, start: int) -> None:
+        self.case = case
+        member = Member(node=node, instance=instance, address=f"http://{node}", version="1", started_ms=0)
+        self.participant = Participant(member, life, timing=TIMING, start=start)
+        self.positions = [start, 0]
+        self.reads = True
+        self.took_over = 0
+
+    def read(self) -> None:
+        case = self.case
+        for record in case.heartbeats[self.positions[0] :]:
+            self.participant.read_heartbeat(self.positions[0], record, case.now_ms)
+            self.positions[0] += 1
+        for roles in case.roles[self.positions[1] :]:
+            self.participant.read_roles(self.positions[1], roles)
+            self.positions[1] += 1
+
+    def write(self) -> None:
+        for record in self.participant.step(self.case.now_ms):
+            self.case.heartbeats.append(record)
+            if isinstance(record, Heartbeat):
+                self.participant.settled(record)
+
+    def take_over(self) -> None:
+        control, case = self.participant.control, self.case
+        for _ in range(6):
+            if control.stage in {Stage.READING, Stage.READING_AGAIN}:
+                control.ended(control.stage, len(case.roles))
+                self.read()
+            elif control.stage is Stage.FENCING:
+                control.fenced(case.now_ms)
+            elif control.stage is Stage.OPENING and control.writing is not None:
+                self.took_over += 1
+                self.commit(control.writing)
+            self.write()
+
+    def commit(self, record: RolesRecord) -> None:
+        self.case.roles.append(record)
+        self.participant.control.committed(record, self.case.now_ms)
+
+    def publish(self, master: str) -> bool:
+        """Publish a master of shard 0; return whether there was something to publish."""
+        shards = {0: ShardRoles(master=master)}
+        record = self.participant.publish(Roles(shards=shards), 0, self.case.now_ms)
+        if record is not None:
+            self.commit(record)
+        return record is not None
+
+    @property
+    def place(self) -> str:
+        return self.participant.place
+
+    @property
+    def stage(self) -> str:
+        return self.participant.stage
+
+    @property
+    def controls(self) -> bool:
+        return self.participant.may_decide(self.case.now_ms)
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def controllers(case: Case) -> list[str]:
+    return [life for life, reader in case.readers.items() if reader.controls]
+
+
+# ------------------------------------------------------------------------------------------------ Heartbeats
+
+
+def test_a_process_is_seen_for_three_quarters_of_the_timeout_after_a_heartbeat_that_came_back(case: Case) -> None:
+    a = case.start("a")
+    case.run(500)
+    assert a.participant.seen(case.now_ms)
+    written_ms = case.now_ms - STEP_MS
+    assert a.participant.seen(written_ms + TIMING.timeout_ms * 3 // 4)
+    assert not a.participant.seen(written_ms + TIMING.timeout_ms * 3 // 4 + 1)
+
+
+def test_one_heartbeat_is_in_flight_and_none_is_queued(case: Case) -> None:
+    participant = case.start("a").participant
+    (first,) = participant.step(0)
+    assert isinstance(first, Heartbeat)
+    assert participant.step(10_000) == []
+    participant.settled(first)
+    assert len(participant.step(10_000)) == 1
+
+
+def test_a_member_that_is_silent_is_gone_after_the_timeout(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(4_000)
+    assert set(a.participant.members()) == {"a", "b"}
+    case.run(500, "a")
+    assert set(a.participant.members()) == {"a", "b"}
+    case.run(400, "a")
+    assert set(a.participant.members()) == {"a"}
+    case.run(500)
+    assert set(a.participant.members()) == {"a", "b"}
+
+
+def test_a_member_that_writes_but_does_not_read_is_gone(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(4_000)
+    b.reads = False
+    case.run(1_000)
+    assert set(a.participant.members()) == {"a"}
+
+
+def test_a_member_that_does_not_read_the_roles_is_gone_and_not_confirmed(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(4_000)
+    behind = b if a.controls else a
+    other = a if behind is b else b
+    behind.positions[1] = 10**6
+    other.publish("a")
+    case.run(600)
+    assert behind.participant.seen(case.now_ms)
+    assert not behind.participant.confirmed(case.now_ms)
+    case.run(600)
+    assert behind.participant.member.node not in other.participant.members()
+
+
+def test_nobody_is_gone_because_the_judge_was_stopped(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(4_000)
+    case.run(10_000, "b")
+    case.run(STEP_MS, "a")
+    assert set(a.participant.members()) == {"a", "b"}
+    case.run(1_000)
+    assert set(a.participant.members()) == {"a", "b"}
+
+
+def test_after_a_pause_of_its_own_a_process_waits_three_timeouts_before_it_calls_others_gone(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(4_000)
+    case.now_ms += 1_000
+    case.run(3 * TIMING.timeout_ms, "a")
+    assert set(a.participant.members()) == {"a", "b"}
+    case.run(400, "a")
+    assert set(a.participant.members()) == {"a"}
+
+
+def test_what_was_written_before_a_process_began_does_not_make_others_present(case: Case) -> None:
+    case.start("a")
+    case.run(1_000)
+    b = case.start("b")
+    case.run(1_000, "b")
+    assert set(b.participant.members()) == {"b"}
+
+
+# ----------------------------------------------------------------------------------------------------- Lives
+
+
+def test_a_restart_takes_its_place_at_once_and_the_process_before_stops(case: Case) -> None:
+    first = case.start("a", "a1")
+    case.run(1_000)
+    second = case.start("a", "a2")
+    case.run(300)
+    assert second.place == Place.MEMBER
+    assert first.place == Place.REPLACED
+    assert first.participant.step(case.now_ms + 1_000) == []
+    assert first.participant.leave() is None
+
+
+def test_another_directory_under_the_name_of_a_member_is_refused(case: Case) -> None:
+    first = case.start("a", "a1")
+    case.run(1_000)
+    second = case.start("a", "a2", "another")
+    case.run(2_000)
+    assert second.place == Place.NEWCOMER
+    case.run(1_000)
+    assert second.place == Place.REFUSED
+    assert first.place == Place.MEMBER
+
+
+@pytest.mark.parametrize("farewell", [True, False])
+def test_another_directory_gets_the_name_of_a_node_that_left_or_is_gone(case: Case, farewell: bool) -> None:
+    first = case.start("a", "a1")
+    case.run(1_000)
+    last = first.participant.leave()
+    assert last is not None
+    if farewell:
+        case.heartbeats.append(last)
+    second = case.start("a", "a2", "another")
+    case.run(1_000 if farewell else 3_000, "a2")
+    assert second.place == Place.MEMBER
+
+
+def test_of_two_newcomers_with_one_name_the_first_in_the_partition_wins(case: Case) -> None:
+    first, second = case.start("a", "a1", "one"), case.start("a", "a2", "two")
+    case.run(1_000)
+    assert first.place == Place.MEMBER
+    assert second.place == Place.REFUSED
+
+
+def test_a_life_that_said_farewell_never_counts_again(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(1_000)
+    last = a.participant.leave()
+    assert last is not None
+    late = a.participant._heartbeat(case.now_ms)
+    case.heartbeats += [last, late]
+    case.run(200, "b")
+    assert set(b.participant.members()) == {"b"}
+
+
+def test_a_generation_is_greater_than_those_that_were_trimmed(case: Case) -> None:
+    """A node that returns after its records were trimmed counts for those that still remember it."""
+    b = case.start("b")
+    case.run(100)
+    for generation in range(1, 4):
+        case.heartbeats.append(Farewell(node="a", life=f"old{generation}", generation=generation))
+    case.run(1_000)
+    case.start("a", start=len(case.heartbeats))
+    case.run(500)
+    assert set(b.participant.members()) == {"a", "b"}
+
+
+# -------------------------------------------------------------------------------------------- The controller
+
+
+def test_the_first_announcement_takes_over_and_the_others_count_afresh(case: Case) -> None:
+    readers = [case.start(node) for node in "abc"]
+    case.run(1_200)
+    assert controllers(case) == ["a"]
+    assert [reader.took_over for reader in readers] == [1, 0, 0]
+    assert sum(isinstance(record, Announcement) for record in case.heartbeats) >= 1
+    case.run(5_000)
+    assert controllers(case) == ["a"]
+    assert [record.epoch for record in case.roles] == [1]
+
+
+def test_a_controller_that_is_silent_is_replaced_under_a_greater_epoch(case: Case) -> None:
+    for node in "abc":
+        case.start(node)
+    case.run(1_200)
+    case.run(1_200, "b", "c")
+    assert controllers(case) == ["b"]
+    case.run(300)
+    assert controllers(case) == ["b"]
+    assert case.readers["a"].stage == Stage.FOLLOWING
+    assert [record.epoch for record in case.roles] == [1, 2]
+
+
+def test_nobody_waits_for_a_controller_that_said_farewell(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert controllers(case) == ["a"]
+    last = a.participant.leave()
+    assert last is not None
+    case.heartbeats.append(last)
+    case.run(300, "b")
+    assert case.readers["b"].controls
+
+
+def test_a_controller_that_does_not_publish_what_it_announces_is_replaced(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert a.participant.publish(Roles(drained=("x",)), 0, case.now_ms) is not None
+    case.run(1_200)
+    assert controllers(case) == ["b"]
+    assert b.took_over == 1
+
+
+def test_a_controller_that_writes_but_does_not_read_is_replaced(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(1_200)
+    a.reads = False
+    case.run(1_200)
+    assert controllers(case) == ["b"]
+
+
+def test_a_controller_that_is_not_seen_publishes_nothing(case: Case) -> None:
+    a = case.start("a")
+    case.run(1_200)
+    assert a.controls
+    case.now_ms += TIMING.timeout_ms
+    assert not a.publish("a")
+    case.run(300)
+    assert a.publish("a")
+
+
+def test_a_candidate_that_reads_of_another_one_first_does_not_fence(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    a.participant.control.failed()
+    b.participant.control.restart()
+    b.participant.control.stand(case.now_ms)
+    case.heartbeats.append(Announcement(node="a", life="a", number=9))
+    b.read()
+    assert b.stage == Stage.FOLLOWING
+
+
+def test_a_candidate_that_was_stopped_before_it_fenced_does_not_fence(case: Case) -> None:
+    a = case.start("a")
+    while a.stage != Stage.STANDING:
+        case.now_ms += STEP_MS
+        a.read()
+        a.write()
+    a.read()
+    assert a.stage == Stage.READING
+    a.participant.control.ended(Stage.READING, 0)
+    a.participant.step(case.now_ms + TIMING.timeout_ms)
+    assert a.stage == Stage.FOLLOWING
+
+
+def test_a_member_that_failed_counts_longer_than_the_others(case: Case) -> None:
+    a, _ = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert controllers(case) == ["a"]
+    a.participant.control.failed()
+    case.run(900)
+    assert controllers(case) == ["b"]
+
+
+def test_an_epoch_is_greater_than_any_that_a_heartbeat_reports(case: Case) -> None:
+    """Also when the log lost the roles of that epoch."""
+    case.start("a")
+    reporting = Member(node="b", instance="i-b", address="", version="1", started_ms=0)
+    case.heartbeats.append(Heartbeat(member=reporting, life="b", number=1, generation=1, epoch=7))
+    case.run(1_200)
+    assert [record.epoch for record in case.roles] == [8]
+
+
+def test_the_roles_are_published_on_a_change_and_again_after_some_time(case: Case) -> None:
+    a = case.start("a")
+    case.run(1_200)
+    assert a.publish("a")
+    case.run(300)
+    assert not a.publish("a")
+    assert a.publish("b")
+    case.run(REPUBLISH_MS)
+    assert a.publish("b")
+
+
+def test_requests_wait_until_a_roles_record_answers_them(case: Case) -> None:
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    request = Request(kind="drain", node="b")
+    case.heartbeats.append(Submission(request=request))
+    offset = len(case.heartbeats) - 1
+    case.run(100)
+    assert b.participant.requests() == [(offset, request)]
+    record = a.participant.publish(Roles(drained=("b",)), offset + 1, case.now_ms)
+    assert record is not None
+    a.commit(record)
+    case.run(100)
+    assert b.participant.requests() == []
+    assert b.participant.roles == record.roles
