@@ -72,6 +72,8 @@ class Checker:
         """Targets that are missing at times: only their messages may be dead-lettered for it."""
         self.clocks_jump = False
         """Clocks of nodes are set in this seed: their measurements prove nothing."""
+        self.attempts_max = 0
+        """How often a message is attempted that has no limit of its own."""
         self.deduplication_ms = 0
         """How long a delivered id is taken."""
         self.waits_for_transactions = False
@@ -209,6 +211,8 @@ class Checker:
         if record.value != expected.value:
             raise broken("1", f"{source} is {how} with another payload")
         headers = dict(record.headers or ())
+        if headers.get("chronos-replayed") != expected.replayed:
+            raise broken("1", f"{source} is {how} as a replay of {headers.get('chronos-replayed')!r}")
         number = int(headers.get("chronos-occurrence") or b"1")
         end = Ended(how, len(self.steps[source[0]]) - 1, int(headers["chronos-due-at"] or b"0"), number)
         before = self.occurrences[source]
@@ -266,6 +270,8 @@ class Checker:
         if len(found) != 1 or found[0][:2] != told[:2] or not found[0][2] or not detail.startswith(found[0][2]):
             raise broken("1", f"the dead letter of {source} says {told}, its decision {found}")
         expected = self._record_end(source, reason, record)
+        if told[1] > min(self.attempts_max, expected.attempts or self.attempts_max):
+            raise broken("8", f"{source} was attempted {told[1]} times, more often than its limit")
         if reason == "expired":
             justified = expected.late_policy == "skip" or (
                 expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
@@ -342,12 +348,14 @@ class Checker:
                 self._check_refusal(
                     source, expected, reason, alive=alive, known=named in holders, beyond_expiry=is_beyond
                 )
+                if expected.verb == "replay" and holder is not None:
+                    self._check_refused_replay(source, reason, (shard, holder), alive=alive)
                 continue
             if expected.malformed:
                 raise broken("1", f"{source} is malformed and was not refused")
             if expected.verb == "probe":
                 continue
-            if expected.verb not in ("schedule", "replace"):
+            if expected.verb not in ("schedule", "replace", "replay"):
                 if not alive:
                     raise broken("6", f"{source} ({expected.verb}) was accepted though nothing was pending")
                 assert holder is not None
@@ -366,9 +374,11 @@ class Checker:
                 continue
             if alive:
                 assert holder is not None
+                if expected.verb == "replay":
+                    raise broken("3", f"the replay {source} was accepted while a message with its id was pending")
                 self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
-            elif expected.verb == "schedule" and expected.policy != "replace":
+            elif expected.verb in ("schedule", "replay") and expected.policy != "replace":
                 self._check_duplicate(shard, record, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
@@ -450,6 +460,18 @@ class Checker:
                 raise broken("1", f"{source} was refused as a duplicate, and no message had its id before")
         else:
             raise broken("1", f"{source} was refused without cause: {Reason(reason).label}")
+
+    def _check_refused_replay(
+        self, source: tuple[int, int], reason: int, holder: tuple[int, int], *, alive: bool
+    ) -> None:
+        """A replay is refused if its id is taken, and only then; as ignored if a replay of the same letter has taken it."""
+        end = self.ended.get(holder)
+        if not alive and (end is None or end.how != "delivered"):
+            raise broken("1", f"the replay {source} was refused though its id was free")
+        is_same = self.expected[holder].replayed == self.expected[source].replayed
+        # A message that was deleted after its retention is known by its id alone.
+        if is_same != (reason == Reason.IGNORED) and (alive or self.settled_too or not is_same):
+            raise broken("3", f"the replay {source} was refused as {Reason(reason).label}, by the message {holder}")
 
     def expect(self, partition: Partition, offset: int, expected: Expectation) -> None:
         """A producer wrote the record at the offset."""

@@ -17,6 +17,7 @@ from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage
 from tests.sim.coordinator import Ensemble
 from tests.sim.node import Settings, SimulatedNode
+from tests.sim.replays import Replays
 from tests.sim.workload import MAX_DELAY_MS, Producers
 from tests.sim.world import World, broken
 
@@ -41,6 +42,7 @@ class Cluster:
         self.letter_dice = random.Random(f"letters {seed}")
         self.leader_dice = random.Random(f"leaders {seed}")
         self.rate_dice = random.Random(f"rates {seed}")
+        self.replay_dice = random.Random(f"letter-replays {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -50,6 +52,7 @@ class Cluster:
         self.fault_ms = draw.randrange(5_000, 40_000)
         self.settings = self._draw_settings()
         checker.settled_too = self.settings.delivered_ms is None
+        checker.attempts_max = self.settings.attempts_max
         checker.deduplication_ms = self.settings.deduplication_ms
         checker.waits_for_transactions = self.settings.limits.wait_for_transactions
         self.ensemble: Ensemble | None = None
@@ -96,7 +99,11 @@ class Cluster:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
         self.limited: set[str] = set()
         """Topics that have a rate limit at some time."""
-        self.producers = Producers(world, brokers, checker, shards=self.shards)
+        self.producers = Producers(world, brokers, checker, shards=self.shards, seed=seed)
+        self.replays: Replays | None = None
+        """Operators who replay dead letters."""
+        if self.replay_dice.random() < 0.2:
+            self.replays = Replays(self.producers, self.replay_dice)
         if self.bulk_dice.random() < 0.2:
             self.producers.share_poison = self.bulk_dice.choice([0.3, 0.6, 0.9])
         if self.bulk_dice.random() < 0.2:

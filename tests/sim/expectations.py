@@ -27,3 +27,7 @@ class Expectation(Struct, kw_only=True):
     """Occurrences of a series."""
     late_policy: str = ""
     spread_ms: int = 0
+    attempts: int = 0
+    """Its own limit of attempts; 0: it has none."""
+    replayed: bytes | None = None
+    """Of a replay: the source of the dead letter that it schedules again."""

@@ -129,6 +129,10 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.3:
             for _ in range(dice.choice([1, 2, 6])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_leaders)
+        dice = self.cluster.replay_dice
+        if self.cluster.replays is not None:
+            for _ in range(dice.choice([3, 10])):
+                world.after(dice.randrange(500, self.fault_ms), self.cluster.replays.one)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):

@@ -255,6 +255,15 @@ FAULTS: dict[str, list[Change]] = {
     "a message with a spread is placed at its due time": [
         (_Staging, "_place", "entry.due_ms + shift", "entry.due_ms"),
     ],
+    "a dead letter is replayed a second time": [
+        (_Staging, "_check_conflict", "if id_state is None or", "if id_state is None or command.verb is Verb.REPLAY or"),
+    ],
+    "a replay is ignored for a message that is not a replay of the same dead letter": [
+        (_Staging, "_is_replay_of_same", "_replayed(unpack_entry(data)) == _replayed(command.entry)", "True"),
+    ],
+    "a message's own limit of attempts is not known": [
+        (Pusher, "_retry", "if entry.options is not None and entry.options.attempts_max:", "if False:"),
+    ],
     "a replica goes on after its shard was assigned elsewhere": [
         (Membership, "assignment", 'kind="follower" if is_holder else "none"', 'kind="follower"'),
     ],

@@ -86,6 +86,9 @@ class Simulation(ClusterPart):
         self.checker.unsettled(self.shards, 0)
         self._heal()
         self._settle()
+        if self.cluster.replays is not None:
+            self.cluster.replays.all()
+            self._settle()
         if self.limits and self.shards == 1 and self.producers.share_poison < 0.2:
             self._keep_rates()
             self._settle()

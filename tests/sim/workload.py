@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from chronos.core.keys import partition_of
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.checker import Checker
@@ -21,7 +23,7 @@ Pairs = list[tuple[str, bytes | None]]
 class Producers:
     """The producers of the delay topic. They always reach the brokers; nodes may not."""
 
-    def __init__(self, world: World, brokers: Brokers, checker: Checker, *, shards: int) -> None:
+    def __init__(self, world: World, brokers: Brokers, checker: Checker, *, shards: int, seed: int) -> None:
         draw = world.random
         self.world = world
         self.brokers = brokers
@@ -42,6 +44,8 @@ class Producers:
         self.addresses: list[tuple[int, bytes]] = []
         self.sent = 0
         self.share_unreadable = draw.choice([0.0, 0.0, 0.05])
+        self.attempts_dice = Random(f"tries-max {seed}")
+        self.share_attempts = 0.5 if self.attempts_dice.random() < 0.25 else 0.0
 
     def send(self) -> None:
         """Send one record, a transaction with up to three, or a batch that cannot be read."""
@@ -65,7 +69,7 @@ class Producers:
             count, first = self.world.random.randint(1, 3), partition.high
             partition.unreadable |= dict.fromkeys(range(first, first + count), (first, first + count - 1))
             for _ in range(count):
-                self._write(None, shard, Expectation(verb="schedule", malformed=True, unreadable=True), [])
+                self.write(None, shard, Expectation(verb="schedule", malformed=True, unreadable=True), [])
 
     def act(self) -> None:
         """Send one action on an id that may be pending."""
@@ -78,7 +82,7 @@ class Producers:
     def _send_one(self, transaction: Transaction | None) -> None:
         draw = self.world.random
         if self.world.chance(0.02):
-            self._write(
+            self.write(
                 transaction, draw.randrange(self.shards), Expectation(verb="probe"), [("chronos-action", b"probe")]
             )
         elif self.world.chance(self.share_actions):
@@ -130,15 +134,19 @@ class Producers:
         if expire_at_ms is None and chance(self.share_spread):
             spread_ms = draw.choice([1, 500, 5_000])
             headers.append(("chronos-spread", b"%dms" % spread_ms))
+        attempts = 0
+        if self.attempts_dice.random() < self.share_attempts:
+            attempts = self.attempts_dice.choice([1, 2, 5])
+            headers.append(("chronos-attempts", b"%d" % attempts))
         key = self._spoil(flaw, headers, key)
         if flaw == "id" and key is None:
             flaw = ""
         expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
                       expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "", every_ms=every_ms,
-                      times=times, late_policy=late_policy, spread_ms=spread_ms)  # fmt: skip
+                      times=times, late_policy=late_policy, spread_ms=spread_ms, attempts=attempts)  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
         create_time_ms = 1_000 * self.world.now_ms if flaw == "create-time" else None
-        offset = self._write(transaction, shard, expected, None if flaw == "names" else headers, key, create_time_ms)
+        offset = self.write(transaction, shard, expected, None if flaw == "names" else headers, key, create_time_ms)
         if key is None and not flaw:
             self.addresses.append((shard, b"%d-%d-%d" % (shard, due_ms, offset)))
 
@@ -183,9 +191,9 @@ class Producers:
             key = None
         elif verb == "cancel":
             headers = []
-        self._write(transaction, shard, expected, headers, key)
+        self.write(transaction, shard, expected, headers, key)
 
-    def _write(
+    def write(
         self,
         transaction: Transaction | None,
         shard: int,
@@ -194,6 +202,7 @@ class Producers:
         key: bytes | None = None,
         create_time_ms: int | None = None,
     ) -> int:
+        """Write one record to the delay topic; return its offset."""
         partition = self.brokers.topics[DELAY][shard]
         offset = self.brokers.append(partition, key, expected.value, headers, transaction, create_time_ms)
         self.checker.expect(partition, offset, expected)
