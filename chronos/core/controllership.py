@@ -20,13 +20,13 @@ class Stage(StrEnum):
     """How far a member is on the way to being the controller."""
 
     FOLLOWING = "following"
-    """Another member is the controller, or nobody is."""
+    """Another member is the controller, or nobody is. A process that comes back to this stage throws its producer away."""
     STANDING = "standing"
     """Its announcement has not come back yet."""
     READING = "reading"
     """It reads the roles to their end. Next: `ended` with the last stable offset of the partition."""
     FENCING = "fencing"
-    """It fences all others with `init_transactions`. Next: `fenced`."""
+    """It fences all others with `init_transactions`, and goes on with its heartbeats meanwhile. Next: `fenced`."""
     READING_AGAIN = "reading again"
     """It reads what others committed before they were fenced. Next: `ended` with the high watermark of the partition, once the
     last stable offset is equal to it."""

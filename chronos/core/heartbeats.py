@@ -24,6 +24,9 @@ class Timing(Struct, frozen=True, kw_only=True):
     timeout_ms: int = 1_500
     """Silence after which a controller is replaced, and a member is gone."""
 
+    def __post_init__(self) -> None:
+        assert 0 < 4 * self.heartbeat_ms <= self.timeout_ms, "one lost heartbeat must not end the time that counts"
+
     @property
     def prompt_ms(self) -> int:
         """Most time for a heartbeat to come back, and between two heartbeats, for the time between them to count."""

@@ -357,6 +357,38 @@ def test_a_candidate_that_was_stopped_before_it_fenced_does_not_fence(case: Case
     assert a.stage == Stage.FOLLOWING
 
 
+def test_a_taking_over_that_lasts_longer_than_the_timeout_is_given_up(case: Case) -> None:
+    """Others stand by then; a fence that comes back later is not followed by an epoch record."""
+    a = case.start("a")
+    while a.stage != Stage.READING:
+        case.now_ms += STEP_MS
+        a.read()
+        a.write()
+    a.participant.control.ended(Stage.READING, 0)
+    a.write()
+    assert a.stage == Stage.FENCING
+    case.now_ms += TIMING.timeout_ms
+    a.write()
+    assert a.stage == Stage.FOLLOWING
+    a.participant.control.fenced(case.now_ms)
+    assert a.stage == Stage.FOLLOWING
+
+
+def test_a_controller_that_reads_of_a_greater_epoch_follows(case: Case) -> None:
+    a = case.start("a")
+    case.run(1_200)
+    assert a.controls
+    case.roles.append(RolesRecord(life="b", version=9, roles=Roles(controller="b", controller_epoch=2)))
+    case.run(100)
+    assert a.stage == Stage.FOLLOWING
+    assert not a.publish("a")
+
+
+def test_a_timeout_must_be_four_heartbeats_at_least() -> None:
+    with pytest.raises(AssertionError, match="lost heartbeat"):
+        Timing(heartbeat_ms=500, timeout_ms=1_500)
+
+
 def test_a_member_that_failed_counts_longer_than_the_others(case: Case) -> None:
     a, _ = case.start("a"), case.start("b")
     case.run(1_200)
