@@ -603,6 +603,10 @@ def test_a_leader_transfers_to_the_preferred_node_that_is_alive_and_least_behind
     elector = leader(5, preferred="ab")
     assert elector.wake_ms == 2_000
 
+    elector = leader(5, preferred="b", end=LogEnd(4, 2_000))
+    beaten(elector, HeartbeatResult.SUCCESS, end=LogEnd(5, 1))
+    assert len(only(give(elector, Tick(), 1_000), TakeLeadership)) == 1, "a later epoch is not behind"
+
 
 # ------------------------------------------------------------------------------------------------ known defects
 
