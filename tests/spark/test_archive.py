@@ -390,6 +390,7 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
 ) -> None:
     """It reaches beyond the archived position, and has other records there; a restart alone is no gap."""
     storage = ArchiveStorage(str(tmp_path))
+    brokers.cluster_id()  # as every job asks first: a client that knows no topic takes 10 s to find a broker that was restarted
     logs.schedule(40, DUE_MS)
     streams = [("deliveries", [logs.target]), ("messages", [logs.delay])]
     run = begin_run(storage, brokers, streams, None).run
