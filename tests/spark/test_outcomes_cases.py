@@ -160,6 +160,22 @@ def carried_on() -> list[Case]:
         .decide("again", 0, LATER, next_due_ms=T + 5 * HOUR_MS, occurrence=9, in_step=3)
         .step(T - 10 * HOUR_MS, 0, 0).step(T - HOUR_MS, T - HOUR_MS, PULLED).step(DUE, DUE, PULLED)
         .step(LATER, LATER, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("a series with a spread: one of its times is before the window, and its spread time within", {(0, 3): ("delivered", None)})
+        .send(0, T - 9 * HOUR_MS + 5_000, requested_due_ms=T - 9 * HOUR_MS)
+        .decide("again", 0, T + 1, next_due_ms=T - 2_000, occurrence=2).deliver(0, T - 2_000, T + 3_001, occurrence=2)
+        .decide("again", 0, T + 3_001, next_due_ms=T + 1_000, occurrence=3, in_step=2)
+        .deliver(0, T + 1_000, T + 6_001, occurrence=3)
+        .decide("again", 0, T + 6_001, next_due_ms=T + HOUR_MS, occurrence=4, in_step=3)
+        .step(T - 10 * HOUR_MS, 0, 0).step(T + 1, T + 1, PULLED).step(T + 3_001, T + 3_001, PULLED)
+        .step(T + 6_001, T + 6_001, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("a series with a spread: one of its times is within the window, and its spread time behind", {(0, 2): ("delivered", None)})
+        .send(0, T - 9 * HOUR_MS + 5_000, requested_due_ms=T - 9 * HOUR_MS)
+        .decide("again", 0, T, next_due_ms=T + HOUR_MS - 1_000, occurrence=2)
+        .deliver(0, T + HOUR_MS - 1_000, T + HOUR_MS + 4_001, occurrence=2)
+        .step(T - 10 * HOUR_MS, 0, 0).step(T, T, PULLED).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("moved to just before the window with a spread that ends in it", {})
+        .send(0, T + 6_000, requested_due_ms=T + 1_000, **mine)
+        .act("reschedule", 1, b"mine", at_ms=T - 60_000, due_ms=T - 1_000).deliver(0, T - 1_000, T + 4_001),
         Case("a late occurrence is skipped", {A: ("skipped", None), (0, 2): ("delivered", None)})
         .send(0, DUE).decide("skipped", 0, DUE, next_due_ms=LATER, occurrence=2).deliver(0, LATER, LATER, occurrence=2),
         Case("an occurrence that expired is skipped", {A: ("expired", "expired"), (0, 2): ("delivered", None)})

@@ -140,9 +140,8 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     carried = _carried_here(messages, refusals, decided, span)
     ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
     in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
-    return _all(
-        [_plain_deliveries(plain), follow_all(in_order).where(span.holds("due_ms")), _unreadable(messages, span)]
-    )
+    followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
+    return _all([_plain_deliveries(plain), followed, _unreadable(messages, span)])
 
 
 _NARROW = (
@@ -327,9 +326,9 @@ _EVENT = (
 
 
 def follow_all(in_order: DataFrame) -> DataFrame:
-    """Rows of `events` -> `PROMISED`. Partitioned by id and sorted, so that any number of them streams through `timeline`."""
+    """Rows of `events` -> `PROMISED` and `window_ms`. Partitioned by id and sorted, so that any number of them streams through `timeline`."""
     by_id = in_order.repartition("shard", "id").sortWithinPartitions("shard", "id", "at", "kind", "seq")
-    return by_id.select("shard", "id", *_EVENT).mapInArrow(_follow_batches, PROMISED)
+    return by_id.select("shard", "id", *_EVENT).mapInArrow(_follow_batches, f"{PROMISED}, window_ms long")
 
 
 def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -339,7 +338,8 @@ def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         for promised in follow(Event(*row[2:]) for row in of_id):
             ended.append(
                 (shard, promised.source_offset, promised.occurrence, promised.attempt, message_id, promised.target, promised.accepted_ms,
-                 promised.requested_due_ms, promised.due_ms, promised.place_ms, _ENDED.get(promised.ended, promised.ended), promised.reason)
+                 promised.requested_due_ms, promised.due_ms, promised.place_ms, _ENDED.get(promised.ended, promised.ended), promised.reason,
+                 promised.window_ms)
             )  # fmt: skip
             if len(ended) >= _ROWS_TOGETHER:
                 yield _batch(ended)
@@ -356,6 +356,7 @@ _PROMISED_TYPES = (
     ("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("attempt", pa.int32()),
     ("id", pa.binary()), ("target", pa.string()), ("accepted_ms", pa.int64()), ("requested_due_ms", pa.int64()),
     ("due_ms", pa.int64()), ("place_ms", pa.int64()), ("ended", pa.string()), ("reason", pa.string()),
+    ("window_ms", pa.int64()),
 )  # fmt: skip
 
 

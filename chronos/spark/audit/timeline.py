@@ -68,6 +68,9 @@ class PromisedDelivery(Struct, frozen=True, gc=False):
     ended: str | None
     """How it ended other than by delivery; None: the target must hold it."""
     reason: str | None
+    window_ms: int
+    """The due time by which a window selects it: with its spread as its record requested it, otherwise as an action or the rhythm
+    of its series set it, so that the record and the decisions of a window name all that belong to it."""
 
 
 class _Current(Struct):
@@ -87,6 +90,8 @@ class _Current(Struct):
     """How much later than its due time it is placed: its spread."""
     left_ms: int = 0
     """A due time that the cursor reached only after the message left a lane."""
+    is_as_sent: bool = True
+    """Its due time is that of its record."""
 
     def is_behind(self, cursor_due_ms: int, cursor_offset: int) -> bool:
         """Return whether a cursor at this position had settled the message."""
@@ -96,7 +101,7 @@ class _Current(Struct):
         """The promised delivery, as the message is now."""
         place_ms = max(self.place_ms, self.left_ms) if self.lane is None else NEVER
         return PromisedDelivery(self.offset, self.occurrence, self.target, self.accepted_ms, self.requested_due_ms, self.due_ms,
-                    place_ms, self.attempt, ended, reason)  # fmt: skip
+                    place_ms, self.attempt, ended, reason, self.due_ms if self.is_as_sent else self.requested_due_ms)  # fmt: skip
 
 
 def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
@@ -146,7 +151,7 @@ def _move(current: _Current, event: Event) -> None:
     if event.verb == FIRE_NOW and current.place_ms <= max(event.timestamp_ms, event.cursor_due_ms + 1):
         return
     due_ms = event.timestamp_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
-    current.requested_due_ms = due_ms
+    current.requested_due_ms, current.is_as_sent = due_ms, False
     current.due_ms = due_ms if event.verb == FIRE_NOW else due_ms + current.shift_ms
     current.place_ms = _placed(event, current.due_ms)
     current.lane = None
@@ -178,6 +183,7 @@ def _apply(current: _Current, event: Event) -> tuple[PromisedDelivery | None, bo
     assert event.due_ms is not None
     if event.verb in (AGAIN, SKIPPED, EXPIRED, DEAD_LETTER):
         current.requested_due_ms, current.due_ms = event.due_ms, event.due_ms + current.shift_ms
+        current.is_as_sent = False
         current.place_ms, current.attempt = max(current.due_ms, event.cursor_due_ms + 1), 1
     else:
         current.place_ms, current.attempt = max(event.due_ms, event.cursor_due_ms + 1), event.attempt
