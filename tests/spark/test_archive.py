@@ -31,7 +31,7 @@ from chronos.spark.progress import Step, ignore
 from chronos.spark.rows import in_hours
 from chronos.spark.runs import begin_run, check_format, remove_uncommitted
 from chronos.spark.storage import ArchiveStorage
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, wait_until
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs, positions_in, table
 
@@ -390,7 +390,6 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
 ) -> None:
     """It reaches beyond the archived position, and has other records there; a restart alone is no gap."""
     storage = ArchiveStorage(str(tmp_path))
-    brokers.cluster_id()  # as every job asks first: a client that knows no topic takes 10 s to find a broker that was restarted
     logs.schedule(40, DUE_MS)
     streams = [("deliveries", [logs.target]), ("messages", [logs.delay])]
     run = begin_run(storage, brokers, streams, None).run
@@ -402,6 +401,9 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
         for folder in lost:
             shutil.rmtree(broker.data / folder)
         broker.start()
+        assert wait_until(lambda: brokers.ping(1.0), deadline=time.monotonic() + 60), (
+            "the client finds the broker again"
+        )
 
     restart(f"{logs.target}-0")
     logs.schedule(100, DUE_MS)
