@@ -26,6 +26,7 @@ from msgspec import to_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from chronos.core.message import ATTEMPTS, LATE_POLICY, REPEAT, REPEAT_TIMES, REPEAT_UNTIL, SPREAD, TIME_ZONE
 from chronos.errors import ArchiveFailed
 from chronos.spark.requests import BackfillRun
 from chronos.spark.storage import ArchiveStorage
@@ -43,6 +44,12 @@ REPLAY_ID = "x-chronos-replay-id"
 
 OWN = (REPLAY_OF, REPLAY_POSITION, REPLAY_ID)
 """Headers that backfill adds; a replay of a replay carries only its own."""
+
+KEPT = (ATTEMPTS,)
+"""Control headers of the original that its replay keeps."""
+
+SERIES = (REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY, SPREAD)
+"""Control headers of a series that a replay keeps in mode `pending`, which carries the series on."""
 
 ID_PREFIX = "replay"
 """Prefix of a replay's id: `replay:<purpose>:<delay topic>/<shard>/<offset>/<occurrence>`."""

@@ -43,13 +43,13 @@ JOB = SendingJob(location="", cluster="c", topic="c.delay", to="c.delay", run="r
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 values = st.none() | st.binary(max_size=20)
-pairs = st.lists(st.tuples(names | st.sampled_from(["trace", "chronos-deliver-at", "chronos-source", "chronos-repeat"]), values),
+pairs = st.lists(st.tuples(names | st.sampled_from(["trace", "chronos-deliver-at", "chronos-source", "chronos-on-conflict"]), values),
                  max_size=6)  # fmt: skip
 
 
 ROW = pa.schema(
     [("shard", pa.int32()), ("source_offset", pa.int64()), ("occurrence", pa.int32()), ("id", pa.binary()),
-     ("target", pa.string()), ("due_ms", pa.int64()), ("outcome", pa.string()), ("key", pa.binary()),
+     ("target", pa.string()), ("requested_due_ms", pa.int64()), ("due_ms", pa.int64()), ("outcome", pa.string()), ("key", pa.binary()),
      ("value", pa.binary()), ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
      ("target_key", pa.binary()), ("expire_at_ms", pa.int64()), ("bytes", pa.int64())]
 )  # fmt: skip
@@ -58,7 +58,7 @@ ROW = pa.schema(
 
 def batch_of(**row: Any) -> pa.RecordBatch:
     """One row of a plan."""
-    given_ = {"shard": 3, "source_offset": 70, "occurrence": 2, "target": "orders", "due_ms": T, "outcome": "missing",
+    given_ = {"shard": 3, "source_offset": 70, "occurrence": 2, "target": "orders", "requested_due_ms": T, "due_ms": T, "outcome": "missing",
               "bytes": 0, "key": None, "id": b"3-1-70", "expire_at_ms": None} | row  # fmt: skip
     named: Any = given_["headers"]
     given_["headers"] = [{"name": name, "value": value} for name, value in named]
@@ -133,6 +133,42 @@ def test_a_replay_is_due_before_it_expires() -> None:
         command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
         assert isinstance(command, ConditionalSchedule)
         assert (command.entry.due_ms, command.entry.expire_at_ms) == (due_ms, expire_at_ms)
+
+
+SERIES = [
+    ("chronos-repeat", b"every 1h"), ("chronos-repeat-times", b"9"), ("chronos-late-policy", b"fire-all"),
+    ("chronos-spread", b"5m"), ("chronos-attempts", b"3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "repeats"), [("missing", False), ("pending", True)])
+def test_a_pending_series_goes_on_and_a_missing_occurrence_comes_alone(mode: str, repeats: bool) -> None:
+    """The seventh of nine occurrences: three are left."""
+    batch = batch_of(
+        headers=SERIES, value=b"v", target_key=None, occurrence=7, due_ms=T + 60_000, expire_at_ms=T + 600_000
+    )
+    ((_, id_, value, headers),) = records_of(batch, structs.replace(JOB, mode=mode), part=0, first=0, rank=0)
+    command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1, attempts_max=10))
+    assert isinstance(command, ConditionalSchedule)
+    entry = command.entry
+    assert entry.options is not None
+    assert (entry.due_ms, entry.expire_at_ms) == (T if repeats else JOB.base_ms, T + 600_000)
+    assert (entry.options.attempts_max, entry.options.spread_ms) == (3, 300_000 if repeats else 0)
+    repetition = entry.options.repetition
+    assert (repetition is None, repetition and repetition.times) == (not repeats, 3 if repeats else None)
+
+
+def test_a_message_with_a_spread_that_is_pending_keeps_its_moment() -> None:
+    batch = batch_of(headers=[("chronos-spread", b"5m")], value=b"v", target_key=None, due_ms=T + 60_000)
+    ((_, _, _, headers),) = records_of(batch, structs.replace(JOB, mode="pending"), part=0, first=0, rank=0)
+    assert [value for name, value in headers if name == "chronos-deliver-at"] == [b"%d" % (T + 60_000)]
+    assert "chronos-spread" not in dict(headers)
+
+
+def test_a_direct_replay_has_the_requested_time() -> None:
+    batch = batch_of(headers=[], value=b"v", target_key=None, due_ms=T + 60_000)
+    ((_, _, _, headers),) = records_of(batch, structs.replace(JOB, direct=True), part=0, first=0, rank=0)
+    assert dict(headers)["chronos-due-at"] == b"%d" % T
 
 
 def test_a_replay_of_a_replay_names_what_it_repeats() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 T = START_MS
-OUTCOME_COLUMNS = "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string, reason string"
+OUTCOME_COLUMNS = "shard int, source_offset long, occurrence int, id binary, target string, requested_due_ms long, due_ms long, outcome string, reason string"
 
 
 def every_outcome(spark: SparkSession) -> DataFrame:
@@ -28,7 +28,7 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         ("pending", "not-settled"), ("pending", "target-not-read-so-far"), ("skipped", None),
     ]  # fmt: skip
     rows = [
-        (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, outcome, reason)
+        (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, T, outcome, reason)
         for at, (outcome, reason) in enumerate(outcomes)
     ]
     return spark.createDataFrame(rows, OUTCOME_COLUMNS)
@@ -90,10 +90,11 @@ def test_receipts_and_replay_headers_name_the_messages_in_a_target(spark: SparkS
 
 
 def test_after_a_rebuild_under_the_same_names_only_the_same_messages_count_as_present(spark: SparkSession) -> None:
-    """Receipts name other messages then: id and due time must agree, and a replay must be one of this archive."""
+    """Receipts name other messages then: id and requested time must agree, and a replay must be one of this archive."""
     units = spark.createDataFrame(
-        [(0, at, 1, b"id-%d" % at, "t", T + at, "delivered") for at in range(6)],
-        "shard int, source_offset long, occurrence int, id binary, target string, due_ms long, outcome string",
+        [(0, at, 1, b"id-%d" % at, "t", T + at, T + at + 7, "delivered") for at in range(6)],
+        "shard int, source_offset long, occurrence int, id binary, target string, requested_due_ms long, due_ms long,"
+        " outcome string",
     )
 
     def receipt(at: int, id_: bytes, due_ms: int) -> list[tuple[str, bytes]]:
@@ -144,19 +145,21 @@ def test_a_message_must_have_all_requested_headers(spark: SparkSession) -> None:
 
 
 def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) -> None:
-    """Its record is in the folder of its first due time."""
-    units = spark.createDataFrame([(0, 5, 1, b"i", "t", T, "missing")],
-                                  "shard int, source_offset long, occurrence int, id binary, target string, due_ms long,"
-                                  " outcome string")  # fmt: skip
+    """Its record is in the folder of its first due time. A later occurrence expires as long after its time as the first."""
+    units = spark.createDataFrame([(0, 5, at, b"i", "t", T + at, T + at, "missing") for at in (1, 3)],
+                                  "shard int, source_offset long, occurrence int, id binary, target string,"
+                                  " requested_due_ms long, due_ms long, outcome string")  # fmt: skip
     row = {name: None for name, *_ in schema.MESSAGES.columns} | {
         "shard": 0, "offset": 5, "timestamp_ms": 1, "verb": "schedule", "value": b"four", "due_date": "1999-01-01",
-        "due_hour": 3, "batch": "b",
+        "due_hour": 3, "batch": "b", "requested_due_ms": T + 1, "expire_at_ms": T + 10,
     }  # fmt: skip
     messages = spark.createDataFrame([tuple(row.values())], schema.table_schema(schema.MESSAGES))
     span = Span(from_ms=T, to_ms=T + 1)
     assert selection.with_records(units, messages, span).collect() == []
-    (found,) = selection.with_records(units, messages, None).collect()
-    assert (found["value"], found["bytes"], found["due_ms"]) == (b"four", 4, T)
+    found = selection.with_records(units, messages, None).orderBy("occurrence").collect()
+    assert [(row["value"], row["bytes"], row["due_ms"], row["expire_at_ms"]) for row in found] == [
+        (b"four", 4, T + 1, T + 10), (b"four", 4, T + 3, T + 12)
+    ]  # fmt: skip
 
 
 PLANNED = (

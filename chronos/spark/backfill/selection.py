@@ -12,14 +12,14 @@ from pyspark.sql import functions as f
 from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
-from chronos.spark.ledger import OWN, REPLAY_OF, REPLAY_POSITION, TOKEN
+from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN
 from chronos.spark.requests import Request
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
 """Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is not replayed."""
 
-DELIVERY = (*TOKEN, "id", "target", "due_ms", "outcome")
-"""Columns that a plan has of a promised delivery."""
+DELIVERY = (*TOKEN, "id", "target", "requested_due_ms", "due_ms", "outcome")
+"""Columns that a plan has of a promised delivery. `due_ms` is later than the requested time by the spread."""
 
 PLAN = (*DELIVERY, "key", "value", "headers", "target_key", "expire_at_ms", "bytes")
 """Columns of a plan: the promised delivery, and the record that scheduled it."""
@@ -99,11 +99,15 @@ def without_present(
     if runs is None:
         return deliveries.join(in_targets(records, delay_topic), ["target", *TOKEN], "left_anti")
     receipts = in_targets(
-        records, delay_topic, id=header(ID), due_ms=header_number(DUE_AT), replay_of=f.lit(None).cast("string")
+        records,
+        delay_topic,
+        id=header(ID),
+        requested_due_ms=header_number(DUE_AT),
+        replay_of=f.lit(None).cast("string"),
     )
     run = f.substring_index(header_text(REPLAY_POSITION), "/", 1)
     replayed = in_targets(records.where(run.isin(list(runs))), delay_topic)
-    left = deliveries.join(receipts, ["target", *TOKEN, "id", "due_ms"], "left_anti")
+    left = deliveries.join(receipts, ["target", *TOKEN, "id", "requested_due_ms"], "left_anti")
     return left.join(replayed, ["target", *TOKEN], "left_anti")
 
 
@@ -155,13 +159,21 @@ def marked(deliveries: DataFrame, ledger: DataFrame, purpose: str) -> DataFrame:
 
 
 def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) -> DataFrame:
-    """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due within it."""
+    """`DELIVERY` and table `messages` -> `PLAN`. With a span: only messages whose record was due within it.
+
+    Each occurrence of a series expires as long after its time as the first one.
+    """
     here = messages if span is None else messages.where(span.hours())
     records = here.select(
-        "shard", f.col("offset").alias("source_offset"), "key", "value", "headers", "target_key", "expire_at_ms"
-    )
-    size = f.coalesce(f.length("value"), f.lit(0)).cast("long")
-    return deliveries.join(records, ["shard", "source_offset"]).withColumn("bytes", size).select(*PLAN)
+        "shard", f.col("offset").alias("source_offset"), "key", "value", "headers", "target_key", "expire_at_ms",
+        f.col("requested_due_ms").alias("first_due_ms"),
+    )  # fmt: skip
+    since_first = f.when(f.col("occurrence") > 1, f.col("requested_due_ms") - f.col("first_due_ms")).otherwise(0)
+    columns = {
+        "bytes": f.coalesce(f.length("value"), f.lit(0)).cast("long"),
+        "expire_at_ms": f.col("expire_at_ms") + since_first,
+    }
+    return deliveries.join(records, ["shard", "source_offset"]).withColumns(columns).select(*PLAN)
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
@@ -181,7 +193,10 @@ def replay_bytes(request: Request, topic: str) -> Column:
     def size(column: str | Column) -> Column:
         return f.coalesce(f.octet_length(column), f.lit(0))
 
-    kept = f.filter("headers", lambda pair: ~pair["name"].startswith(PREFIX) & ~pair["name"].isin(*OWN))
+    kept = f.filter(
+        "headers",
+        lambda pair: (~pair["name"].startswith(PREFIX) & ~pair["name"].isin(*OWN)) | pair["name"].isin(*KEPT, *SERIES),
+    )
     headers = f.aggregate(
         kept, f.lit(0), lambda total, pair: total + size(pair["name"]) + size(pair["value"]) + HEADER_BYTES
     )

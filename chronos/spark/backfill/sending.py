@@ -21,13 +21,15 @@ from chronos.core.message import (
     OCCURRENCE,
     ON_CONFLICT,
     PREFIX,
+    REPEAT,
+    REPEAT_TIMES,
     SOURCE,
     TARGET_KEY,
     TARGET_TOPIC,
 )
 from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
-from chronos.spark.ledger import ID_PREFIX, OWN, REPLAY_ID, REPLAY_OF, REPLAY_POSITION
+from chronos.spark.ledger import ID_PREFIX, KEPT, OWN, REPLAY_ID, REPLAY_OF, REPLAY_POSITION, SERIES
 from chronos.spark.storage import ArchiveStorage
 
 PORTION_ROWS = 5_000
@@ -210,6 +212,7 @@ class PlannedMessage(NamedTuple):
     occurrence: int
     id: bytes
     target: str
+    requested_due_ms: int
     due_ms: int
     key: bytes | None
     value: bytes | None
@@ -237,21 +240,26 @@ def records_of(batch: pa.RecordBatch, job: SendingJob, part: int, first: int, ra
     make = _direct if job.direct else _delayed
     run = job.run.encode()
     for at, row in enumerate(rows_of(batch)):
-        headers = [pair for pair in pairs[ends[at] : ends[at + 1]] if pair[0][:8] != PREFIX and pair[0] not in OWN]
+        original = pairs[ends[at] : ends[at + 1]]
+        headers = [pair for pair in original if pair[0][:8] != PREFIX and pair[0] not in OWN]
         headers += (
             (REPLAY_OF, f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()),
             (REPLAY_POSITION, b"%b/%d/%d" % (run, part, first + at)),
         )
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))
-        yield make(job, row, headers, first + at + rank)
+        yield make(job, row, original, headers, first + at + rank)
 
 
-def _delayed(job: SendingJob, row: PlannedMessage, headers: Headers, rank: int) -> BulkRecord:
-    """A record for the delay topic. A message replayed as pending keeps its id and its times."""
+def _delayed(job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int) -> BulkRecord:
+    """A record for the delay topic. A message replayed as pending keeps its id and its times, and a series goes on."""
     expire_at_ms = None if job.expired else row.expire_at_ms
+    headers += [pair for pair in original if pair[0] in KEPT]
     if job.mode == "pending":
-        due_ms, id_ = row.due_ms, row.id if row.key is not None else replay_id(job, row)
+        series = _series(original, row.occurrence)
+        headers += series
+        due_ms = row.requested_due_ms if series else row.due_ms
+        id_ = row.id if row.key is not None else replay_id(job, row)
     else:
         due_ms, id_ = job.base_ms + int(rank * job.pace_ms), replay_id(job, row)
         due_ms = due_ms if expire_at_ms is None else min(due_ms, expire_at_ms)
@@ -263,11 +271,23 @@ def _delayed(job: SendingJob, row: PlannedMessage, headers: Headers, rank: int) 
     return job.to, id_, row.value, headers
 
 
-def _direct(job: SendingJob, row: PlannedMessage, headers: Headers, rank: int) -> BulkRecord:
+def _series(original: Headers, occurrence: int) -> Headers:
+    """The headers of the rest of a series from this occurrence on; none if the record is no series.
+
+    `backoff` begins with its first step again.
+    """
+    headers = [pair for pair in original if pair[0] in SERIES]
+    if not any(name == REPEAT for name, _ in headers):
+        return []
+    done = occurrence - 1
+    return [(name, b"%d" % (int(value or b"") - done) if name == REPEAT_TIMES else value) for name, value in headers]
+
+
+def _direct(job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int) -> BulkRecord:
     """A record for the target, with the receipt of the original."""
     headers += (
         (ID, row.id),
-        (DUE_AT, b"%d" % row.due_ms),
+        (DUE_AT, b"%d" % row.requested_due_ms),
         (SOURCE, f"{job.topic}/{row.shard}/{row.source_offset}".encode()),
     )
     if row.occurrence > 1:
