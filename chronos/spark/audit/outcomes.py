@@ -424,7 +424,7 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
         (f.col("unresolved"), "unknown", f.lit("open-transaction")),
     ]
     return joined.select(
-        *token[:3], "attempt", "id", "target", "accepted_ms", "due_ms",
+        *token[:3], "attempt", "id", "target", "accepted_ms", "requested_due_ms", "due_ms",
         _first(cases, 1, f.lit("pending")).alias("outcome"),
         f.coalesce(_first(cases, 2, f.lit("target-not-read-so-far")), "reason").alias("reason"),
         deliveries.alias("deliveries"),
