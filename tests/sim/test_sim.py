@@ -34,6 +34,24 @@ After a change of the simulator or of the calls of a port, other seeds show it: 
 """
 
 
+LATE = {
+    "a failed apply is retried on the old state": 349,
+    "a committed step is retried when the store cannot be read": 529,
+    "id states are deleted by the clock": 96,
+    "a message is moved beyond its expiry": 45,
+    "one description is enough to dead-letter": 568,
+    "an end found under a wrong clock counts after the clock was corrected": 177,
+    "a log is trimmed ahead of other replicas": 84,
+    "a store older than the start of the logs is kept": 51,
+    "a follower that finds its log trimmed restores a checkpoint": 852,
+    "a message leaves its lane although an action has taken it out": 220,
+    "a message stays in the lane that it left": 150,
+    "the messages that leave a lane take nothing of the rate": 107,
+}
+"""The first seed that finds a planted fault, of those that are found late: it is tried first, which saves minutes. If it no
+longer finds its fault, any other may."""
+
+
 def test_fifty_clusters_break_no_law_and_finish_their_work() -> None:
     for seed in range(50):
         simulate(seed)
@@ -56,12 +74,16 @@ def test_a_seed_that_failed_once_does_not_fail_again(seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     with planted(fault):
-        for seed in range(SEEDS):
+        for seed in [LATE.get(fault, 0), *range(SEEDS)]:
             try:
                 simulate(seed)
             except Finding:
                 return
     pytest.fail(f"{SEEDS} seeds did not find: {fault}")
+
+
+def test_the_late_faults_are_faults() -> None:
+    assert LATE.keys() <= FAULTS.keys()
 
 
 def test_a_shard_that_stops_for_good_is_reported() -> None:
