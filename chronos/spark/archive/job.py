@@ -26,9 +26,8 @@ from chronos.spark.archive.targets import named_targets, save_named_targets
 from chronos.spark.archive.unreadable import (
     Ranges,
     find_unreadable,
-    is_near,
     known_ranges,
-    parts_of,
+    parts_around,
     records_around,
     save_ranges,
     skipped,
@@ -358,8 +357,8 @@ class _StreamRun:
         for topic, ends in end.items():
             begins = {part: begin[topic].get(part, until) for part, until in ends.items()}
             spans = {part: (begins[part], until) for part, until in ends.items() if begins[part] < until}
-            if any(is_near(*span, self._ranges.get(part, ())) for part, span in spans.items()):
-                parts = {part: parts_of(*span, self._ranges.get(part, ())) for part, span in spans.items()}
+            parts = parts_around(spans, self._ranges)
+            if parts is not None:
                 nothing = records.where(f.lit(False))
                 return records_around(self._spark, self._brokers, topic, parts, self._options(), nothing)
         return records

@@ -157,6 +157,13 @@ def is_near(begin: int, end: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(last >= begin and first < end + READ_AHEAD for first, last in ranges)
 
 
+def parts_around(spans: Mapping[str, tuple[int, int]], ranges: Ranges) -> dict[str, list[Part]] | None:
+    """The parts to read of these offsets (begin, end) by partition; None if no range is near: they can be read as they are."""
+    if not any(is_near(*span, ranges.get(part, ())) for part, span in spans.items()):
+        return None
+    return {part: parts_of(*span, ranges.get(part, ())) for part, span in spans.items()}
+
+
 def records_around(
     spark: SparkSession,
     brokers: ArchiveBrokers,

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from chronos.errors import LogUnavailable
 from chronos.spark import ledger
-from chronos.spark.archive.unreadable import is_near, known_ranges, parts_of, records_around
+from chronos.spark.archive.unreadable import known_ranges, parts_around, records_around
 from chronos.spark.audit.coverage import archived_through
 from chronos.spark.backfill.sending import Opener
 from chronos.spark.codec import header_text
@@ -105,11 +105,11 @@ class Reconciliation:
         """The committed records of the run's delay topic between these offsets, without those in ranges that the archive knows to be
         unreadable."""
         ranges = known_ranges(self._spark, self._brokers, self._storage, run.topic) if run.topic == run.source else {}
-        if any(is_near(begin[shard], stable[shard], ranges.get(str(shard), ())) for shard in begin):
-            parts = {str(shard): parts_of(begin[shard], stable[shard], ranges.get(str(shard), ())) for shard in begin}
-            nothing = self._source_of({run.topic: begin}, {run.topic: begin})
-            return records_around(self._spark, self._brokers, run.topic, parts, self._options(), nothing)
-        return self._source_of({run.topic: begin}, {run.topic: stable})
+        parts = parts_around({str(shard): (begin[shard], stable[shard]) for shard in begin}, ranges)
+        if parts is None:
+            return self._source_of({run.topic: begin}, {run.topic: stable})
+        nothing = self._source_of({run.topic: begin}, {run.topic: begin})
+        return records_around(self._spark, self._brokers, run.topic, parts, self._options(), nothing)
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
         """All committed records of some topics, with the columns of `rows.raw`."""
