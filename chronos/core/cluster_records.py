@@ -7,7 +7,7 @@ newer version of Chronos added. A change that older readers must not ignore take
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -94,6 +94,8 @@ class RolesRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ro
         return self.roles.controller_epoch
 
 
+_Record = TypeVar("_Record")
+
 _encode = msgspec.json.Encoder().encode
 _decode_record: Callable[[bytes], ClusterRecord] = msgspec.json.Decoder(ClusterRecord).decode
 _decode_roles = msgspec.json.Decoder(RolesRecord).decode
@@ -106,19 +108,18 @@ def pack_record(record: ClusterRecord | RolesRecord) -> bytes:
 
 def unpack_record(value: bytes | None) -> ClusterRecord:
     """Return the record of the partition HEARTBEATS that has this value. Raises RecordUnreadable."""
-    if value is None:
-        raise RecordUnreadable("a record of the cluster topic has no value")
-    try:
-        return _decode_record(value)
-    except UNDECODABLE as error:
-        raise RecordUnreadable(f"a heartbeat of the cluster topic cannot be decoded: {error}") from error
+    return _unpack(value, _decode_record, "heartbeat")
 
 
 def unpack_roles(value: bytes | None) -> RolesRecord:
     """Return the record of the partition ROLES that has this value. Raises RecordUnreadable."""
+    return _unpack(value, _decode_roles, "roles record")
+
+
+def _unpack(value: bytes | None, decode: Callable[[bytes], _Record], kind: str) -> _Record:
     if value is None:
         raise RecordUnreadable("a record of the cluster topic has no value")
     try:
-        return _decode_roles(value)
+        return decode(value)
     except UNDECODABLE as error:
-        raise RecordUnreadable(f"a roles record of the cluster topic cannot be decoded: {error}") from error
+        raise RecordUnreadable(f"a {kind} of the cluster topic cannot be decoded: {error}") from error
