@@ -82,9 +82,9 @@ class Selector:
         if not suspects:
             return []
         known = {at: who for at, who in suspects.items() if 0 <= now_ms - who[1] < SUSPECT_MS and at < len(leaders)}
-        gone = [(at, broker) for at, (broker, _) in known.items() if leaders[at] not in (broker, NO_LEADER)]
-        self._suspects[topic] = {at: who for at, who in known.items() if (at, who[0]) not in gone}
-        return gone
+        left = {at: who for at, who in known.items() if leaders[at] in (who[0], NO_LEADER)}
+        self._suspects[topic] = left
+        return [(at, broker) for at, (broker, _) in known.items() if at not in left]
 
     def report(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> bool:
         """Note a send to the partition that this broker leads; `latency_ms` None: it failed. Return whether it makes an

@@ -102,12 +102,12 @@ class Partitions:
 
     def _report(self, writer: Writer, now_ms: int) -> None:
         answered = [sent for sent in writer.sent if sent.latency_ms is not None]
-        silent = [(sent.topic, *self._led(sent)) for sent in writer.sent if sent.failed]
+        places = [(sent.topic, *self._led(sent)) for sent in writer.sent if sent.failed]
+        silent = [place for place in places if place[2] != NO_LEADER]
         if not answered:
             # The coordinator of the transaction or the network may be the cause: a leader is blamed only if it is replaced.
             for topic, partition, broker in silent:
-                if broker != NO_LEADER:
-                    self._selector.suspect(topic, partition, broker, now_ms)
+                self._selector.suspect(topic, partition, broker, now_ms)
             return
         for sent in answered:
             partition, broker = self._led(sent)
@@ -121,8 +121,7 @@ class Partitions:
             for place in self._selector.replaced(topic, target.info.leaders, now_ms)
         ]
         for topic, partition, broker in silent:
-            if broker != NO_LEADER:
-                self._enter(topic, partition, broker, None, now_ms)
+            self._enter(topic, partition, broker, None, now_ms)
 
     def _enter(self, topic: str, partition: int, broker: int, latency_ms: int | None, now_ms: int) -> None:
         became_slow = self._selector.report(topic, partition, broker, latency_ms, now_ms)
