@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.faults import FAULTS, planted
 from tests.sim.simulation import simulate
-from tests.sim.world import Finding
+from tests.sim.world import Finding, finds
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 1_000
@@ -74,12 +74,9 @@ def test_a_seed_that_failed_once_does_not_fail_again(seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str) -> None:
     with planted(fault):
-        for seed in [LATE.get(fault, 0), *range(SEEDS)]:
-            try:
-                simulate(seed)
-            except Finding:
-                return
-    pytest.fail(f"{SEEDS} seeds did not find: {fault}")
+        assert any(finds(simulate, seed) for seed in [LATE.get(fault, 0), *range(SEEDS)]), (
+            f"{SEEDS} seeds did not find: {fault}"
+        )
 
 
 def test_the_late_faults_are_faults() -> None:
@@ -96,15 +93,8 @@ def test_a_shard_that_stops_for_good_is_reported() -> None:
 
 
 def test_a_planted_fault_is_removed_again() -> None:
-    def is_found(seed: int) -> bool:
-        try:
-            simulate(seed)
-        except Finding:
-            return True
-        return False
-
     with planted("two masters in one epoch"):
-        seed = next(seed for seed in range(20) if is_found(seed))
+        seed = next(seed for seed in range(20) if finds(simulate, seed))
     simulate(seed)
 
 

@@ -29,6 +29,15 @@ class Finding(BaseException):
         super().__init__(text)
 
 
+def finds(simulate: Callable[[int], object], seed: int) -> bool:
+    """Run a seed and return whether it found an error."""
+    try:
+        simulate(seed)
+    except Finding:
+        return True
+    return False
+
+
 def broken(law: str, text: str) -> Finding:
     """A finding: a law was broken."""
     return Finding(CORRECTNESS, f"law {law}: {text}")
