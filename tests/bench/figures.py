@@ -217,25 +217,33 @@ def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
     for rate in (5_000, 20_000):
         runs = []
         for _ in range(3):
-            prefix = bench.name("steady")
-            target = f"{prefix}.out"
-            bench.create(target)
-            count = int(rate * seconds)
-            with bench.service(prefix, shards=1) as service:
-                service.start()
-                watcher = bench.process(
-                    "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
-                )
-                bench.result(
-                    bench.process(
-                        "generate", bootstrap=bench.broker.bootstrap, topic=f"{prefix}.delay", target=target,
-                        rate=rate, seconds=seconds, lowest_ms=3_000, highest_ms=10_000,
-                    )
-                )  # fmt: skip
-                runs.append(bench.result(watcher))
-                service.stop()
+            runs.append(_steady(bench, rate, seconds))
             bench.say(f"     {rate}/s: {runs[-1]}")
         _add_lateness(bench, f"steady {rate:,}/s for {seconds:g} s", runs, (10, 25, 100))
+
+
+def _steady(bench: Bench, rate: int, seconds: float, *, missing_rate: int = 0) -> dict[str, float]:
+    """The lateness by `load.watch` of a steady load. `missing_rate`: messages a second besides, for a topic that does not exist."""
+    prefix = bench.name("steady")
+    target = f"{prefix}.out"
+    bench.create(target)
+    source = {"bootstrap": bench.broker.bootstrap, "topic": f"{prefix}.delay"}
+    times = {"seconds": seconds, "lowest_ms": 3_000, "highest_ms": 10_000}
+    with bench.service(prefix, shards=1) as service:
+        service.start()
+        count = int(rate * seconds)
+        watcher = bench.process(
+            "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
+        )
+        generators = [bench.process("generate", **source, **times, target=target, rate=rate)]
+        if missing_rate:
+            missing = f"{prefix}.missing"
+            generators.append(bench.process("generate", **source, **times, target=missing, rate=missing_rate))
+        for generator in generators:
+            bench.result(generator)
+        found: dict[str, float] = bench.result(watcher)
+        service.stop()
+    return found
 
 
 def figure_single(bench: Bench, count: int = 1_000) -> None:
@@ -317,7 +325,9 @@ def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
     late: dict[str, list[float]] = {"clean": [], "missing": []}
     for _ in range(3):
         for kind, p99_ms in late.items():
-            p99_ms.append(_lateness_beside(bench, seconds, missing=kind == "missing"))
+            run = _steady(bench, 5_000, seconds, missing_rate=1_000 * (kind == "missing"))
+            assert run["early"] + run["lost"] + run["doubled"] == 0, run
+            p99_ms.append(run["p99_ms"])
         bench.say("     " + "  ".join(f"{kind} p99 {p99_ms[-1]:.1f} ms" for kind, p99_ms in late.items()))
     clean_ms, missing_ms = (statistics.median(p99_ms) for p99_ms in late.values())
     bench.add(
@@ -325,30 +335,6 @@ def figure_failing(bench: Bench, seconds: float = 30.0) -> None:
         f"{missing_ms:.1f} ms, without them {clean_ms:.1f} ms",
         "< 50 ms more", missing_ms - clean_ms < 50, runs=late,
     )  # fmt: skip
-
-
-def _lateness_beside(bench: Bench, seconds: float, *, missing: bool) -> float:
-    """The p99 lateness (ms) of 5,000 messages a second, with or without 1,000 a second for a topic that does not exist."""
-    prefix = bench.name("beside")
-    target = f"{prefix}.out"
-    bench.create(target)
-    times = {"seconds": seconds, "lowest_ms": 3_000, "highest_ms": 10_000}
-    source = {"bootstrap": bench.broker.bootstrap, "topic": f"{prefix}.delay"}
-    with bench.service(prefix, shards=1) as service:
-        service.start()
-        count = int(5_000 * seconds)
-        watcher = bench.process(
-            "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
-        )
-        generators = [bench.process("generate", **source, **times, target=target, rate=5_000)]
-        if missing:
-            generators.append(bench.process("generate", **source, **times, target=f"{prefix}.missing", rate=1_000))
-        for generator in generators:
-            bench.result(generator)
-        found = bench.result(watcher)
-        service.stop()
-    assert found["early"] + found["lost"] + found["doubled"] == 0, found
-    return float(found["p99_ms"])
 
 
 def _add_lateness(bench: Bench, figure: str, runs: list[dict[str, float]], bars: tuple[float | None, ...]) -> None:

@@ -40,13 +40,6 @@ class Commands:
         others.close()
         self._socket.settimeout(TIMEOUT_S)
 
-    def __enter__(self) -> Commands:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-        self._process.wait(TIMEOUT_S)
-
     def run(
         self, arguments: Sequence[str | bytes], environ: Mapping[str, str], cwd: Path | None, files: Sequence[int]
     ) -> int:
