@@ -164,6 +164,10 @@ class Clients:
     brokers_max: int
     """Number of brokers when all of them run."""
 
+    def answering(self) -> list[str]:
+        """`host:port` of each broker that is not stopped or frozen."""
+        return self.bootstrap.split(",")
+
     def admin(self, **settings: str | int | float) -> AdminClient:
         """An admin client that does not log about brokers that are down on purpose.
 
@@ -180,7 +184,7 @@ class Clients:
         config: Mapping[str, object] | None = None,
         timeout_s: float = 30.0,
     ) -> str:
-        """Create a topic, wait until every partition has a leader, and return its name."""
+        """Create a topic, wait until every broker that answers lists it with its leaders, and return its name."""
         deadline = time.monotonic() + timeout_s
         admin = self.admin()
         topic = NewTopic(
@@ -191,12 +195,15 @@ class Clients:
         )
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
 
-        def has_leaders() -> bool:
+        # A new client asks the only broker that it knows, and each broker learns of a topic by itself.
+        asked = [self.admin(**{"bootstrap.servers": address}) for address in self.answering()]
+
+        def is_listed(admin: AdminClient) -> bool:
             seen = admin.list_topics(name, timeout=max(0.1, deadline - time.monotonic())).topics[name]
             return len(seen.partitions) == partitions and all(p.leader >= 0 for p in seen.partitions.values())
 
-        if not wait_until(has_leaders, deadline=deadline):
-            raise BrokerError(f"topic {name} has partitions without a leader after {timeout_s:.0f} s")
+        if not wait_until(lambda: all(map(is_listed, asked)), deadline=deadline):
+            raise BrokerError(f"topic {name} is not listed with all leaders by every broker after {timeout_s:.0f} s")
         return name
 
     def wait_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -621,6 +628,9 @@ class Cluster(Clients, Startable):
     def node(self, node_id: int) -> Broker:
         """The broker with this node id, as metadata names leaders."""
         return self.brokers[node_id - 1]
+
+    def answering(self) -> list[str]:
+        return [broker.bootstrap for broker in self.brokers if broker.running and not broker.frozen]
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the brokers that are not running, and wait until all know each other and are in sync."""

@@ -94,10 +94,12 @@ def schedule(target: str, *, delay: str = "0ms", **more: bytes | None) -> list[t
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[Sent], **settings: object) -> list[tuple[int, int]]:
-    """Write records with confluent-kafka and wait until all are acknowledged; partition and offset of each."""
+    """Write records with confluent-kafka, in order, and wait until all are acknowledged; partition and offset of each."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
+            # Without it, a batch that a killed broker did not take is written after those that were sent behind it.
+            "enable.idempotence": True,
             "message.max.bytes": 64 << 20,
             "queue.buffering.max.messages": 1_000_000,
             "linger.ms": 5,
