@@ -12,7 +12,7 @@ COPY pyproject.toml PACKAGE.md LICENSE ./
 COPY chronos ./chronos
 RUN pip install --no-cache-dir --no-index --no-deps --no-build-isolation .
 
-RUN useradd --system --uid 10001 chronos && install -d -o chronos /var/lib/chronos
+RUN useradd --system --uid 10001 chronos && install -d -o chronos -m 700 /var/lib/chronos
 USER chronos
 VOLUME /var/lib/chronos
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from chronos.admin.problems import ProblemError
 from chronos.ports import Appended, Outgoing, RecordLog
 
 GROUP_RECORDS = 5_000
@@ -17,9 +16,6 @@ GROUP_RECORDS = 5_000
 
 GROUP_BYTES = 8_000_000
 """Bytes of several requests in one write."""
-
-WAITING_BYTES_MAX = 256_000_000
-"""Bytes that may wait; further requests are refused. A waiting request takes about three times its size in memory."""
 
 TIMEOUT_S = 15.0
 """How long the log may take to acknowledge, from the request on."""
@@ -38,19 +34,13 @@ class Appender:
         self._log = log
         self._executor = executor
         self._waiting: deque[Waiting] = deque()
-        self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, records: Sequence[Outgoing], size_bytes: int) -> list[Appended]:
-        """Write the records in order, and return once all of them are durable. ProblemError with status 503 when too many wait."""
-        if self._waiting and self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
-            raise ProblemError(
-                503, "busy", f"{self._waiting_bytes} bytes wait to be written", hint="try again, at a lower rate"
-            )
+        """Write the records in order, and return once all of them are durable. What may wait is bounded by `bodies`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Appended]] = loop.create_future()
         self._waiting.append((records, size_bytes, loop.time() + TIMEOUT_S, future))
-        self._waiting_bytes += size_bytes
         if self._writing is None:
             self._writing = loop.create_task(self._write_all())
         return await future
@@ -87,5 +77,4 @@ class Appender:
             if count > GROUP_RECORDS or size > GROUP_BYTES:
                 break
             taken.append(self._waiting.popleft())
-        self._waiting_bytes -= sum(batch_bytes for _, batch_bytes, *_ in taken)
         return taken

@@ -201,7 +201,7 @@ class BulkRun:
         stop_s = STOP_S
         while len(self._in_flight) > in_flight_max:
             offsets = self._in_flight[0]
-            while not await waiter.pulled(offsets[-1] + 1, 0.5):
+            while not await waiter.wait(offsets[-1] + 1, 0.5):
                 if self._stopping.is_set():
                     stop_s -= 0.5
                     if stop_s <= 0:

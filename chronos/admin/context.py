@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
@@ -11,10 +11,12 @@ from aiohttp import web
 from msgspec import Struct
 
 from chronos.admin.appending import Appender
+from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
 from chronos.admin.dead_letter_scan import DeadLetterTopic
 from chronos.admin.peer_client import PeerClient
+from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
-from chronos.admin.waiting import PullWaiter
+from chronos.admin.waiting import Waiter
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -26,8 +28,11 @@ log = structlog.get_logger("chronos.http")
 THREADS = 16
 """Threads for queries to the stores and to the log."""
 
-WAITING_THREADS = 64
-"""Threads that wait for a shard's next step or a topic's next record; further waits queue for a thread."""
+END_THREADS = 16
+"""Threads that ask the log for the ends of partitions, which may take long: look-ups and actions wait for them."""
+
+POLL_THREADS = 16
+"""Threads for long polls, which share none with other requests: one for each partition that is waited for."""
 
 LOG_QUERY_S = 1.0
 """How long an answer that can do without the log waits for it."""
@@ -44,6 +49,8 @@ class Call(Struct):
     request: web.Request
     query: Any
     body: bytes
+    hold: Hold
+    """The request's share of the memory for bodies."""
 
 
 class Context:
@@ -56,14 +63,19 @@ class Context:
         self.delay_topic = node.config.topics.delay
         self.rules: list[Rules] = [driver.shard.rules for driver in node.shards]
         self._threads = ThreadPoolExecutor(THREADS, "http")
-        self._waiting = ThreadPoolExecutor(WAITING_THREADS, "http-wait")
+        self._end_threads = ThreadPoolExecutor(END_THREADS, "http-end")
+        self._poll_threads = ThreadPoolExecutor(POLL_THREADS, "http-poll")
+        self._shard_threads = ThreadPoolExecutor(len(node.shards), "http-shard")
         self._writer = ThreadPoolExecutor(1, "http-append")
         self.appender = Appender(node.log, self._writer)
-        self.pull_waiters = [PullWaiter(driver, self._waiting) for driver in node.shards]
+        self.pull_waiters = [_pull_waiter(driver, self._shard_threads) for driver in node.shards]
+        """By shard: waits until a record of its delay partition was applied; the position is the offset after it."""
         self.planner = Planner(
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
         self.peers = PeerClient(node)
+        self.polls = Polls(node.log, self._poll_threads, self.stopping)
+        self.bodies = BodyBudget(max(BODIES_BYTES_MAX, 4 * node.config.topics.message_bytes_max))
         self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
         self._background: set[asyncio.Task[None]] = set()
         self._ends: dict[int, int] = {}
@@ -84,9 +96,9 @@ class Context:
         """Run work that may block, or takes a while, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def in_waiting_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work that only waits, in a thread of the pool for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._waiting, work, *arguments)
+    async def in_poll_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work of a long poll."""
+        return await asyncio.get_running_loop().run_in_executor(self._poll_threads, work, *arguments)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work that outlives its request. It ends soon after `stopping` is set."""
@@ -98,10 +110,11 @@ class Context:
         """Wait until the shard has applied all records its delay partition holds now; False after the time."""
         try:
             async with asyncio.timeout_at(deadline_s):
-                end = await self.in_thread(self.node.log.stable_end, self.delay_topic, shard)
+                loop = asyncio.get_running_loop()
+                end = await loop.run_in_executor(self._end_threads, self.node.log.stable_end, self.delay_topic, shard)
         except (TimeoutError, ChronosError):
             return False
-        return await self.pull_waiters[shard].pulled(end, deadline_s - asyncio.get_running_loop().time())
+        return await self.pull_waiters[shard].wait(end, deadline_s - asyncio.get_running_loop().time())
 
     # --- values of all shards at once
 
@@ -183,5 +196,9 @@ class Context:
         if self._background:
             await asyncio.wait(self._background, timeout=BACKGROUND_S)
         await self.peers.close()
-        for pool in (self._threads, self._waiting, self._writer):
+        for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:
+    return Waiter(lambda: shard.pulled, lambda pulled, timeout_s: shard.wait_pulled(pulled + 1, timeout_s), executor)

@@ -107,6 +107,9 @@ def headers_in(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
     pairs: list[tuple[str, bytes | None]] = []
     for name, value in headers.items():
         to_bytes(name)
+        if "\0" in name:
+            # The Kafka client would end the name there.
+            raise ValueError(f"the header name {name[:80]!r} contains NUL")
         for one in value if isinstance(value, list) else (value,):
             if one is None:
                 pairs.append((name, None))

@@ -45,6 +45,9 @@ FIND_S = 1.0
 ACT_S = 5.0
 """How long an action waits to be applied."""
 
+ACTION_BYTES = 1_024
+"""Estimate of the memory for the record of an action."""
+
 IN_LOOP_BYTES = 32_768
 """A body up to this size is checked in the event loop; a larger one in a thread, so that it delays no other request."""
 
@@ -78,7 +81,9 @@ class Messages:
         else:
             planned, is_batch = await context.in_thread(self._plan, call.body)
         records = [one.record for one in planned]
-        appended = await context.appender.append(records, sum(one.bytes for one in planned))
+        size_bytes = sum(one.bytes for one in planned)
+        call.hold.grow(size_bytes)
+        appended = await context.appender.append(records, size_bytes)
         accepted = [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
         return 202, accepted if is_batch else accepted[0]
 
@@ -247,9 +252,10 @@ class Messages:
             kind = "application/json" if status < 400 else PROBLEM_JSON
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
-        (appended,) = await context.appender.append([record], 1_024)
+        call.hold.grow(ACTION_BYTES)
+        (appended,) = await context.appender.append([record], ACTION_BYTES)
         answer = ActionResult(result="accepted", id=id_text(message_id), shard=shard, offset=appended.offset)
-        if not await context.pull_waiters[shard].pulled(appended.offset + 1, ACT_S):
+        if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
         reason = context.shards[shard].refusal(appended.offset)
         if reason is None:

@@ -11,7 +11,12 @@ from chronos.admin.routes import Route, table
 
 _TEMPLATE = "#/components/schemas/{name}"
 
-EVERYWHERE = {421: "This host name is not served here.", 422: "A parameter is not known."}
+EVERYWHERE = {
+    400: "The Host header is not valid.",
+    403: "The request comes from a web page of another site.",
+    421: "This host name is not served here.",
+    422: "A parameter is not known.",
+}
 """Further answers of every route."""
 
 FORMATS = (
@@ -240,7 +245,9 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   answers `cancelled`, so a cancel may be repeated.
 - **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
   the deduplication window). A message without an id may have been written although its request timed out.
-- **Web pages** of other sites cannot change anything: bodies need `Content-Type: application/json`, and requests
-  that a browser marks as cross-site are refused. On a loopback address only `localhost` and literal addresses
-  are served. There is no password: every client that reaches the port may do everything.
+- **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
+- **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
+  that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:
+  an address, `localhost`, `node.id`, the name of the machine, `admin.host`, that in `admin.advertised`, or one of
+  `admin.allowed_hosts`.
 """

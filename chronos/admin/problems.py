@@ -17,6 +17,8 @@ PROBLEM_JSON = "application/problem+json"
 TITLES = {
     "malformed": "The request body is not JSON",
     "invalid": "The request is not valid",
+    "bad-request": "The request is not valid HTTP",
+    "encoded": "The body is encoded",
     "not-json": "Content-Type must be application/json",
     "too-large": "The request is too large",
     "too-slow": "The request took too long to arrive",

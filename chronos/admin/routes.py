@@ -20,23 +20,20 @@ from chronos.admin.topics import TopicReads
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
 
-CROSS_SITE = {403: "The request comes from a web page of another site."}
 UNAVAILABLE = {503: "The log does not answer, or too many requests wait to be written.", 507: "The disk is full."}
 UNREADABLE = {503: "The log does not answer."}
 ELSEWHERE = {503: "No node with a replica of the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
 BODY = {
     400: "The body is not JSON.",
-    **CROSS_SITE,
     408: "The body took too long to arrive.",
     413: "The body is too large.",
-    415: "Content-Type is not application/json.",
+    415: "Content-Type is not application/json, or the body has a Content-Encoding.",
     422: "A field or a parameter is not valid; `errors` lists all errors.",
 }
 ACTION = {
     200: "The result of the action.",
     202: "The action is in the log, but was not applied in time.",
-    **CROSS_SITE,
     422: "The id or the time is not valid.",
     **UNAVAILABLE,
 }
@@ -164,7 +161,7 @@ def routes(
             method="DELETE", path="/v1/jobs/{job}", name="stop", handler=jobs.stop, parameters=by_job,
             summary="Stop a job: it writes nothing more. What it wrote stays. Waits up to 5 s until it has ended.",
             answer=schemas.JobInfo,
-            answers={200: "The job has ended.", 202: "The job is stopping.", **CROSS_SITE, 404: "This node has no such job."},
+            answers={200: "The job has ended.", 202: "The job is stopping.", 404: "This node has no such job."},
         ),
         Route(
             method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=schemas.TimelineQuery,
@@ -183,7 +180,7 @@ def routes(
             summary="Transfer a shard to another node. Waits up to 3 s for a node that is not seen yet, then up to 10 s until"
             " it is master.",
             answers={200: "The node is master of the shard.", 202: "The controller has the request; it is not done yet.",
-                     **CROSS_SITE, 404: "There is no such shard or node.", 422: "The node is missing.",
+                     404: "There is no such shard or node.", 422: "The node is missing.",
                      501: "A standalone node has no other node to transfer to.", **COORDINATOR},
         ),
         Route(
@@ -215,14 +212,14 @@ def routes(
             summary="Drain a node before maintenance: it hands over all shards it leads, and gets none. Waits up to 3 s for"
             " a node that is not seen yet, then up to 10 s until it leads none.",
             answers={200: "The node leads no shard.", 202: "The controller has the request; it is not done yet.",
-                     **CROSS_SITE, 404: "There is no such node.",
+                     404: "There is no such node.",
                      501: "A standalone node has no other node to hand over to.", **COORDINATOR},
         ),
         Route(
             method="POST", path="/v1/nodes/{node}/undrain", name="undrain", handler=cluster.undrain,
             parameters=by_node, answer=schemas.OperationResult,
             summary="End the drain of a node: it may lead shards again. Waits up to 3 s for a node that is not seen yet.",
-            answers={202: "The controller has the request.", **CROSS_SITE, 404: "There is no such node.",
+            answers={202: "The controller has the request.", 404: "There is no such node.",
                      501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
@@ -231,7 +228,7 @@ def routes(
             summary="Forget a node that is away and will not come back: no replica is kept in its place, and the logs are no longer"
             " kept for it. A node that was away for 7 days is forgotten without a request. Waits up to 10 s.",
             answers={200: "The node is forgotten.", 202: "The controller has the request; it is not done yet.",
-                     **CROSS_SITE, 404: "There is no such node.", 409: "The node is a member of the cluster.",
+                     404: "There is no such node.", 409: "The node is a member of the cluster.",
                      501: "A standalone node has no other node to forget.", **COORDINATOR},
         ),
         Route(
@@ -251,7 +248,7 @@ def routes(
             method="DELETE", path="/v1/rates/{pattern}", name="remove-rate", handler=rates.remove, parameters=by_pattern,
             answer=schemas.RateInfo,
             summary="Remove a limit that was set at run time. Answers with the limit removed; one of the configuration is in force again.",
-            answers={200: "The limit is removed.", 202: "The controller has the request; it is not removed yet.", **CROSS_SITE,
+            answers={200: "The limit is removed.", 202: "The controller has the request; it is not removed yet.",
                      404: "No limit was set for this pattern at run time.", 422: "The pattern is not valid.", **COORDINATOR},
         ),
         Route(
@@ -263,7 +260,7 @@ def routes(
             method="POST", path="/v1/checkpoints", name="checkpoint", handler=checkpoints.make,
             summary="Make a checkpoint of every shard of this node now. `GET` shows each one once it is complete.",
             answer=schemas.CheckpointsInfo,
-            answers={202: "The checkpoints are being made.", **CROSS_SITE,
+            answers={202: "The checkpoints are being made.",
                      501: "No location for checkpoints is configured."},
         ),
         Route(

@@ -44,7 +44,7 @@ BASE64_ID_PATTERN = f"^base64:(({_Q}){{0,340}}({_Q}|{_ONE}|{_TWO})|({_Q}){{341}}
 """1 to 1,024 bytes."""
 TOPIC_PATTERN = rf"^(?!\.{{1,2}}$){TOPIC_NAME.pattern}$"
 RATE_PATTERN = f"^{PATTERN.pattern}$"
-HEADER_NAME_PATTERN = "^((?!chronos-)|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
+HEADER_NAME_PATTERN = r"^((?!chronos-)[^\x00]+|chronos-(id|due-at|source|occurrence|attempt|reason|detail|replayed)$)"
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="

@@ -3,11 +3,9 @@
 It starts last, when the node runs, and stops first: long polls end at once, other requests are finished.
 """
 
-import asyncio
-import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -16,11 +14,14 @@ from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
 from chronos.admin import metrics, openapi
+from chronos.admin.bodies import BodyBudget, Hold, read_body
+from chronos.admin.connections import SERVER, Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, plain
 from chronos.admin.routes import Route, table
 from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
+from chronos.admin.senders import Hosts, check_encoding, check_site
 from chronos.admin.validation import invalid_faults, query_faults
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
@@ -30,19 +31,11 @@ log = structlog.get_logger("chronos.http")
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """Largest request body: 10,000 messages of 3 kB; more where a single message may be larger."""
 
-BODY_S = 30.0
-"""How long a body may take to arrive."""
-
 STOP_S = 8.0
 """How long requests may take to finish when the server stops; an action waits at most 5 s."""
 
-KEEP_S = 75.0
-"""How long an idle connection is kept."""
-
 LINE_BYTES_MAX = 65_536
 """Longest first line of a request: many times the longest id, percent-encoded."""
-
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,17 +49,17 @@ class Server:
         self._node = node
         self._context: Context | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen on the configured address; raises Stop when that is not possible."""
         context = self._context = Context(self._node)
         config = self._node.config
-        app = web.Application(
-            client_max_size=max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max),
-            middlewares=[_guard(local_only=_is_loopback(config.admin.host))],
-        )
+        body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
+        app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
         app.on_response_prepare.append(_add_headers)
+        sparse_log = SparseLog()
         exposition = metrics.Exposition(context)
         description = _encode(openapi.document())
         html, policy = page()
@@ -77,20 +70,23 @@ class Server:
         }
         for route in table(context):
             handler = handlers[route.name] if route.handler is None else None
-            app.router.add_route(route.method, route.path, _Runner(route, handler).run)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=KEEP_S, max_line_size=LINE_BYTES_MAX
-        )
+            app.router.add_route(
+                route.method, _any_text(route.path), _Runner(route, handler, context.bodies, body_bytes_max).run
+            )
+        self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
+        assert self._runner.server is not None
+        listener = self._listener = Listener(
+            self._runner.server, sparse_log, most=connections_max(), max_line_size=LINE_BYTES_MAX, auto_decompress=False
+        )
         try:
-            await web.TCPSite(self._runner, config.admin.host, config.admin.port).start()
+            host, port = await listener.listen(config.admin.host, config.admin.port, None)
         except OSError as error:
             await self.stop()
             raise Stop(
                 f"admin: cannot listen on {config.admin.host}:{config.admin.port}: {error.strerror or error}. Is"
                 " another Chronos running? Choose another with --set admin.port=0 (any free one)"
             ) from None
-        host, port = self._runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         log.info("listening", url=self.url)
 
@@ -98,69 +94,65 @@ class Server:
         """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
+        if self._listener is not None:
+            await self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._context is not None:
             await self._context.close()
 
+    def _guard(self, hosts: Hosts) -> Middleware:
+        """The middleware that every request passes first."""
 
-def _guard(*, local_only: bool) -> Middleware:
-    """The middleware that every request passes first."""
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                check_site(request, hosts.check(request))
+                check_encoding(request)
+                assert self._listener is not None
+                with self._listener.serving(request):
+                    return await handler(request)
+            except ConnectionError:
+                # The client is gone.
+                raise
+            except ProblemError as error:
+                return answer(error.problem)
+            except web.HTTPException as error:
+                return plain(error)
+            except ChronosError as error:
+                if isinstance(error, Stop):
+                    log.error("request failed", path=request.path, why=str(error))
+                return answer(from_error(error).problem)
+            except Exception:
+                log.exception("request failed", method=request.method, path=request.path)
+                problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
+                return answer(problem.problem)
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await _handle(request, handler, local_only=local_only)
+        return guard
 
-    return guard
+
+def _any_text(path: str) -> str:
+    """The path of a route with parameters that match any text; aiohttp's own exclude braces."""
+    return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers of every answer, streamed ones included."""
+    """Set the headers of every answer, streamed ones included."""
+    response.headers["Server"] = SERVER
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
     response.headers["Referrer-Policy"] = "no-referrer"
 
 
-async def _handle(request: web.Request, handler: Handler, *, local_only: bool) -> web.StreamResponse:
-    try:
-        _check_sender(request, local_only=local_only)
-        return await handler(request)
-    except ProblemError as error:
-        return answer(error.problem)
-    except web.HTTPException as error:
-        return plain(error)
-    except ChronosError as error:
-        if isinstance(error, Stop):
-            log.error("request failed", path=request.path, why=str(error))
-        return answer(from_error(error).problem)
-    except Exception:
-        log.exception("request failed", method=request.method, path=request.path)
-        problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
-        return answer(problem.problem)
-
-
-def _check_sender(request: web.Request, *, local_only: bool) -> None:
-    """Refuse requests that a browser sends for a web page of another site: they may change nothing and read nothing."""
-    if local_only and not _names_this_machine(request.host):
-        raise ProblemError(
-            421, "wrong-host", f"{request.host[:200]} is not a name of this node, which listens only on loopback",
-            hint="use 127.0.0.1 or localhost",
-        )  # fmt: skip
-    if request.method in SAFE:
-        return
-    site = request.headers.get("Sec-Fetch-Site", "none")
-    origin = request.headers.get("Origin")
-    if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc != request.host):
-        raise ProblemError(403, "cross-site", f"this request comes from {origin or 'another web site'}")
-
-
 class _Runner:
     """Runs one route."""
 
-    def __init__(self, route: Route, handler: Handler | None) -> None:
+    def __init__(self, route: Route, handler: Handler | None, bodies: BodyBudget, body_bytes_max: int) -> None:
         """`handler`: of a route that the server itself serves."""
         self._route = route
         self._handler = handler
+        self._bodies = bodies
+        self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
         """Check the query, read the body, call the handler and encode its answer."""
@@ -169,8 +161,9 @@ class _Runner:
         if route.handler is None:
             assert self._handler is not None
             return await self._handler(request)
-        body = b"" if route.body is None else await _body(request)
-        result = await route.handler(Call(request, query, body))
+        with Hold(self._bodies) as hold:
+            body = b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
+            result = await route.handler(Call(request, query, body, hold))
         if isinstance(result, web.StreamResponse):
             return result
         status, content = result
@@ -193,41 +186,9 @@ def _query(request: web.Request, kind: type[Struct]) -> Struct:
         raise invalid_faults(query_faults(query, kind)) from None
 
 
-async def _body(request: web.Request) -> bytes:
-    if request.content_type != "application/json":
-        raise ProblemError(
-            415, "not-json", f"Content-Type is {request.headers.get('Content-Type', 'missing')[:100]}",
-            hint="send -H 'Content-Type: application/json'",
-        )  # fmt: skip
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except TimeoutError:
-        raise ProblemError(408, "too-slow", f"the body did not arrive within {BODY_S:g} s") from None
-
-
 async def _metrics(exposition: metrics.Exposition) -> web.Response:
     return web.Response(body=await exposition.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _static(body: bytes, kind: str, headers: dict[str, str]) -> web.Response:
     return web.Response(body=body, content_type=kind, charset="utf-8" if kind == "text/html" else None, headers=headers)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _names_this_machine(host: str) -> bool:
-    """True if a Host header is safe from DNS rebinding: an address, or localhost."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

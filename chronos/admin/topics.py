@@ -1,19 +1,20 @@
 """The topics of the embedded log, which no Kafka consumer can read: names, and records by long poll."""
 
 import asyncio
-from typing import Protocol, cast
+from typing import cast
 
 from msgspec import UNSET
 
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import headers_out, text_or_base64
+from chronos.admin.polling import Browsable
 from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import duration_ms
 from chronos.admin.schemas import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
 from chronos.core.message import Record
 from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch
-from chronos.ports import Reader, TopicInfo
+from chronos.ports import Reader
 
 ANSWER_BYTES = 4_000_000
 """Bytes of records in one answer, at least one record."""
@@ -21,18 +22,8 @@ ANSWER_BYTES = 4_000_000
 WAIT_MAX_MS = 60_000
 """Longest poll: shorter than the usual timeouts of proxies and clients."""
 
-WAIT_S = 0.25
+WAIT_S = 5.0
 """Longest single wait of a poll; then it checks that the client is still connected."""
-
-TOPIC_CHECK_S = 0.02
-"""How often a poll checks whether its topic exists; the log has no notification for it."""
-
-
-class _Browsable(Protocol):
-    """What the embedded log can do besides `ports.Log`."""
-
-    def topics(self) -> dict[str, TopicInfo]:
-        """The topics that exist."""
 
 
 class TopicReads:
@@ -65,10 +56,18 @@ class TopicReads:
         if wait_ms > WAIT_MAX_MS:
             raise wrong_field("wait", f"must be at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
         deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000
-        await self._wait_for_topic(topic, deadline_s)
-        reader = await self._context.in_thread(self._reader, topic, query)
+        self._embedded()
+        if wait_ms == 0:
+            return await self._answer(call, topic, deadline_s)
+        with self._context.polls.waiting():
+            await self._context.polls.wait_for_topic(topic, wait_ms / 1_000)
+            return await self._answer(call, topic, deadline_s)
+
+    async def _answer(self, call: Call, topic: str, deadline_s: float) -> tuple[int, object]:
+        query: RecordsQuery = call.query
+        reader = await self._context.in_poll_thread(self._reader, topic, query)
         try:
-            records = await self._read(reader, query.limit, deadline_s, call)
+            records = await self._read(reader, topic, query, deadline_s, call)
         except LogMismatch as error:
             watermarks = self._context.node.log.watermarks(topic, query.partition)
             raise ProblemError(410, "trimmed", str(error), hint=f"read on from offset {watermarks.start}") from None
@@ -78,24 +77,18 @@ class TopicReads:
             records=[_record(record, query.partition) for record in records], next_offset=reader.position
         )
 
-    async def _wait_for_topic(self, topic: str, deadline_s: float) -> None:
-        """Wait until the topic exists, which is from its first record on."""
-        while topic not in self._embedded().topics() and not self._context.stopping.is_set():
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                return
-            await asyncio.sleep(min(left_s, TOPIC_CHECK_S))
-
-    async def _read(self, reader: Reader, limit: int, deadline_s: float, call: Call) -> list[Record]:
+    async def _read(
+        self, reader: Reader, topic: str, query: RecordsQuery, deadline_s: float, call: Call
+    ) -> list[Record]:
         """The next records; none when the time is over, the server stops, or the client is gone."""
         context = self._context
         while True:
-            records = await context.in_thread(reader.read, limit, ANSWER_BYTES)
+            records = await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES)
             left_s = deadline_s - asyncio.get_running_loop().time()
             transport = call.request.transport
             if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
                 return records
-            await context.in_waiting_thread(reader.wait, min(left_s, WAIT_S))
+            await context.polls.wait_for_record(topic, query.partition, reader.position, min(left_s, WAIT_S))
 
     def _reader(self, topic: str, query: RecordsQuery) -> Reader:
         info = self._embedded().topics().get(topic)
@@ -113,14 +106,14 @@ class TopicReads:
             raise wrong_field("offset", f"must be at most {watermarks.stable}, where {topic}/{query.partition} ends")
         return self._context.node.log.reader(topic, query.partition, offset)
 
-    def _embedded(self) -> _Browsable:
+    def _embedded(self) -> Browsable:
         if self._context.node.config.log.kind != "embedded":
             raise ProblemError(
                 409, "on-kafka", "this node delivers to Kafka topics, which it does not read",
                 hint="use a Kafka consumer with isolation.level=read_committed, for example: kafka-console-consumer"
                 " --isolation-level read_committed --property print.headers=true --topic TOPIC",
             )  # fmt: skip
-        return cast(_Browsable, self._context.node.log)
+        return cast(Browsable, self._context.node.log)
 
 
 def _record(record: Record, partition: int) -> LogRecord:

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from chronos.node.driver import ShardDriver
-
 CHECK_S = 0.1
-"""Longest sleep of the thread that watches a shard, so that requests that gave up do not keep it busy."""
+"""Longest sleep of the thread that waits for a position, so that requests that gave up do not keep it busy."""
 
 POLL_S = 0.02
 """How often `poll` looks again."""
@@ -33,24 +31,41 @@ async def poll(
         await asyncio.sleep(min(every_s, max(0.0, deadline_s - loop.time())))
 
 
-class PullWaiter:
-    """Waits for one shard with one thread, however many requests wait. For one event loop, which owns all of its state."""
+class Waiter:
+    """Waits for a position that only grows with one thread, however many requests wait. For one event loop, which owns its state."""
 
-    def __init__(self, shard: ShardDriver, executor: Executor) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        reached: Callable[[], int],
+        wait_beyond: Callable[[int, float], object],
+        executor: Executor,
+        stopping: asyncio.Event | None = None,
+    ) -> None:
+        """`reached`: the position now. `wait_beyond(position, timeout_s)`: returns once it is greater, or after the time.
+
+        `stopping`: ends every wait.
+        """
+        self._reached = reached
+        self._wait_beyond = wait_beyond
         self._executor = executor
+        self._stopping = stopping
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.Task[None] | None = None
 
-    async def pulled(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the delay record before `offset` was applied; False after the time."""
-        if self._shard.pulled >= offset:
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits."""
+        return self._watching is None
+
+    async def wait(self, position: int, timeout_s: float) -> bool:
+        """Wait until the position is reached; False after the time."""
+        if self._reached() >= position:
             return True
         if timeout_s <= 0:
             return False
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._waiters.append((offset, future))
+        self._waiters.append((position, future))
         if self._watching is None:
             self._watching = loop.create_task(self._watch())
         try:
@@ -58,25 +73,26 @@ class PullWaiter:
                 await future
         except TimeoutError:
             return False
-        return True
+        return self._reached() >= position
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
                 # Read before the waiters are looked at: a step after this moment ends the wait at once.
-                reached = self._shard.pulled
+                reached = self._reached()
+                is_stopping = self._stopping is not None and self._stopping.is_set()
                 remaining = []
-                for offset, future in self._waiters:
+                for position, future in self._waiters:
                     if future.done():
                         continue
-                    if offset <= reached:
+                    if position <= reached or is_stopping:
                         future.set_result(None)
                     else:
-                        remaining.append((offset, future))
+                        remaining.append((position, future))
                 self._waiters = remaining
                 if not remaining:
                     return
-                await loop.run_in_executor(self._executor, self._shard.wait_pulled, reached + 1, CHECK_S)
+                await loop.run_in_executor(self._executor, self._wait_beyond, reached, CHECK_S)
         finally:
             self._watching = None

@@ -15,6 +15,7 @@ from chronos.config.values import (
     Address,
     Addresses,
     Duration,
+    Hosts,
     Name,
     Patterns,
     Rates,
@@ -427,6 +428,13 @@ class AdminConfig(_Section):
         description="URL under which the other nodes of the cluster reach this one, for example "
         "`http://chronos-1:7700`; null: made from `host` and `port`, which works only if all nodes run on "
         "one machine or `host` is an address that the other nodes can reach.",
+    )
+    allowed_hosts: Hosts = key(
+        (),
+        "Further host names under which this node is served, without a port, for example the name of a proxy or of a Kubernetes "
+        "service. Addresses, `localhost`, `node.id`, the name of the machine, `host` and the name in `advertised` are "
+        "always served. A request for another name is refused, because a web site could otherwise make its own name that of "
+        "this node (DNS rebinding).",
     )
 
 

@@ -91,7 +91,9 @@ def _not_empty(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
     if not text.isprintable():
-        raise ValueError(f"{quoted(text)} holds a character that cannot be printed")
+        # The text may be a password: only the character is named.
+        at = next(index for index, character in enumerate(text) if not character.isprintable())
+        raise ValueError(f"holds a character that cannot be printed: U+{ord(text[at]):04X}, at position {at + 1}")
     return text
 
 
@@ -122,7 +124,8 @@ def _addresses(text: str) -> str:
 
 def _address(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#]+/?", url, re.ASCII):
-        raise ValueError(f"{quoted(url)} is no address; write http://host:port")
+        shown = quoted(re.sub(r"//[^/]*@", "//", url))  # Without a password.
+        raise ValueError(f"{shown} is no address; write http://host:port")
     return url.rstrip("/")
 
 
@@ -136,6 +139,13 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if any(not pattern.strip() for pattern in patterns):
         raise ValueError("holds an empty pattern")
     return patterns
+
+
+def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name):
+            raise ValueError(f"{quoted(name)} is no host name; write it without http:// and without a port")
+    return names
 
 
 def _rate(text: str) -> str:
@@ -158,4 +168,5 @@ Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 Rates = Mapping[Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]]
+Hosts = Annotated[tuple[str, ...], AfterValidator(_hosts)]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]

@@ -28,7 +28,7 @@ class DataDirectory:
     def claim(self) -> None:
         """Lock the directory for this process and read its id. Raises StoreInUse; Stop if it cannot be used at all."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error

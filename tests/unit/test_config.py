@@ -258,7 +258,12 @@ WRONG_VALUES = {
     "cluster=a/b": "cluster: \"a/b\" is no name; use up to 200 letters, digits, '.', '_' and '-'",
     "node.data_dir='": None,
     "node.data_dir= ": "node.data_dir: is empty",
-    "node.data_dir=a\0b": 'node.data_dir: "a\\u0000b" holds a character that cannot be printed',
+    "node.data_dir=a\0b": 'node.data_dir: holds a character that cannot be printed: U+0000, at position 2',
+    "coordinator.zookeeper.password=se\x1bcret":
+        "coordinator.zookeeper.password: holds a character that cannot be printed: U+001B, at position 3",
+    "admin.advertised=http://user:sec\x07ret@node-1:7700/path":
+        'admin.advertised: "http://node-1:7700/path" is no address; write http://host:port',
+    "admin.allowed_hosts=https://a:1": 'admin.allowed_hosts: "https://a:1" is no host name; write it without http:// and without a port',
     "targets.allow=a,,b": "targets.allow: holds an empty pattern",
     "targets.allow=[[a]]": 'targets.allow: must be a flat list, such as ["orders-*", audit]',
     "targets.allow=[*]":
@@ -603,6 +608,7 @@ LEFT_OUT = (
     "coordinator.kind",
     *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
     "admin.advertised",
+    "admin.allowed_hosts",
 )
 LEAVES = {found.path: _value(found) for found in keys().values() if not found.model}
 SETTINGS = st.fixed_dictionaries(

@@ -1,0 +1,80 @@
+"""Reads the bodies of requests. All of them, and the records made from them, share one bound in memory."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from chronos.admin.problems import ProblemError
+
+BODIES_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of all bodies and their records, from the first byte until the answer; further requests are refused."""
+
+BODY_S = 30.0
+"""How long a body may take to arrive."""
+
+
+class BodyBudget:
+    """The memory for the bodies in flight. For one event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    def take(self, size: int) -> None:
+        """Take bytes; ProblemError with status 503 when they are not left."""
+        if size > self._left:
+            raise ProblemError(
+                503,
+                "busy",
+                "other requests take all of the memory for requests",
+                hint="try again, at a lower rate",
+            )
+        self._left -= size
+
+    def give_back(self, size: int) -> None:
+        """Return bytes that were taken."""
+        self._left += size
+
+
+class Hold:
+    """The share of one request, given back at its end."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Take more bytes; ProblemError with status 503 when they are not left."""
+        self._budget.take(size)
+        self._size += size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.give_back(self._size)
+
+
+async def read_body(request: web.Request, hold: Hold, bytes_max: int) -> bytes:
+    """The body of a request with JSON. ProblemError for another type, too many bytes, or too much time."""
+    if request.content_type != "application/json":
+        raise ProblemError(
+            415, "not-json", f"Content-Type is {request.headers.get('Content-Type', 'missing')[:100]}",
+            hint="send -H 'Content-Type: application/json'",
+        )  # fmt: skip
+    if (request.content_length or 0) > bytes_max:
+        raise web.HTTPRequestEntityTooLarge(bytes_max)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            while chunk := await request.content.readany():
+                hold.grow(len(chunk))
+                body += chunk
+                if len(body) > bytes_max:
+                    raise web.HTTPRequestEntityTooLarge(bytes_max)
+    except TimeoutError:
+        raise ProblemError(408, "too-slow", f"the body did not arrive within {BODY_S:g} s") from None
+    return bytes(body)

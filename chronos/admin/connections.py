@@ -1,0 +1,239 @@
+"""Accepts connections: bounds their number and their time, and answers what is not HTTP.
+
+A node without a free file descriptor cannot open its own files and sockets, so connections take at most half of them. At the
+bound the connection that has been idle longest is closed for a new one; a connection that serves a request is not.
+"""
+
+import asyncio
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from chronos.admin.problems import ProblemError, answer
+
+log = structlog.get_logger("chronos.http")
+
+CONNECTIONS_MAX = 2_000
+"""Most connections: each takes some kilobytes, and one pass of the loop for each event."""
+
+HEADER_S = 10.0
+"""How long a new connection may take to negotiate TLS and to send its first request, headers included."""
+
+KEEP_S = 75.0
+"""How long an idle connection is kept, and how long an answer may take to be read."""
+
+SWEEP_S = 1.0
+"""Time between two looks for connections that took too long."""
+
+ACCEPT_PAUSE_S = 1.0
+"""Pause after the system refused to accept a connection."""
+
+BACKLOG = 128
+"""Connections that the system accepts before the node does."""
+
+LOG_EVERY_S = 60.0
+"""Time between two log lines of one kind, however often it happens."""
+
+SERVER = "Chronos"
+"""The header `Server`, without a version, which helps an attacker only."""
+
+
+def connections_max() -> int:
+    """Return the most connections: at most half of the process's file descriptors."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if descriptors == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, descriptors // 2)
+
+
+class SparseLog:
+    """Log lines about strangers: the first of each kind at once, then one a minute with the number of the others."""
+
+    def __init__(self) -> None:
+        self._next_s: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def warn(self, event: str, **fields: object) -> None:
+        """Log the event, or count it."""
+        now_s = time.monotonic()
+        if now_s < self._next_s.get(event, 0.0):
+            self._left_out[event] = self._left_out.get(event, 0) + 1
+            return
+        self._next_s[event] = now_s + LOG_EVERY_S
+        log.warning(event, **fields, left_out=self._left_out.pop(event, 0))
+
+
+class Listener:
+    """Listens on the addresses of a host, and hands its connections to a server of aiohttp. For one event loop."""
+
+    def __init__(self, server: web.Server, sparse_log: SparseLog, *, most: int, **options: Any) -> None:
+        """`options`: those of aiohttp's `RequestHandler`."""
+        self._server = server
+        self._log = sparse_log
+        self._most = most
+        self._options = options
+        self._count = 0
+        self._new: dict[_Connection, float] = {}
+        self._idle: dict[_Connection, float] = {}
+        self._sockets: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Listen on every address of the host; return the first one. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._sockets.append(listening)
+        self._tasks = [loop.create_task(self._accept(each, tls)) for each in self._sockets]
+        self._tasks.append(loop.create_task(self._sweep()))
+        name: tuple[str, int] = self._sockets[0].getsockname()[:2]
+        return name
+
+    async def close(self) -> None:
+        """Accept no more connections. Those that are open belong to the server."""
+        ending = [*self._tasks, *self._handshakes]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        for each in self._sockets:
+            each.close()
+
+    @contextmanager
+    def serving(self, request: web.Request) -> Iterator[None]:
+        """While a request is served, its connection is not idle."""
+        connection = request.protocol
+        assert isinstance(connection, _Connection)
+        self._new.pop(connection, None)
+        self._idle.pop(connection, None)
+        try:
+            yield
+        finally:
+            if connection.transport is not None:
+                self._idle[connection] = time.monotonic() + KEEP_S
+
+    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                self._log.warn("connections cannot be accepted", why=error.strerror or str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if self._count >= self._most and not self._evict():
+                accepted.close()
+            else:
+                self._count += 1
+                task = loop.create_task(self._connect(accepted, tls))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+            # sock_accept does not yield while connections wait to be accepted.
+            await asyncio.sleep(0)
+
+    def _evict(self) -> bool:
+        """Close the connection that has been idle longest, new ones first; False if all of them serve requests."""
+        self._log.warn("too many connections", connections=self._count, most=self._most)
+        for connections in (self._new, self._idle):
+            for connection in connections:
+                del connections[connection]
+                connection.abort()
+                return True
+        return False
+
+    async def _connect(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        connection = _Connection(self, self._server, self._options)
+        is_open = False
+        try:
+            timeout_s = None if tls is None else HEADER_S
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
+            )
+            is_open = True
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
+            accepted.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
+        finally:
+            if not is_open:
+                self._count -= 1
+
+    def opened(self, connection: "_Connection") -> None:
+        """A connection is ready for its first request."""
+        self._new[connection] = time.monotonic() + HEADER_S
+
+    def lost(self, connection: "_Connection") -> None:
+        """A connection is closed."""
+        self._count -= 1
+        self._new.pop(connection, None)
+        self._idle.pop(connection, None)
+
+    def failed(self, why: str) -> None:
+        """A connection carried something that is not a request."""
+        self._log.warn("request not read", why=why)
+
+    async def _sweep(self) -> None:
+        """Close the connections that took too long, about once a second."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = time.monotonic()
+            for connections in (self._new, self._idle):
+                for connection in [each for each, ends_s in connections.items() if ends_s <= now_s]:
+                    del connections[connection]
+                    connection.abort()
+
+
+class _Connection(web.RequestHandler):
+    """One connection."""
+
+    __slots__ = ("_listener", "_was_opened")
+
+    def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
+        options = {"access_log": None, "keepalive_timeout": KEEP_S, **options}
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._listener = listener
+        self._was_opened = False
+
+    def abort(self) -> None:
+        """Close at once, also if an answer was not read to its end."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._was_opened = True
+        self._listener.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._was_opened:
+            self._was_opened = False
+            self._listener.lost(self)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        self._listener.failed(repr(kw.get("exc_info") or args))
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what is not HTTP; every other error is answered before."""
+        self._listener.failed(type(exc).__name__)
+        with suppress(AttributeError):
+            if request.writer.output_size > 0:
+                raise ConnectionError("a part of the answer was sent already")
+        problem = ProblemError(
+            status if status < 500 else 500, "bad-request", "the request cannot be read as HTTP/1.1"
+        ).problem
+        response = answer(problem, {"Server": SERVER, "X-Content-Type-Options": "nosniff"})
+        response.force_close()
+        return response

@@ -1,0 +1,302 @@
+"""What strangers can do to the HTTP interface: other web sites, hostile bodies, hostile connections."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from structlog.testing import capture_logs
+
+from chronos.admin.connections import connections_max
+from chronos.client import Client
+from tests.harness.inside import Inside
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """One node for all tests, which listens on all addresses."""
+    folder = tmp_path_factory.mktemp("doors")
+    settings = {"admin__host": "0.0.0.0", "node__id": "node-1", "admin__allowed_hosts": "Chronos.Example,other"}
+    with Inside(folder, admin__advertised="http://inside.example:1", **settings) as running:
+        yield running
+
+
+def raw(service: Inside, request: bytes) -> bytes:
+    """The whole answer to bytes."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        connection.sendall(request)
+        found = b""
+        while chunk := connection.recv(65_536):
+            found += chunk
+        return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Poll until the condition is true."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.01)
+
+
+def about_strangers(logs: Iterable[Mapping[str, object]]) -> list[object]:
+    """The events of the log lines that strangers cause."""
+    kinds = ("too many connections", "request not read", "request failed", "connections cannot be accepted")
+    return [line["event"] for line in logs if line["event"] in kinds]
+
+
+# --- Host
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200), ("localhost:1", 200), ("[::1]:7", 200), ("10.1.2.3:7700", 200), ("a.localhost", 200),
+        ("node-1:7700", 200), ("NODE-1.", 200), (socket.gethostname(), 200), ("inside.example", 200),
+        ("chronos.example:80", 200), ("other", 200),
+        ("evil.example", 421), ("node-1.evil.example", 421), ("0x7f.1", 421),
+        ("[bad]", 400), ("[::1", 400), ("a b", 400), ("a:port", 400), ("a@127.0.0.1", 400), ("127.0.0.1/x", 400), ("", 400),
+    ],
+)  # fmt: skip
+def test_only_the_names_of_the_node_are_served_on_every_address(service, host, status, caplog):
+    """DNS rebinding gives another site's name to this node, also where it listens on all addresses; no traceback is logged."""
+    answer = service.ask("GET", "/v1/shards", headers={"Host": host})
+    assert answer.status == status
+    assert caplog.records == []
+
+
+def test_a_request_without_a_host_is_served_to_old_clients_only(service):
+    """HTTP/1.0 has no Host header; a health check may use it."""
+    assert raw(service, b"GET /livez HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+    assert raw(service, b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n").split()[1] == b"400"
+    twice = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert raw(service, twice).split()[1] == b"400"
+
+
+@pytest.mark.parametrize("path", ["/v1/shards/0/digest", "/v1/shards/0/checkpoint", "/v1/shards", "/metrics"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_web_site_cannot_start_or_read_anything_by_a_get(service, path, site):
+    """A digest or a checkpoint reads a whole store."""
+    answer = service.ask("GET", path, headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+    assert (answer.status, answer.problem) == (403, "cross-site")
+
+
+def test_a_link_on_another_web_site_leads_to_the_page(service):
+    """Only the page: it changes nothing by itself."""
+    assert service.ask("GET", "/", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
+    assert service.ask("POST", "/v1/messages", {}, headers={"Origin": "http://[bad"}).problem == "cross-site"
+
+
+def test_the_version_of_the_server_is_not_told(service):
+    """Neither in answers nor in errors."""
+    for path in ("/livez", "/none", "/"):
+        assert service.ask("GET", path).headers["server"] == "Chronos"
+
+
+# --- Bodies
+
+
+def test_a_compressed_body_is_refused_before_it_is_decompressed(service):
+    """A megabyte may hold a gigabyte; `identity` is no compression."""
+    body = gzip.compress(b'{"target": {"topic": "t"}, "value": "v", "delay": "1h"}')
+    kind = {"Content-Type": "application/json"}
+    for coding in ("gzip", "deflate", "br", "zstd", "x"):
+        answer = service.ask("POST", "/v1/messages", body, headers={**kind, "Content-Encoding": coding})
+        assert (answer.status, answer.problem) == (415, "encoded"), coding
+    plain = {"target": {"topic": "t"}, "value": "v", "delay": "1h"}
+    assert service.ask("POST", "/v1/messages", plain, headers={"Content-Encoding": "identity"}).status == 202
+
+
+def test_a_header_name_with_a_nul_is_refused(service):
+    """Kafka's C client would end the name there."""
+    target = {"topic": "t", "headers": {"a\0b": "x"}}
+    answer = service.ask("POST", "/v1/messages", {"target": target, "value": "v", "delay": "1h"})
+    assert (answer.status, answer.json()["errors"][0]["field"]) == (422, "target.headers")
+    assert "contains NUL" in answer.json()["detail"]
+
+
+# --- Paths
+
+
+def test_an_id_of_any_byte_is_reached_over_http(service):
+    """Every byte alone and in the middle, as the client writes it and percent-encoded whole."""
+    names = [bytes([byte]) for byte in range(256)] + [b"a%cb" % byte for byte in range(256)]
+    names += [b"{id}", b"}{", b"..", b"a/../b", b"%7B", b"a//b", b"?x#y"]
+    with Client(service.server.url) as client:
+        client.schedule_many(
+            [{"target": {"topic": "t"}, "value": "v", "delay": "1h", "id": text(name)} for name in names]
+        )
+        for name in names:
+            assert client.get(name).state == "pending", name
+            assert client.cancel(name), name
+            assert client.get(name).state == "cancelled", name
+    for byte in range(1, 128):
+        if chr(byte) != ".":
+            assert service.ask("GET", f"/v1/messages/%{byte:02X}").json()["state"] == "cancelled", byte
+    assert service.ask("GET", "/v1/rates/" + quote("a{b}", safe="")).status == 405
+
+
+def text(name: bytes) -> str:
+    """An id as JSON has it."""
+    from chronos.admin.encoding import id_text
+
+    return id_text(name)
+
+
+def test_bytes_that_are_not_http_leave_no_traceback(service, caplog):
+    """One log line at the most, however many there are."""
+    with caplog.at_level(logging.WARNING), capture_logs() as logs:
+        for request in (b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"GET http://[bad HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+                        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n"):  # fmt: skip
+            answer = raw(service, request)
+            assert answer.split()[1:2] == [b"400"], (request[:40], answer)
+            assert b"aiohttp" not in answer
+            assert b"Python" not in answer
+    assert caplog.records == []
+    assert about_strangers(logs) in ([], ["request not read"])
+
+
+def test_the_data_directory_is_for_its_owner_only(service):
+    """It holds every payload."""
+    assert service.node.directory.path.stat().st_mode & 0o777 == 0o700
+
+
+# --- Connections
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    """A node with few connections."""
+    monkeypatch.setattr("chronos.admin.server.connections_max", lambda: 20)
+    with Inside(tmp_path) as running:
+        yield running
+
+
+def closed(connection: socket.socket) -> bool:
+    """Return whether the other side closed an idle connection; waits for 20 s at most."""
+    connection.settimeout(20)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_idle_connections_give_way_to_new_ones(few, caplog):
+    """The oldest ones first; requests are answered throughout, and the log has one line."""
+    with ExitStack() as stack, caplog.at_level(logging.WARNING), capture_logs() as logs:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", few.port))) for _ in range(120)]
+        assert few.ask("GET", "/readyz").status == 200
+        assert all(closed(connection) for connection in idle[:100])
+        idle[-1].sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        idle[-1].settimeout(20)
+        assert idle[-1].recv(100).startswith(b"HTTP/1.1 200")
+    assert about_strangers(logs) == ["too many connections"]
+    assert caplog.records == []
+
+
+def test_a_connection_that_serves_a_request_is_not_closed_for_a_new_one(few):
+    """A long poll is answered although many idle connections come."""
+    few.ask("POST", "/v1/messages", {"target": {"topic": "kept"}, "value": "1", "delay": 0})
+    offset = few.ask("GET", "/v1/topics/kept/records?wait=20s").json()["next_offset"]
+    with ExitStack() as stack:
+        poll = stack.enter_context(socket.create_connection(("127.0.0.1", few.port)))
+        poll.sendall(
+            f"GET /v1/topics/kept/records?wait=30s&offset={offset} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        )
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(("127.0.0.1", few.port)))
+        few.ask("POST", "/v1/messages", {"target": {"topic": "kept"}, "value": "2", "delay": 0})
+        poll.settimeout(20)
+        assert poll.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_without_a_request_is_closed_in_time(tmp_path, monkeypatch):
+    """Also one that sends a header byte by byte."""
+    monkeypatch.setattr("chronos.admin.connections.HEADER_S", 0.2)
+    with Inside(tmp_path) as service:
+        with socket.create_connection(("127.0.0.1", service.port)) as silent:
+            assert closed(silent)
+        with socket.create_connection(("127.0.0.1", service.port)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+            assert closed(slow)
+
+
+def test_half_of_the_descriptors_are_left_to_the_node(monkeypatch):
+    """And there is a bound of its own where descriptors have none."""
+    for limit, most in ((1_024, 512), (100, 50), (1_000_000, 2_000), (resource.RLIM_INFINITY, 2_000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert connections_max() == most
+
+
+def test_all_bodies_in_flight_have_one_bound(tmp_path, monkeypatch):
+    """Bodies that are not complete take from it what they have sent; their end gives it back."""
+    monkeypatch.setattr("chronos.admin.context.BODIES_BYTES_MAX", 4_200_000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 3000000\r\n\r\n"
+    message = {"target": {"topic": "t"}, "value": "v" * 3_000_000, "delay": "1h"}
+    small = {**message, "value": "v"}
+    with Inside(tmp_path, topics__message_bytes_max="1MiB") as service:
+        left = service.server._context.bodies  # type: ignore[union-attr]
+        with socket.create_connection(("127.0.0.1", service.port)) as slow:
+            slow.sendall(head + b" " * 2_900_000)
+            wait_until(lambda: left._left <= 4_200_000 - 2_900_000)
+            answer = service.ask("POST", "/v1/messages", message)
+            assert (answer.status, answer.problem) == (503, "busy")
+            assert service.ask("POST", "/v1/messages", small).status == 202
+        wait_until(lambda: left._left == 4 * 1024 * 1024 or left._left == 4_200_000)
+        assert service.ask("POST", "/v1/messages", message).status == 422
+
+
+def test_long_polls_share_no_thread_with_other_requests(tmp_path, monkeypatch):
+    """Hundreds of polls, of topics that are there and of others, wait with few threads; actions and look-ups are answered."""
+    monkeypatch.setattr("chronos.admin.polling.POLLS_MAX", 300)
+    with Inside(tmp_path) as service, ExitStack() as stack:
+        service.ask("POST", "/v1/messages", {"target": {"topic": "there"}, "value": "1", "delay": 0})
+        offset = service.ask("GET", "/v1/topics/there/records?wait=20s").json()["next_offset"]
+        polls = []
+        for at in range(300):
+            path = (
+                f"/v1/topics/there/records?offset={offset}&wait=60s" if at % 2 else "/v1/topics/later/records?wait=60s"
+            )
+            poll = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            poll.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            polls.append(poll)
+        context = service.server._context
+        assert context is not None
+        wait_until(lambda: context.polls._count == 300)
+        assert service.ask("GET", "/v1/topics/there/records?wait=60s").problem == "busy"
+        for at in range(20):
+            body = {"target": {"topic": "t"}, "value": "v", "delay": "1h", "id": f"id-{at}"}
+            assert service.ask("POST", "/v1/messages", body).status == 202
+            assert service.ask("DELETE", f"/v1/messages/id-{at}").json()["result"] == "cancelled"
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum(name.startswith("http-poll") for name in names) <= 16
+        for topic in ("there", "later"):
+            service.ask("POST", "/v1/messages", {"target": {"topic": topic}, "value": "2", "delay": 0})
+        for poll in polls:
+            poll.settimeout(30)
+            assert poll.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_log(service, caplog):
+    """Neither a traceback nor a line."""
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{"
+    with capture_logs() as logs:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", service.port)) as leaving:
+                leaving.sendall(head)
+        context = service.server._context
+        assert context is not None
+        assert service.ask("GET", "/livez").status == 200
+        wait_until(lambda: service.server._listener._count <= 1)  # type: ignore[union-attr]
+    assert about_strangers(logs) == []
+    assert caplog.records == []
