@@ -22,7 +22,6 @@ broker and removes its directory when the pipe from that process closes.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -37,9 +36,10 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from tests.harness.classes import java, shared_classes
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog
 
@@ -131,9 +131,8 @@ def kafka_files() -> Path:
 
 def java_command(options: Iterable[str], main_class: str, *arguments: str) -> list[str]:
     """The command line to run a class of Kafka."""
-    home = os.environ.get("JAVA_HOME")
     return [
-        str(Path(home, "bin", "java")) if home else "java",
+        java(),
         *options,
         f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}",
         "-cp",
@@ -364,12 +363,13 @@ class Broker(Clients, Startable):
         quorum: Mapping[int, int] | None = None,
         doors: Mapping[str, tuple[int, int]] | None = None,
         for_load: bool = False,
+        class_options: Sequence[str] | None = None,
     ) -> None:
-        """`for_load`: with all of Java's compilers, for measurements."""
+        """`for_load`: with all of Java's compilers, for measurements. `class_options`: other ones than `broker_classes`."""
         self.node_id = node_id
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
-        self._heap_mb, self._for_load = heap_mb, for_load
+        self._heap_mb, self._for_load, self._class_options = heap_mb, for_load, class_options
         self._cluster_id = cluster_id or new_cluster_id()
         self._quorum = dict(quorum) if quorum else {node_id: free_port()}
         self._settings = {**self._default_settings(doors or {}), **(settings or {})}
@@ -434,12 +434,12 @@ class Broker(Clients, Startable):
             self._format(config)
             self._formatted = True
         heap = (f"-Xms{min(256, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
+        classes = broker_classes() if self._class_options is None else self._class_options
+        options = (*JAVA_OPTIONS, *heap, *(() if self._for_load else (QUICK_START,)), *classes)
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                java_command(
-                    (*JAVA_OPTIONS, *(() if self._for_load else (QUICK_START,)), *heap), "kafka.Kafka", str(config)
-                ),
+                java_command(options, "kafka.Kafka", str(config)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -471,14 +471,14 @@ class Broker(Clients, Startable):
         self.kill()
         raise BrokerError(f"broker {self.node_id} {reason}; the end of its log:\n{tail}")
 
-    def stop(self) -> None:
-        """A controlled shutdown; the data is kept. Does nothing if the broker is not running."""
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """A controlled shutdown, or a kill after `timeout_s`; the data is kept. Does nothing if the broker is not running."""
         if self._process is None:
             return
         self.thaw()
         self._process.terminate()
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._gone()
@@ -571,6 +571,23 @@ class Broker(Clients, Startable):
         self._process = None
         self.frozen = False
         self._watch(None)
+
+
+@cache
+def broker_classes() -> tuple[str, ...]:
+    """Java's options to start a broker with the classes that one before it has loaded."""
+
+    def run_broker(options: Sequence[str]) -> None:
+        with Broker(class_options=options) as broker:
+            topic = broker.create_topic("classes")
+            producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic, "log_level": 2})
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce(topic, b"")
+            producer.commit_transaction()
+            broker.stop(timeout_s=TOOL_TIMEOUT_S)
+
+    return shared_classes("broker", str(kafka_files()), run_broker)
 
 
 def _listeners(ports: Mapping[str, int]) -> str:

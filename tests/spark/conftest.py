@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.harness.classes import shared_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,15 +55,34 @@ def connector() -> dict[str, str]:
 
 
 def small() -> dict[str, str]:
-    """Spark's settings for small jobs: the connector, two partitions for each shuffle, and Java's quick compiler alone."""
+    """Spark's settings for small jobs: the connector, two partitions for each shuffle, and a JVM that starts quickly."""
+    return _quick(spark_classes())
+
+
+@cache
+def spark_classes() -> tuple[str, ...]:
+    """Java's options to start Spark with the classes that a job before it has loaded."""
+    import pyspark
+
+    return shared_classes("spark", str(Path(pyspark.__file__).parent), _run_job)
+
+
+def _run_job(options: Sequence[str]) -> None:
+    with TemporaryDirectory() as directory:
+        command = [sys.executable, str(HERE / "small_job.py"), json.dumps(_quick(options)), directory]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=True)
+
+
+def _quick(options: Sequence[str]) -> dict[str, str]:
     from chronos.spark.session import COMMON
 
-    java = f"{COMMON['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # The quick compiler only: a job of seconds does not earn back what the other one costs.
+    java = (COMMON["spark.driver.extraJavaOptions"], "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *options)
     return {
         **connector(),
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": java,
+        "spark.driver.extraJavaOptions": " ".join(java),
     }
 
 

@@ -234,7 +234,7 @@ def run_orders(rhythm: Rhythm, orders: tuple[str, ...], message_id: bytes | None
             rhythm.send(operation, name, 0, now_ms)
         elif operation == "reschedule":
             rhythm.send(operation, name, now_ms + 70, now_ms)
-        elif operation == "replace" and message_id is not None:
+        elif operation == "replace":
             rhythm.send(operation, name, now_ms + 30, now_ms, repetition=repetition)
         else:
             acts = False
@@ -250,8 +250,8 @@ def run_orders(rhythm: Rhythm, orders: tuple[str, ...], message_id: bytes | None
         if live and operation == "fire-now":
             assert len(new) == 1, "fire-now does not deliver at once"
         assert rhythm.pending == int(live), "a live series has one pending occurrence, an ended one has none"
-    for _ in range(4 if live else 0):
-        rhythm.run(rhythm.now_ms + INTERVAL // 2)
+    for _ in range(2 if live else 0):
+        rhythm.run(rhythm.now_ms + INTERVAL)
     check_deliveries(rhythm, first, live=live)
     assert rhythm.replay() == rhythm.store.rows
 
@@ -267,29 +267,38 @@ def check_deliveries(rhythm: Rhythm, first: int, *, live: bool) -> None:
         began = first if entry.timestamp_ms == START_MS else entry.timestamp_ms + 30
         assert ((repetition.planned_ms or entry.due_ms) - began) % INTERVAL == 0, "the series drifts"
     last = rhythm.deliveries[-1][1] if rhythm.deliveries else 0
-    assert not live or last > rhythm.now_ms - 2 * INTERVAL, "a live series stands still"
+    assert not live or last == rhythm.now_ms, "a live series stands still"
 
 
-def check_all(depth: int, message_id: bytes | None, policy: LatePolicy, *, against_model: bool) -> None:
-    for orders in product(OPERATIONS, repeat=depth):
+def operations(message_id: bytes | None) -> list[str]:
+    """Without an id there is nothing to replace."""
+    return [name for name in OPERATIONS if message_id is not None or name != "replace"]
+
+
+def check_all(depth: int, message_id: bytes | None, policy: LatePolicy, first: str, *, against_model: bool) -> None:
+    for rest in product(operations(message_id), repeat=depth - 1):
+        orders = (first, *rest)
+        # The policies differ only after an outage.
+        if policy is not FIRE_ONCE and "outage" not in orders:
+            continue
         try:
             run_orders(Rhythm(against_model=against_model), orders, message_id, policy)
         except AssertionError as error:
             raise AssertionError(f"{', '.join(orders)}: {error}") from error
 
 
-CASES = list(product([None, b"a"], LatePolicy))
+CASES = [(name, policy, first) for name in (None, b"a") for policy in LatePolicy for first in operations(name)]
 
 
-@pytest.mark.parametrize(("message_id", "policy"), CASES)
-def test_actions_act_on_a_series_at_any_moment(message_id: bytes | None, policy: LatePolicy) -> None:
+@pytest.mark.parametrize(("message_id", "policy", "first"), CASES)
+def test_actions_act_on_a_series_at_any_moment(message_id: bytes | None, policy: LatePolicy, first: str) -> None:
     """All orders of selection, retry, dead letter, outage, cancel, replacement, reschedule, fire-now and restart."""
-    check_all(3 if CHOSEN == "fast" else 5, message_id, policy, against_model=False)
+    check_all(3 if CHOSEN == "fast" else 5, message_id, policy, first, against_model=False)
 
 
-@pytest.mark.parametrize(("message_id", "policy"), CASES)
+@pytest.mark.parametrize(("message_id", "policy", "first"), CASES)
 def test_the_model_agrees_with_a_series_in_all_short_orders_of_actions(
-    message_id: bytes | None, policy: LatePolicy
+    message_id: bytes | None, policy: LatePolicy, first: str
 ) -> None:
     """Every byte of the store."""
-    check_all(2 if CHOSEN == "fast" else 4, message_id, policy, against_model=True)
+    check_all(2 if CHOSEN == "fast" else 4, message_id, policy, first, against_model=True)
