@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from chronos.cli.reference import reference
-from tests.harness.command import Done, run
+from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 
@@ -515,50 +513,6 @@ def test_a_port_in_use_is_named(service, tmp_path):
     assert f"cannot listen on 127.0.0.1:{service.port}" in done.err
 
 
-def test_a_kafka_that_does_not_answer_ends_the_start_with_exit_code_3(tmp_path):
-    """The error names the address that was asked."""
-    address = f"127.0.0.1:{free_port()}"
-    done = run("serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
-               "--set", "admin.port=0", "--set", "log.kafka.request_timeout=300ms",
-               "--set", f"log.kafka.bootstrap_servers={address}")  # fmt: skip
-    assert done.code == 3, done.err
-    assert "Traceback" not in done.err
-    assert address in done.err
-
-
-def test_a_service_without_assertions_does_not_start(tmp_path):
-    """They keep the guarantees."""
-    command = [sys.executable, "-O", "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "without -O" in done.stderr
-    assert not (tmp_path / "data").exists()
-
-
-def test_on_a_terminal_it_prints_its_address_and_commands_that_work(tmp_path):
-    """And Ctrl-C stops it in order."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "chronos", "serve", "--set", f"node.data_dir={tmp_path / 'data'}", "--set",
-               "admin.port=0", "--set", "limits.disk_reserve=0"]  # fmt: skip
-    environ = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(
-        command, stdin=follower, stdout=follower, stderr=subprocess.PIPE, cwd=ROOT, env=environ
-    ) as process:
-        os.close(follower)
-        shown = b""
-        while b"Ctrl-C" not in shown:
-            shown += os.read(leader, 1_000)
-        assert b"listens on http://127.0.0.1:" in shown
-        commands = [shlex.split(line)[1:] for line in shown.decode().splitlines() if line.startswith("  chronos ")]
-        assert [verb for verb, *_ in commands] == ["send", "tail", "status"]
-        assert run(*commands[0]).code == 0
-        assert run(*commands[1], "-n", 1).out == "hello, later\n"
-        assert run(*commands[2][:-1]).code == 0
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    os.close(leader)
-
-
 def test_a_second_ctrl_c_ends_it_at_once(service):
     """Without waiting: 1, or 0 if it had already stopped."""
     with Service(service.data_dir.with_name("impatient"), settings={"shards": 1}) as running:
@@ -568,67 +522,6 @@ def test_a_second_ctrl_c_ends_it_at_once(service):
         os.kill(running.pid, signal.SIGINT)
         os.kill(running.pid, signal.SIGINT)
         assert running.wait_exit() in (0, 1)
-
-
-# --- The doctor
-
-
-def examine(service: Service, *arguments: str) -> Done:
-    """Run the doctor with the settings of a service."""
-    settings = [part for path, value in service.settings.items() for part in ("--set", f"{path}={value}")]
-    return run("doctor", *settings, *arguments)
-
-
-def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
-    """And finds nothing wrong."""
-    with Service(tmp_path / "data", settings={"shards": 2}) as service:
-        assert "does not exist yet" in examine(service).out
-        service.start()
-        service.post("/v1/messages", [{"target": {"topic": "t"}, "value": "x", "delay": "1h"} for _ in range(100)])
-        service.wait_until(lambda: service.pending() == 100, "take them in")
-        asked = examine(service)
-        assert asked.code == 0
-        assert "stores can be verified only while the service is stopped" in asked.out
-        service.stop()
-        done = examine(service)
-        assert done.code == 0, done.out
-        assert done.out.count("all checksums match") == 3
-        assert done.out.endswith("\nno problems found\n")
-        service.start()
-        assert service.pending() == 100
-
-
-def test_the_doctor_finds_a_damaged_store(tmp_path):
-    """Exit code 5 and the folder; the other store is checked too."""
-    with Service(tmp_path / "data", settings={"shards": 2}) as service:
-        service.start()
-        body = [{"target": {"topic": "t"}, "value": "x" * 500, "delay": "1h"} for _ in range(2_000)]
-        service.post("/v1/messages", body)
-        service.wait_until(lambda: service.pending() == 2_000, "take them in")
-        service.stop()
-        table = max((service.data_dir / "shards" / "0").glob("*.sst"), key=lambda path: path.stat().st_size)
-        data = bytearray(table.read_bytes())
-        middle = len(data) // 3
-        data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
-        table.write_bytes(data)
-        done = examine(service)
-        assert done.code == 5, done.out
-        assert "PROBLEM  store of shard 0: damaged" in done.out
-        assert str(service.data_dir / "shards" / "0") in done.out
-        assert "ok       store of shard 1" in done.out
-        found = examine(service, "-o", "json").json
-        assert not found["ok"]
-        assert [finding["exit_code"] for finding in found["findings"] if finding["exit_code"]] == [5]
-
-
-def test_the_doctor_reports_a_log_that_does_not_answer(tmp_path):
-    """Exit code 3."""
-    (tmp_path / "data").mkdir()
-    done = run("doctor", "--set", f"node.data_dir={tmp_path / 'data'}", "--set", "log.kind=kafka",
-               "--set", "log.kafka.request_timeout=300ms",
-               "--set", f"log.kafka.bootstrap_servers=127.0.0.1:{free_port()}")  # fmt: skip
-    assert done.code == 3, done.out
-    assert "PROBLEM  log" in done.out
 
 
 def test_the_reference_page_is_up_to_date():

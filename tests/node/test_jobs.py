@@ -256,6 +256,7 @@ def test_jobs_with_the_clients(service):
     assert asyncio.run(work()).matched == 0
 
 
+@pytest.mark.slow
 def test_a_killed_node_takes_its_job_along_and_the_repeated_job_does_the_rest(tmp_path):
     """What was written stays; the command says that the job is lost."""
     count = 20_000
