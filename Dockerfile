@@ -16,9 +16,11 @@ RUN useradd --system --uid 10001 chronos && install -d -o chronos -m 700 /var/li
 USER chronos
 VOLUME /var/lib/chronos
 
-# It listens on all addresses of the container: restrict access by the ports you publish.
+# It listens on all addresses of the container, without tokens: restrict access by the ports you publish, or set
+# CHRONOS_ADMIN__TOKENS to a file of tokens.
 ENV CHRONOS_NODE__DATA_DIR=/var/lib/chronos \
-    CHRONOS_ADMIN__HOST=0.0.0.0
+    CHRONOS_ADMIN__HOST=0.0.0.0 \
+    CHRONOS_ADMIN__OPEN=true
 EXPOSE 7700
 
 ENTRYPOINT ["chronos"]

@@ -16,6 +16,7 @@ from chronos.admin.dead_letter_scan import DeadLetterTopic
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
+from chronos.admin.tokens import Sender
 from chronos.admin.waiting import Waiter
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
@@ -49,6 +50,7 @@ class Call(Struct):
     request: web.Request
     query: Any
     body: bytes
+    sender: Sender
     hold: Hold
     """The request's share of the memory for bodies."""
 

@@ -33,6 +33,7 @@ from chronos.admin.schemas import (
     Destination,
     Fault,
 )
+from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.dead_letters import Letter, control_headers, marker_headers, own_headers, replay
 from chronos.core.keys import OFFSET_MAX
@@ -87,7 +88,7 @@ class DeadLetters:
     async def page(self, call: Call) -> Answer:
         """Dead letters of all partitions, the newest first."""
         query: DeadLetterQuery = call.query
-        part = await self._scan(query, _wanted(query), newest_first=True, limit=query.limit)
+        part = await self._scan(query, _wanted(query, call.sender), newest_first=True, limit=query.limit)
         letters = [_info(DeadLetterInfo, found.letter, found.resolution) for found in part.found]
         return 200, DeadLetterPage(letters=letters, after=_after(part), records=part.records)
 
@@ -97,7 +98,7 @@ class DeadLetters:
         message_id = id_of(call.request)
         topic = self._context.dead_letters
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        wanted = Wanted(id=message_id, resolved=True)
+        wanted = Wanted(id=message_id, resolved=True, targets=call.sender.targets)
         rest: list[Window] | None = await self._context.in_thread(topic.windows)
         offsets = sum(end - first for first, end in rest or ())
 
@@ -143,7 +144,7 @@ class DeadLetters:
         is_one = selection.id is not UNSET
         part = await self._scan(
             selection,
-            _wanted(selection),
+            _wanted(selection, call.sender),
             newest_first=is_one,
             limit=1 if is_one else selection.limit,
             whole=not (is_one or selection.dry_run),
@@ -154,7 +155,9 @@ class DeadLetters:
         if part.found and not selection.dry_run:
             records, refused = await context.in_thread(records_of, [found.letter for found in part.found])
             if records:
-                await context.appender.append(records, sum(memory_bytes(*record[1:3], None) for record in records))
+                size_bytes = sum(memory_bytes(*record[1:3], None) for record in records)
+                call.hold.grow(size_bytes)
+                await context.appender.append(records, size_bytes)
             left = {(letter.partition, letter.offset) for letter, _ in refused}
             markers = _markers(context.dead_letters.topic, part.found, left, resolution)
             if markers:
@@ -268,7 +271,7 @@ def _check(selection: DeadLetterSelection) -> None:
         raise invalid(detail, [Fault(field=(given or filters or ["id"])[0], detail=detail)])
 
 
-def _wanted(query: DeadLetterQuery | DeadLetterSelection) -> Wanted:
+def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wanted:
     fields: dict[str, Any] = {}
     if query.id is not UNSET:
         fields["id"] = converted("id", whole_id_bytes, query.id)
@@ -280,6 +283,7 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection) -> Wanted:
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,
         resolved=isinstance(query, DeadLetterQuery) and query.resolved,
+        targets=sender.targets,
         **fields,
     )
 

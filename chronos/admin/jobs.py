@@ -22,6 +22,7 @@ from chronos.admin.filters import to_filter
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.admin.scheduling import new_time, plan_action
 from chronos.admin.schemas import JobFilter, JobInfo, JobRequest, Jobs, Reschedule, ShardsQuery, TargetCount
+from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.filter import Filter
 from chronos.core.keys import partition_of
@@ -107,6 +108,11 @@ class Job:
         self._stopped = False
         self._error: str | None = None
         self._started_ms, self._began_s, self._took_s = context.now_ms(), time.monotonic(), 0.0
+
+    @property
+    def target(self) -> str | None:
+        """The target of its filter; None: all."""
+        return self._order.matching.target
 
     async def run(self, shards: list[int], parts: list[RemotePart]) -> None:
         """Run all parts at a time; the job fails when one of them does."""
@@ -198,6 +204,11 @@ class JobHandlers:
         context = self._context
         request = decode_body(_decode_request, JobRequest, call.body)
         order = self._order(request)
+        if not _is_for(call.sender, order.matching.target):
+            raise ProblemError(
+                403, "forbidden", f"the token {call.sender.name} is for some targets only",
+                hint="give filter.target, one of its targets",
+            )  # fmt: skip
         if sum(job.running for job in self._jobs.values()) >= RUNNING_MAX:
             raise ProblemError(
                 409, "too-many-jobs", f"{RUNNING_MAX} jobs are running", hint="wait for one to end, or stop one"
@@ -260,9 +271,10 @@ class JobHandlers:
             plan_action(SAMPLE_ID, verb.decode(), time_header, rules, self._context.delay_topic, self._context.now_ms())
         return Order(matching=matching, verb=verb, time=time_header)
 
-    async def jobs(self, _: Call) -> tuple[int, object]:
+    async def jobs(self, call: Call) -> tuple[int, object]:
         """The jobs of this node."""
-        return 200, Jobs(jobs=[job.info(with_targets=False) for job in reversed(self._jobs.values())])
+        found = [job for job in reversed(self._jobs.values()) if _is_for(call.sender, job.target)]
+        return 200, Jobs(jobs=[job.info(with_targets=False) for job in found])
 
     async def get(self, call: Call) -> tuple[int, object]:
         """One job."""
@@ -278,12 +290,17 @@ class JobHandlers:
     def _job(self, call: Call) -> Job:
         job_id = call.request.match_info["job"]
         job = self._jobs.get(job_id)
-        if job is None:
+        if job is None or not _is_for(call.sender, job.target):
             raise ProblemError(
                 404, "no-job", f"this node has no job {job_id[:100]}",
                 hint="jobs are kept in memory by the node that was asked, the last 100: after a restart, repeat the operation",
             )  # fmt: skip
         return job
+
+
+def _is_for(sender: Sender, target: str | None) -> bool:
+    """Return whether an operation on this target, or on all, is for the sender."""
+    return not sender.is_limited or (target is not None and sender.may_target(target))
 
 
 async def _until(event: asyncio.Event, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from chronos.admin.access import forbidden_target
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
@@ -27,6 +28,7 @@ from chronos.admin.schemas import (
     Reschedule,
     ShardsQuery,
 )
+from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
@@ -80,6 +82,10 @@ class Messages:
             planned, is_batch = self._plan(call.body)
         else:
             planned, is_batch = await context.in_thread(self._plan, call.body)
+        if call.sender.is_limited:
+            for one in planned:
+                if not call.sender.may_target(one.target):
+                    raise forbidden_target(call.sender, one.target)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
         call.hold.grow(size_bytes)
@@ -100,12 +106,8 @@ class Messages:
         _, found, is_complete = await self._look(
             call, message_id, deadline_s, pending_first=False, payload=query.payload
         )
-        if found is None:
-            raise ProblemError(
-                404, "not-found", f"nothing is known of {id_text(message_id)}",
-                hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over"
-                if is_complete else "some records of the log are not applied yet: ask again",
-            )  # fmt: skip
+        if found is None or not _is_for(call.sender, found):
+            raise _not_found(message_id, is_complete=is_complete)
         return 200, found
 
     async def _look(
@@ -215,6 +217,8 @@ class Messages:
             rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages]
             parts.append((rows, None if found.after is None else _page_key(found.after)))
         messages, end = merge(parts, query.limit)
+        if call.sender.is_limited:
+            messages = [one for one in messages if _is_for(call.sender, one)]
         return 200, Page(messages=messages, after=None if end is None else "-".join(map(str, end)))
 
     # --- act
@@ -244,8 +248,10 @@ class Messages:
         shard, others = self._shards_of(message_id)
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
-        elif others:
-            shard, _, _ = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
+        elif others or call.sender.is_limited:
+            shard, found, is_complete = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
+            if not _is_for(call.sender, found):
+                raise _not_found(message_id, is_complete=is_complete)
         if not context.peers.holds(shard):
             path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
             status, body = await context.peers.ask([shard], call.request.method, path, {}, call.body or None)
@@ -274,6 +280,21 @@ class Messages:
         """True if the message is cancelled: then a cancel that had no effect, whatever the reason, succeeds all the same."""
         found = await self._context.in_thread(self._find, shard, message_id)
         return found is not None and found.state == "cancelled"
+
+
+def _is_for(sender: Sender, found: MessageInfo | None) -> bool:
+    """Return whether the sender may see and change the message: of one without a target, which is no longer kept, it may not."""
+    if not sender.is_limited:
+        return True
+    return found is not None and found.target is not None and sender.may_target(found.target.topic)
+
+
+def _not_found(message_id: bytes, *, is_complete: bool) -> ProblemError:
+    return ProblemError(
+        404, "not-found", f"nothing is known of {id_text(message_id)}",
+        hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over"
+        if is_complete else "some records of the log are not applied yet: ask again",
+    )  # fmt: skip
 
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:

@@ -8,16 +8,25 @@ from chronos import __version__
 from chronos.admin import schemas
 from chronos.admin.problems import PROBLEM_JSON
 from chronos.admin.routes import Route, table
+from chronos.admin.tokens import ROLES
 
 _TEMPLATE = "#/components/schemas/{name}"
 
 EVERYWHERE = {
     400: "The Host header is not valid.",
-    403: "The request comes from a web page of another site.",
+    401: "The service needs a token, and the request has no valid one.",
+    403: "The request comes from a web page of another site, or the token does not permit it.",
     421: "This host name is not served here.",
     422: "A parameter is not known.",
 }
 """Further answers of every route."""
+
+ROLE_TEXTS = {
+    "open": "Needs no token.",
+    **{role: f"Role: `{role}`." for role in ROLES},
+    "node": "Only for nodes of the cluster.",
+}
+"""What the sender of a request needs."""
 
 FORMATS = (
     schemas.Time, schemas.Duration, schemas.Id, schemas.TopicName, schemas.Base64, schemas.Instant, schemas.ShardNumber,
@@ -46,7 +55,7 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 
@@ -56,7 +65,13 @@ def text() -> str:
 
 
 def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": ROLE_TEXTS[route.role],
+        # A service without tokens admits every request.
+        "security": [{}] if route.role in ("open", "node") else [{}, {"token": []}],
+    }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": schema_of(kind)}
         for name, kind in route.parameters.items()
@@ -71,9 +86,13 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         }
     operation["responses"] = {
         str(status): _response(route, status, meaning, by_type)
-        for status, meaning in sorted((EVERYWHERE | route.answers).items())
+        for status, meaning in sorted((_everywhere(route) | route.answers).items())
     }
     return operation
+
+
+def _everywhere(route: Route) -> dict[int, str]:
+    return {status: meaning for status, meaning in EVERYWHERE.items() if status != 401 or route.role in ROLES}
 
 
 def _response(route: Route, status: int, meaning: str, by_type: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +142,7 @@ def reference() -> str:
     parts = [_HEAD, *_formats()]
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
-            parts.append(f"\n## {method.upper()} {path}\n\n{operation['summary']}\n")
+            parts.append(f"\n## {method.upper()} {path}\n\n{operation['summary']} {operation['description']}\n")
             parts += _parameters(operation)
             body = operation.get("requestBody")
             if body:
@@ -245,6 +264,8 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   answers `cancelled`, so a cancel may be repeated.
 - **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
   the deduplication window). A message without an id may have been written although its request timed out.
+- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, and the token needs the role
+  of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
   that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:

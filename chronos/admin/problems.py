@@ -24,6 +24,8 @@ TITLES = {
     "too-slow": "The request took too long to arrive",
     "cross-site": "Requests from other web sites are refused",
     "wrong-host": "This host name is not served here",
+    "no-token": "A token is needed",
+    "forbidden": "The token does not permit this",
     "not-found": "There is no message with this id",
     "no-dead-letter": "There is no dead letter with this id",
     "no-topic": "There is no such topic",
@@ -114,6 +116,8 @@ def from_error(error: ChronosError) -> ProblemError:
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """The response."""
     response = web.Response(status=problem.status, body=_encode(problem), content_type=PROBLEM_JSON, headers=headers)
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="chronos"'
     if problem.status in (429, 503):
         response.headers["Retry-After"] = "1"
     return response

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import UNSET
 
+from chronos.admin.access import forbidden_target
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.schemas import LaneInfo, RateChange, RateInfo, Rates, RatesQuery
@@ -24,6 +25,9 @@ LANES_MAX = 1_000
 """Most lanes of an answer: those with the most messages."""
 
 _decode_change = msgspec.json.Decoder(RateChange).decode
+
+WILDCARDS = frozenset("*?[")
+"""Characters of a pattern that is not the name of one topic."""
 
 
 class RateLimitHandlers:
@@ -102,7 +106,11 @@ class RateLimitHandlers:
 
     @staticmethod
     def _pattern(call: Call) -> str:
-        return converted("pattern", check_pattern, call.request.match_info["pattern"])
+        pattern = converted("pattern", check_pattern, call.request.match_info["pattern"])
+        is_topic = not set(pattern) & WILDCARDS
+        if call.sender.is_limited and not (is_topic and call.sender.may_target(pattern)):
+            raise forbidden_target(call.sender, pattern)
+        return pattern
 
     async def _done(self, look: Callable[[], bool | None]) -> int:
         return 200 if await poll(look, CHANGE_S, self._context.stopping) else 202

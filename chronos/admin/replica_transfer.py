@@ -1,12 +1,12 @@
 """Sends a checkpoint of a shard to another node, and computes the digest by which two replicas are compared."""
 
 import asyncio
-import hmac
 from contextlib import suppress
 
 import structlog
 from aiohttp import web
 
+from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, is_token_of
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.schemas import DigestInfo
@@ -109,14 +109,13 @@ class ReplicaTransfer:
 
     async def _check_member(self, request: web.Request) -> None:
         """1. the request names a node, 2. the node is a member, 3. the token is the one that the node gave the coordinator."""
-        node = request.headers.get("Chronos-Node", "")
-        token = request.headers.get("Chronos-Token", "").encode()
+        node = request.headers.get(NODE_HEADER, "")
+        token = request.headers.get(TOKEN_HEADER, "")
         membership = self._context.node.membership
 
         def is_member() -> bool | None:
             member = None if membership is None else membership.snapshot().members.get(node)
-            known = member is not None and member.token and hmac.compare_digest(member.token.encode(), token)
-            return True if known else None
+            return is_token_of(member, token) or None
 
         if membership is not None and node and token and await poll(is_member, MEMBER_S, self._context.stopping):
             return

@@ -1,7 +1,7 @@
 """The table of routes, with their parameters, bodies and answers. `/openapi.json` is made from it."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from msgspec import Struct, field
@@ -16,6 +16,7 @@ from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.rates import RateLimitHandlers
 from chronos.admin.replica_transfer import ReplicaTransfer
+from chronos.admin.tokens import Role
 from chronos.admin.topics import TopicReads
 
 Handler = Callable[[Call], Awaitable[tuple[int, object] | web.StreamResponse]]
@@ -45,6 +46,10 @@ class Route(Struct, frozen=True, kw_only=True):
     method: str
     path: str
     name: str
+    role: Role
+    """What its sender must be allowed to do."""
+    scope: Literal["targets", "service"]
+    """`targets`: concerns messages, and its handler admits only those whose targets are for the sender. `service`: concerns all."""
     summary: str
     handler: Handler | None
     """None: served by the server itself."""
@@ -78,104 +83,104 @@ def routes(
     by_pattern = {"pattern": schemas.RatePattern}
     return [
         Route(
-            method="POST", path="/v1/messages", name="schedule", handler=messages.schedule,
+            method="POST", path="/v1/messages", name="schedule", role="write", scope="targets", handler=messages.schedule,
             summary="Schedule a message, or an array of 1 to 10,000. Answers once the log has acknowledged all of them;"
             " if one is not valid, none is written. A body may have 32 MiB, or twice `topics.message_bytes_max`.",
             body=schemas.Message | schemas.Batch, answer=schemas.Accepted | list[schemas.Accepted],
             answers={202: "The log has acknowledged the messages.", **BODY, **UNAVAILABLE},
         ),
         Route(
-            method="GET", path="/v1/messages", name="list", handler=messages.page, query=schemas.PageQuery,
+            method="GET", path="/v1/messages", name="list", role="read", scope="targets", handler=messages.page, query=schemas.PageQuery,
             summary="Pending messages in the order of their due times, page by page.",
             answer=schemas.Page, answers={200: "One page.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
-            method="GET", path="/v1/messages/{id}", name="get", handler=messages.get, parameters=by_id,
+            method="GET", path="/v1/messages/{id}", name="get", role="read", scope="targets", handler=messages.get, parameters=by_id,
             query=schemas.MessageQuery,
             summary="State, times and target of a message. Waits up to 1 s until all records that are in the log now are applied.",
             answer=schemas.MessageInfo,
             answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.", **ELSEWHERE},
         ),
         Route(
-            method="DELETE", path="/v1/messages/{id}", name="cancel", handler=messages.cancel, parameters=by_id,
+            method="DELETE", path="/v1/messages/{id}", name="cancel", role="write", scope="targets", handler=messages.cancel, parameters=by_id,
             query=schemas.ShardsQuery,
             summary="Cancel a message. Waits up to 5 s until the action is applied.", answer=schemas.ActionResult, answers=ACTION,
         ),
         Route(
-            method="PATCH", path="/v1/messages/{id}", name="reschedule", handler=messages.reschedule,
+            method="PATCH", path="/v1/messages/{id}", name="reschedule", role="write", scope="targets", handler=messages.reschedule,
             parameters=by_id, query=schemas.ShardsQuery, body=schemas.Reschedule,
             summary="Give a pending message a new time. Waits up to 5 s until the action is applied.",
             answer=schemas.ActionResult, answers={**BODY, **ACTION},
         ),
         Route(
-            method="POST", path="/v1/messages/{id}/fire", name="fire", handler=messages.fire, parameters=by_id,
+            method="POST", path="/v1/messages/{id}/fire", name="fire", role="write", scope="targets", handler=messages.fire, parameters=by_id,
             query=schemas.ShardsQuery,
             summary="Deliver a pending message now. Waits up to 5 s until the action is applied.",
             answer=schemas.ActionResult, answers=ACTION,
         ),
         Route(
-            method="GET", path="/v1/dead-letters", name="dead_letters", handler=dead_letters.page,
+            method="GET", path="/v1/dead-letters", name="dead_letters", role="read", scope="targets", handler=dead_letters.page,
             query=schemas.DeadLetterQuery,
             summary="Dead letters that are not resolved, the newest first, page by page. Each page reads the dead-letter topic for"
             " about 2 s at most, so it may be short, or empty, although `after` is not null.",
             answer=schemas.DeadLetterPage, answers={200: "One page.", 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
-            method="GET", path="/v1/dead-letters/{id}", name="dead_letter", handler=dead_letters.get, parameters=by_id,
+            method="GET", path="/v1/dead-letters/{id}", name="dead_letter", role="read", scope="targets", handler=dead_letters.get, parameters=by_id,
             summary="The newest dead letter of a message as a whole, resolved or not. Looks for it for 5 s at most.",
             answer=schemas.DeadLetter,
             answers={200: "The dead letter.", 404: "There is none in the part of the topic that was read; `detail` tells how far.",
                      422: "The id is not valid.", **UNREADABLE},
         ),
         Route(
-            method="POST", path="/v1/dead-letters/replay", name="replay", handler=dead_letters.replay,
+            method="POST", path="/v1/dead-letters/replay", name="replay", role="operate", scope="targets", handler=dead_letters.replay,
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Schedule dead letters again, due at once, the oldest first. A replayed message keeps its id, target and headers, and"
             " has the header `chronos-replayed`. Repeating the request, also after a failure in between, delivers nothing twice.",
             answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
         ),
         Route(
-            method="POST", path="/v1/dead-letters/discard", name="discard", handler=dead_letters.discard,
+            method="POST", path="/v1/dead-letters/discard", name="discard", role="operate", scope="targets", handler=dead_letters.discard,
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Mark dead letters as discarded: they are no longer listed or replayed. Their records stay in the topic.",
             answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
         ),
         Route(
-            method="POST", path="/v1/jobs", name="start", handler=jobs.start, query=schemas.ShardsQuery,
+            method="POST", path="/v1/jobs", name="start", role="operate", scope="targets", handler=jobs.start, query=schemas.ShardsQuery,
             summary="Cancel, reschedule or fire all pending messages of a filter, or count them by target: a job that runs on the"
             " node asked. It concerns the messages that are pending when it starts, not those scheduled later.",
             body=schemas.JobRequest, answer=schemas.JobInfo,
             answers={202: "The job runs.", **BODY, 409: "Ten jobs are running.", **ELSEWHERE},
         ),
         Route(
-            method="GET", path="/v1/jobs", name="jobs", handler=jobs.jobs,
+            method="GET", path="/v1/jobs", name="jobs", role="read", scope="targets", handler=jobs.jobs,
             summary="The jobs of the node asked, the last 100 since it started.",
             answer=schemas.Jobs, answers={200: "All jobs."},
         ),
         Route(
-            method="GET", path="/v1/jobs/{job}", name="job", handler=jobs.get, parameters=by_job,
+            method="GET", path="/v1/jobs/{job}", name="job", role="read", scope="targets", handler=jobs.get, parameters=by_job,
             summary="A job: its state and its counts.", answer=schemas.JobInfo,
             answers={200: "The job.", 404: "This node has no such job."},
         ),
         Route(
-            method="DELETE", path="/v1/jobs/{job}", name="stop", handler=jobs.stop, parameters=by_job,
+            method="DELETE", path="/v1/jobs/{job}", name="stop", role="operate", scope="targets", handler=jobs.stop, parameters=by_job,
             summary="Stop a job: it writes nothing more. What it wrote stays. Waits up to 5 s until it has ended.",
             answer=schemas.JobInfo,
             answers={200: "The job has ended.", 202: "The job is stopping.", 404: "This node has no such job."},
         ),
         Route(
-            method="GET", path="/v1/timeline", name="timeline", handler=overview.timeline, query=schemas.TimelineQuery,
+            method="GET", path="/v1/timeline", name="timeline", role="read", scope="service", handler=overview.timeline, query=schemas.TimelineQuery,
             summary="Pending messages per interval. They are counted by the minute of their due times.",
             answer=schemas.Timeline, answers={200: "The counts.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
-            method="GET", path="/v1/shards", name="shards", handler=overview.shards,
+            method="GET", path="/v1/shards", name="shards", role="read", scope="service", handler=overview.shards,
             query=schemas.OverviewQuery,
             summary="Every shard: role, positions, lag, lateness, totals.",
             answer=schemas.Shards, answers={200: "All shards.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
-            method="POST", path="/v1/shards/{shard}/transfer", name="transfer", handler=cluster.transfer,
+            method="POST", path="/v1/shards/{shard}/transfer", name="transfer", role="operate", scope="service", handler=cluster.transfer,
             parameters=by_shard, query=schemas.TransferQuery, answer=schemas.OperationResult,
             summary="Transfer a shard to another node. Waits up to 3 s for a node that is not seen yet, then up to 10 s until"
             " it is master.",
@@ -184,14 +189,14 @@ def routes(
                      501: "A standalone node has no other node to transfer to.", **COORDINATOR},
         ),
         Route(
-            method="GET", path="/v1/shards/{shard}/digest", name="digest", handler=copies.digest,
+            method="GET", path="/v1/shards/{shard}/digest", name="digest", role="operate", scope="service", handler=copies.digest,
             parameters=by_shard, answer=schemas.DigestInfo,
             summary="The digest of this node's replica. Replicas that have applied the same records have the same digest.",
             answers={200: "The digest.", 404: "There is no such shard.", 503: "This node has no data of the shard.",
                      507: "The disk is full."},
         ),
         Route(
-            method="GET", path="/v1/shards/{shard}/checkpoint", name="copy", handler=copies.checkpoint,
+            method="GET", path="/v1/shards/{shard}/checkpoint", name="copy", role="node", scope="service", handler=copies.checkpoint,
             parameters=by_shard, media="application/x-tar",
             summary="A checkpoint of the shard, made now, from which another node of the cluster restores its replica. The"
             " request has the node's name in `Chronos-Node`, and in `Chronos-Token` the token that the node gave the"
@@ -202,12 +207,12 @@ def routes(
                      507: "The disk is full."},
         ),
         Route(
-            method="GET", path="/v1/nodes", name="nodes", handler=cluster.nodes,
+            method="GET", path="/v1/nodes", name="nodes", role="read", scope="service", handler=cluster.nodes,
             summary="The nodes of the cluster, and the last changes of roles.",
             answer=schemas.Nodes, answers={200: "All nodes."},
         ),
         Route(
-            method="POST", path="/v1/nodes/{node}/drain", name="drain", handler=cluster.drain,
+            method="POST", path="/v1/nodes/{node}/drain", name="drain", role="operate", scope="service", handler=cluster.drain,
             parameters=by_node, answer=schemas.OperationResult,
             summary="Drain a node before maintenance: it hands over all shards it leads, and gets none. Waits up to 3 s for"
             " a node that is not seen yet, then up to 10 s until it leads none.",
@@ -216,14 +221,14 @@ def routes(
                      501: "A standalone node has no other node to hand over to.", **COORDINATOR},
         ),
         Route(
-            method="POST", path="/v1/nodes/{node}/undrain", name="undrain", handler=cluster.undrain,
+            method="POST", path="/v1/nodes/{node}/undrain", name="undrain", role="operate", scope="service", handler=cluster.undrain,
             parameters=by_node, answer=schemas.OperationResult,
             summary="End the drain of a node: it may lead shards again. Waits up to 3 s for a node that is not seen yet.",
             answers={202: "The controller has the request.", 404: "There is no such node.",
                      501: "A standalone node is always master.", **COORDINATOR},
         ),
         Route(
-            method="POST", path="/v1/nodes/{node}/forget", name="forget", handler=cluster.forget,
+            method="POST", path="/v1/nodes/{node}/forget", name="forget", role="operate", scope="service", handler=cluster.forget,
             parameters=by_node, answer=schemas.OperationResult,
             summary="Forget a node that is away and will not come back: no replica is kept in its place, and the logs are no longer"
             " kept for it. A node that was away for 7 days is forgotten without a request. Waits up to 10 s.",
@@ -232,12 +237,12 @@ def routes(
                      501: "A standalone node has no other node to forget.", **COORDINATOR},
         ),
         Route(
-            method="GET", path="/v1/rates", name="rates", handler=rates.rates, query=schemas.RatesQuery,
+            method="GET", path="/v1/rates", name="rates", role="read", scope="service", handler=rates.rates, query=schemas.RatesQuery,
             summary="The rate limits of target topics, where each comes from, and the lanes: messages that are due and wait.",
             answer=schemas.Rates, answers={200: "All limits and lanes.", 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
-            method="PUT", path="/v1/rates/{pattern}", name="set-rate", handler=rates.set, parameters=by_pattern,
+            method="PUT", path="/v1/rates/{pattern}", name="set-rate", role="operate", scope="targets", handler=rates.set, parameters=by_pattern,
             body=schemas.RateChange, answer=schemas.RateInfo,
             summary="Set the rate limit of the topics that match the pattern. It wins over the configuration, is kept across restarts,"
             " and acts within a second, also on messages that wait already.",
@@ -245,31 +250,31 @@ def routes(
                      **COORDINATOR, 507: "The disk is full."},
         ),
         Route(
-            method="DELETE", path="/v1/rates/{pattern}", name="remove-rate", handler=rates.remove, parameters=by_pattern,
+            method="DELETE", path="/v1/rates/{pattern}", name="remove-rate", role="operate", scope="targets", handler=rates.remove, parameters=by_pattern,
             answer=schemas.RateInfo,
             summary="Remove a limit that was set at run time. Answers with the limit removed; one of the configuration is in force again.",
             answers={200: "The limit is removed.", 202: "The controller has the request; it is not removed yet.",
                      404: "No limit was set for this pattern at run time.", 422: "The pattern is not valid.", **COORDINATOR},
         ),
         Route(
-            method="GET", path="/v1/checkpoints", name="checkpoints", handler=checkpoints.kept,
+            method="GET", path="/v1/checkpoints", name="checkpoints", role="read", scope="service", handler=checkpoints.kept,
             summary="The checkpoints of every shard, as this node last read them.", answer=schemas.CheckpointsInfo,
             answers={200: "All checkpoints.", 501: "No location for checkpoints is configured."},
         ),
         Route(
-            method="POST", path="/v1/checkpoints", name="checkpoint", handler=checkpoints.make,
+            method="POST", path="/v1/checkpoints", name="checkpoint", role="operate", scope="service", handler=checkpoints.make,
             summary="Make a checkpoint of every shard of this node now. `GET` shows each one once it is complete.",
             answer=schemas.CheckpointsInfo,
             answers={202: "The checkpoints are being made.",
                      501: "No location for checkpoints is configured."},
         ),
         Route(
-            method="GET", path="/v1/topics", name="topics", handler=topics.topics,
+            method="GET", path="/v1/topics", name="topics", role="read", scope="targets", handler=topics.topics,
             summary="The topics of the embedded log.", answer=schemas.Topics,
             answers={200: "All topics.", 409: "The topics are in Kafka: use its tools."},
         ),
         Route(
-            method="GET", path="/v1/topics/{topic}/records", name="records", handler=topics.records,
+            method="GET", path="/v1/topics/{topic}/records", name="records", role="read", scope="targets", handler=topics.records,
             parameters={"topic": schemas.TopicName}, query=schemas.RecordsQuery,
             summary="Records of a partition of the embedded log. Waits for a record if there is none.", answer=schemas.Records,
             answers={200: "Records, or none after the wait.", 404: "There is no such topic or partition.",
@@ -277,25 +282,25 @@ def routes(
                      422: "A parameter is not valid."},
         ),
         Route(
-            method="GET", path="/livez", name="live", handler=overview.live, answer=schemas.Health,
+            method="GET", path="/livez", name="live", role="open", scope="service", handler=overview.live, answer=schemas.Health,
             summary="Liveness: 200 while the process should be kept running.",
             answers={200: "The process is alive.", 503: "The process has failed."},
         ),
         Route(
-            method="GET", path="/readyz", name="ready", handler=overview.ready, answer=schemas.Health,
+            method="GET", path="/readyz", name="ready", role="open", scope="service", handler=overview.ready, answer=schemas.Health,
             summary="Readiness: 200 if every shard has reached its role and none is paused.",
             answers={200: "The node is ready.", 503: "The node is not ready; the problem lists the reasons."},
         ),
         Route(
-            method="GET", path="/metrics", name="metrics", handler=None, media="text/plain",
+            method="GET", path="/metrics", name="metrics", role="read", scope="service", handler=None, media="text/plain",
             summary="Metrics for Prometheus.", answers={200: "Prometheus's text format."},
         ),
         Route(
-            method="GET", path="/openapi.json", name="openapi", handler=None, answer=dict[str, Any],
+            method="GET", path="/openapi.json", name="openapi", role="open", scope="service", handler=None, answer=dict[str, Any],
             summary="This description in OpenAPI 3.1.", answers={200: "OpenAPI 3.1."},
         ),
         Route(
-            method="GET", path="/", name="page", handler=None, media="text/html",
+            method="GET", path="/", name="page", role="open", scope="service", handler=None, media="text/html",
             summary="The page of the service, for people.", answers={200: "HTML."},
         ),
     ]  # fmt: skip

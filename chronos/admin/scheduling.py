@@ -81,6 +81,8 @@ class Planned(Struct, frozen=True, gc=False):
     is_delay: bool
     """`due_ms` counts from the broker's timestamp."""
     bytes: int
+    target: str
+    """The target topic."""
     first: tuple[str, str] | None = None
     """Cron expression and time zone, if the first time of a series is left to them."""
 
@@ -196,6 +198,7 @@ class Planner:
             due_ms=due_ms,
             is_delay=is_delay,
             bytes=size,
+            target=target.topic,
             first=first,
         )
 

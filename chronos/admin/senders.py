@@ -89,14 +89,6 @@ def check_encoding(request: web.Request) -> None:
         )  # fmt: skip
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _netloc(origin: str) -> str:
     try:
         return urlsplit(origin).netloc

@@ -4,7 +4,7 @@ It starts last, when the node runs, and stops first: long polls end at once, oth
 """
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
 from chronos.admin import metrics, openapi
+from chronos.admin.access import Access, audit
 from chronos.admin.bodies import BodyBudget, Hold, read_body
 from chronos.admin.connections import SERVER, Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
@@ -23,8 +24,10 @@ from chronos.admin.routes import Route, table
 from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.senders import Hosts, check_encoding, check_site
 from chronos.admin.validation import invalid_faults, query_faults
+from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
+from chronos.node.tls import server_tls
 
 log = structlog.get_logger("chronos.http")
 
@@ -36,6 +39,9 @@ STOP_S = 8.0
 
 LINE_BYTES_MAX = 65_536
 """Longest first line of a request: many times the longest id, percent-encoded."""
+
+CHANGES = ("write", "operate")
+"""Roles of the requests that are logged with the name of their token."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,12 +60,13 @@ class Server:
 
     async def start(self) -> None:
         """Listen on the configured address; raises Stop when that is not possible."""
-        context = self._context = Context(self._node)
         config = self._node.config
+        sparse_log = SparseLog()
+        tls, access = server_tls(config), Access(config.admin.tokens, self._members, sparse_log)
+        context = self._context = Context(self._node)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
         app.on_response_prepare.append(_add_headers)
-        sparse_log = SparseLog()
         exposition = metrics.Exposition(context)
         description = _encode(openapi.document())
         html, policy = page()
@@ -71,7 +78,7 @@ class Server:
         for route in table(context):
             handler = handlers[route.name] if route.handler is None else None
             app.router.add_route(
-                route.method, _any_text(route.path), _Runner(route, handler, context.bodies, body_bytes_max).run
+                route.method, _any_text(route.path), _Runner(route, handler, access, context.bodies, body_bytes_max).run
             )
         self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
@@ -80,15 +87,20 @@ class Server:
             self._runner.server, sparse_log, most=connections_max(), max_line_size=LINE_BYTES_MAX, auto_decompress=False
         )
         try:
-            host, port = await listener.listen(config.admin.host, config.admin.port, None)
+            host, port = await listener.listen(config.admin.host, config.admin.port, tls)
         except OSError as error:
             await self.stop()
             raise Stop(
                 f"admin: cannot listen on {config.admin.host}:{config.admin.port}: {error.strerror or error}. Is"
                 " another Chronos running? Choose another with --set admin.port=0 (any free one)"
             ) from None
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         log.info("listening", url=self.url)
+
+    def _members(self) -> Mapping[str, Member]:
+        membership = self._node.membership
+        return {} if membership is None else membership.snapshot().members
 
     async def stop(self) -> None:
         """Accept no more requests, end long polls, finish other requests."""
@@ -123,7 +135,10 @@ class Server:
                 if isinstance(error, Stop):
                     log.error("request failed", path=request.path, why=str(error))
                 return answer(from_error(error).problem)
-            except Exception:
+            except Exception as error:
+                if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                    # The client is gone: aiohttp ends the connection.
+                    raise
                 log.exception("request failed", method=request.method, path=request.path)
                 problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
                 return answer(problem.problem)
@@ -147,26 +162,32 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 class _Runner:
     """Runs one route."""
 
-    def __init__(self, route: Route, handler: Handler | None, bodies: BodyBudget, body_bytes_max: int) -> None:
+    def __init__(
+        self, route: Route, handler: Handler | None, access: Access, bodies: BodyBudget, body_bytes_max: int
+    ) -> None:
         """`handler`: of a route that the server itself serves."""
         self._route = route
         self._handler = handler
+        self._access = access
         self._bodies = bodies
         self._body_bytes_max = body_bytes_max
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Check the query, read the body, call the handler and encode its answer."""
+        """Check the sender and the query, read the body, call the handler and encode its answer."""
         route = self._route
+        sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
         query = _query(request, route.query)
         if route.handler is None:
             assert self._handler is not None
             return await self._handler(request)
         with Hold(self._bodies) as hold:
             body = b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
-            result = await route.handler(Call(request, query, body, hold))
+            result = await route.handler(Call(request, query, body, sender, hold))
         if isinstance(result, web.StreamResponse):
             return result
         status, content = result
+        if route.role in CHANGES:
+            audit(sender, route.name, request, status, content)
         return web.Response(status=status, body=_encode(content), content_type="application/json")
 
 

@@ -5,6 +5,7 @@ from typing import cast
 
 from msgspec import UNSET
 
+from chronos.admin.access import forbidden_target
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import headers_out, text_or_base64
 from chronos.admin.polling import Browsable
@@ -32,12 +33,13 @@ class TopicReads:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def topics(self, _: Call) -> tuple[int, object]:
+    async def topics(self, call: Call) -> tuple[int, object]:
         """The topics of the embedded log."""
         log = self._embedded()
 
         def look() -> list[Topic]:
-            return [self._topic(name, info.partitions) for name, info in sorted(log.topics().items())]
+            found = sorted(log.topics().items())
+            return [self._topic(name, info.partitions) for name, info in found if call.sender.may_target(name)]
 
         return 200, Topics(topics=await self._context.in_thread(look))
 
@@ -57,6 +59,8 @@ class TopicReads:
             raise wrong_field("wait", f"must be at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
         deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000
         self._embedded()
+        if not call.sender.may_target(topic):
+            raise forbidden_target(call.sender, topic)
         if wait_ms == 0:
             return await self._answer(call, topic, deadline_s)
         with self._context.polls.waiting():

@@ -8,7 +8,7 @@ import typer
 from chronos.cli.change_app import cancel, fire, jobs, reschedule
 from chronos.cli.dead_letters_app import dead_letters_app
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
-from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, at_least
+from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, TokenFile, at_least
 from chronos.cli.output import Format
 from chronos.cli.spark_app import archive_app, audit, backfill
 
@@ -149,6 +149,7 @@ def send_message(
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Send a message to be delivered later. Prints its id once it is on disk.
 
@@ -182,6 +183,7 @@ def get(
     ] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Show a message: its state, times and target, and why it was not delivered. Exit code 4 if no message has the id.
 
@@ -208,6 +210,7 @@ def list_messages(
     count: Annotated[bool, typer.Option("--count", help="Instead: count them exactly, by target topic.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """List pending messages in the order in which they are due, or count them by target.
 
@@ -252,6 +255,7 @@ def tail(
     headers: Annotated[bool, typer.Option("--headers", help="Also show offset, time, key and headers.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Follow a topic of the embedded log. With -o json, one record per line.
 
@@ -273,6 +277,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the output every second.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Show the node, its shards, and how late messages were delivered.
 
@@ -298,6 +303,7 @@ def transfer(
     undrain: Annotated[str | None, typer.Option("--undrain", metavar="NODE", help="Instead: end a drain.")] = None,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Hand a shard over to another node, or all shards of a node to the others, without an outage.
 
@@ -326,6 +332,7 @@ def forget(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Node that is away and will not come back.")],
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Forget a node that will not come back, for example a pod that has got another name.
 
@@ -351,6 +358,7 @@ def rates(
     ] = None,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Show or change the rate limits of target topics, and show what waits.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
-from chronos.cli.options import HERE, At, In, Output, Server
+from chronos.cli.options import HERE, At, In, Output, Server, TokenFile
 from chronos.cli.output import Format
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def cancel(
     yes: Yes = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Cancel a message, or all pending messages of a filter.
 
@@ -65,6 +66,7 @@ def reschedule(
     yes: Yes = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Give a pending message a new time, or all pending messages of a filter.
 
@@ -90,6 +92,7 @@ def fire(
     yes: Yes = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Deliver a pending message now, or all pending messages of a filter.
 
@@ -108,6 +111,7 @@ def jobs(
     stop: Annotated[bool, typer.Option("--stop", help="Stop the job: it writes nothing more.")] = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Show the bulk operations of a node, or one of them, or stop one. Exit code 4 if the node has no such job.
 

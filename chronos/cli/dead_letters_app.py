@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import HERE, MessageId, Output, Server, at_least
+from chronos.cli.options import HERE, MessageId, Output, Server, TokenFile, at_least
 from chronos.cli.output import Format
 
 Target = Annotated[str | None, typer.Option("--target", metavar="TOPIC", help="Only messages for this topic.")]
@@ -53,6 +53,7 @@ def list_letters(
     ] = 50,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """List dead letters, the newest first.
 
@@ -68,7 +69,9 @@ def list_letters(
 
 
 @dead_letters_app.command(name="show")
-def show_letter(id: MessageId, output: Output = Format.text, server: Server = HERE) -> None:
+def show_letter(
+    id: MessageId, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+) -> None:
     """Show the newest dead letter of a message, with its payload. Exit code 4 if there is none.
 
     \b
@@ -95,6 +98,7 @@ def replay_letters(
     yes: Yes = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Schedule dead letters again, due at once, the oldest first. Correct the cause before.
 
@@ -129,6 +133,7 @@ def discard_letters(
     yes: Yes = False,
     output: Output = Format.text,
     server: Server = HERE,
+    token_file: TokenFile = None,
 ) -> None:
     """Mark dead letters as discarded: they are no longer listed or replayed. Counts them first and asks.
 

@@ -105,11 +105,16 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
 def _running(node: "Node", config: "Config") -> Iterator[Finding]:
     """The findings of a service that runs."""
     from chronos.client import Client, ClientError
+    from chronos.node.tls import client_tls
 
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.admin.host, config.admin.host)
+    address = f"http://{host}:{config.admin.port}"
+    if config.admin.tls.certificate is not None:
+        # The certificate is for a name, which `admin.advertised` has.
+        address = config.admin.advertised or f"https://{host}:{config.admin.port}"
     targets: set[str] = set()
     try:
-        with Client(f"http://{host}:{config.admin.port}", timeout_s=ASK_S, retries=1) as client:
+        with Client(address, timeout_s=ASK_S, retries=1, tls=client_tls(config)) as client:
             node_info, shards = client.ask("/v1/nodes")["nodes"][0], client.ask("/v1/shards")["shards"]
             due = client.ask("/v1/messages", limit=TARGETS_LOOK)["messages"]
     except ClientError as error:

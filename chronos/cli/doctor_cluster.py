@@ -34,7 +34,7 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     yield from _addresses(config, found)
     for member in found.members.values():
         if member.node != config.node.id:
-            yield from _reach(member)
+            yield from _reach(member, config)
     yield from _roles(found)
 
 
@@ -94,11 +94,12 @@ def _addresses(config: "Config", found: "ClusterInspection") -> Iterator[Finding
         )
 
 
-def _reach(member: "Member") -> Iterator[Finding]:
+def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
     from chronos.client import Client, ClientError
+    from chronos.node.tls import client_tls
 
     try:
-        with Client(member.address, timeout_s=ASK_S, retries=0) as client:
+        with Client(member.address, timeout_s=ASK_S, retries=0, tls=client_tls(config)) as client:
             before_ms = _now_ms()
             shown: dict[str, Any] = client.ask("/v1/nodes")["nodes"][0]
             after_ms = _now_ms()

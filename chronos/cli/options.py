@@ -1,5 +1,6 @@
 """Options that several verbs share, and how their values are written."""
 
+import os
 from collections.abc import Callable
 from typing import Annotated
 
@@ -47,5 +48,32 @@ At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="When: RFC 3339 with an offset, such as 2030-01-31T09:00:00+01:00."),
 ]
+
+
+def _use_token(path: str | None) -> None:
+    """Give the token in the file to the clients of this process."""
+    if path is None:
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise typer.BadParameter(f"{path}: {reason}") from None
+    if not token:
+        raise typer.BadParameter(f"{path} is empty")
+    os.environ["CHRONOS_TOKEN"] = token
+
+
+TokenFile = Annotated[
+    None,
+    typer.Option(
+        "--token-file",
+        parser=_use_token,
+        metavar="FILE",
+        help="File with the token, if the service needs one; without it, $CHRONOS_TOKEN.",
+    ),
+]
+"""The verbs do not use the value: its parser gives the token to the clients."""
 
 HERE = "http://127.0.0.1:7700"

@@ -30,6 +30,17 @@ def address(server: str | None) -> str:
     return found
 
 
+def authorization(token: str | None) -> dict[str, str]:
+    """The header for the given token, else for `$CHRONOS_TOKEN`; none without a token. Refused if it cannot be sent."""
+    found = token if token is not None else os.environ.get("CHRONOS_TOKEN", "")
+    found = found.strip()
+    if not found:
+        return {}
+    if not (found.isascii() and found.isprintable() and " " not in found):
+        raise Refused("the token contains a character that a token cannot have")
+    return {"Authorization": f"Bearer {found}"}
+
+
 def unreachable(server: str, error: Exception) -> Unreachable:
     """The error for a socket that failed."""
     if isinstance(error, TimeoutError):

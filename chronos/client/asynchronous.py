@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.address import RETRIES, TIMEOUT_S, address, authorization, unreachable
 from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
@@ -24,6 +24,8 @@ from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Reques
 from chronos.client.times import Delay, Time
 
 if TYPE_CHECKING:
+    import ssl
+
     import aiohttp
 
 T = TypeVar("T")
@@ -32,8 +34,18 @@ T = TypeVar("T")
 class AsyncClient:
     """`Client` for asyncio: `async with AsyncClient() as client: await client.schedule(...)`."""
 
-    def __init__(self, server: str | None = None, *, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        retries: int = RETRIES,
+        token: str | None = None,
+        tls: "ssl.SSLContext | None" = None,
+    ) -> None:
         self.server = address(server)
+        self._authorization = authorization(token)
+        self._tls = tls
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
@@ -277,7 +289,8 @@ class AsyncClient:
             request.method,
             self.server.rstrip("/") + request.path,
             data=request.body,
-            headers=content,
+            headers=content | self._authorization,
+            ssl=self._tls or True,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
         ) as answer:
             return answer.status, await answer.read()

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, address, unreachable
+from chronos.client.address import RETRIES, TIMEOUT_S, address, authorization, unreachable
 from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
@@ -38,11 +38,22 @@ class Client:
 
     `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. Every call has one deadline,
     `timeout_s`, which covers its retries. Only calls that are safe to repeat are repeated: reads, cancels, reschedules to
-    a time, and schedules with an id.
+    a time, and schedules with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an
+    `https://` address; without it the authorities of the system are trusted (`SSL_CERT_FILE` names others).
     """
 
-    def __init__(self, server: str | None = None, *, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        retries: int = RETRIES,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.server = address(server)
+        self._authorization = authorization(token)
+        self._tls = tls
         self._timeout_s = timeout_s
         self._retries = retries
         self._connection: http.client.HTTPConnection | None = None
@@ -310,7 +321,8 @@ class Client:
     def _exchange_once(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
         connection = self._connected(timeout_s)
         content = {"Content-Type": "application/json"} if request.body is not None else {}
-        connection.request(request.method, self._prefix + request.path, request.body, content)
+        headers = content | self._authorization
+        connection.request(request.method, self._prefix + request.path, request.body, headers)
         answer = connection.getresponse()
         body = answer.read()
         self._used_s = time.monotonic()
@@ -322,7 +334,7 @@ class Client:
             assert parts.hostname is not None
             if parts.scheme == "https":
                 self._connection = http.client.HTTPSConnection(
-                    parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
+                    parts.hostname, parts.port, timeout=timeout_s, context=self._tls or ssl.create_default_context()
                 )
             else:
                 self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)

@@ -23,8 +23,8 @@ MAPS: Final = (PROPERTIES, "delivery.rates")
 
 MASK: Final = "********"
 
-# Properties whose values are passwords, private keys or tokens.
-_SECRET: Final = re.compile(r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint)|oauthbearer\.config")
+# Keys and properties whose values are passwords, private keys or tokens; `admin.tokens` is a path.
+_SECRET: Final = re.compile(r"passw|passphrase|secret|key\.pem|private|token(?!\.endpoint|s$)|oauthbearer\.config")
 
 _KIND_BY_MARK: Final = {BeforeValidator(duration_ms): "duration", BeforeValidator(size_bytes): "size"}
 _KIND_BY_TYPE: Final = {Mapping: "map", tuple: "list", bool: "switch", int: "number", str: "text"}

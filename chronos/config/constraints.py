@@ -11,7 +11,7 @@ from typing import Final
 
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
-from chronos.config.values import size_text
+from chronos.config.values import is_loopback, size_text
 from chronos.core.progress import progress_bytes_max
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
@@ -55,6 +55,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _retries_grow(config)
     yield from _something_is_allowed(config)
     yield from _checkpoints_survive_the_disk(config)
+    yield from _tls_is_complete(config)
+    yield from _strangers_are_kept_out(config)
     yield from _properties_agree(config)
 
 
@@ -180,6 +182,31 @@ def _checkpoints_survive_the_disk(config: Config) -> Iterator[Conflict]:
             paths=("checkpoints.location", "node.data_dir"),
             text=f"lies inside node.data_dir ({config.node.data_dir}) and would be lost with it; "
             "name a folder on another disk, or a URL",
+        )
+
+
+def _tls_is_complete(config: Config) -> Iterator[Conflict]:
+    tls, section = config.admin.tls, "admin.tls"
+    if (tls.certificate is None) != (tls.key is None):
+        missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
+        yield Conflict(
+            paths=(f"{section}.{missing}", f"{section}.{there}"),
+            text=f"is missing, and {section}.{there} is given; they belong together",
+        )
+    if tls.client_ca is not None and tls.certificate is None:
+        yield Conflict(
+            paths=(f"{section}.client_ca", f"{section}.certificate"),
+            text=f"is given without {section}.certificate, so there would be no TLS to show certificates in",
+        )
+
+
+def _strangers_are_kept_out(config: Config) -> Iterator[Conflict]:
+    admin = config.admin
+    if not is_loopback(admin.host) and admin.tokens is None and not admin.open:
+        yield Conflict(
+            paths=("admin.host", "admin.tokens"),
+            text=f"{admin.host} can be reached from other machines, and admin.tokens is not set, so that everybody there could "
+            "read and change every message; name a file of tokens, or set admin.open: true if that is meant",
         )
 
 

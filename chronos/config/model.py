@@ -7,10 +7,11 @@ checks those.
 
 import socket
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from chronos.config.section import Section, key
 from chronos.config.values import (
     Address,
     Addresses,
@@ -23,28 +24,10 @@ from chronos.config.values import (
     Size,
     Text,
     Topic,
-    duration_ms,
-    size_bytes,
 )
-from chronos.core.timefmt import UNIT_MS
 
 
-def key(default: object, meaning: str, *, least: object = None, most: object = None) -> Any:
-    """A key: its default and bounds as they are written in a file, its meaning with unit and reason."""
-    return Field(default, description=meaning, validate_default=True, ge=_number(least), le=_number(most))
-
-
-def _number(bound: object) -> int | None:
-    if bound is None or isinstance(bound, int):
-        return bound
-    return duration_ms(bound) if str(bound).endswith(tuple(UNIT_MS)) else size_bytes(bound)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class NodeConfig(_Section):
+class NodeConfig(Section):
     """The identity of this process, and the directory of its state."""
 
     id: Name = Field(
@@ -60,7 +43,7 @@ class NodeConfig(_Section):
     )
 
 
-class KafkaLogConfig(_Section):
+class KafkaLogConfig(Section):
     """The Kafka cluster; used with `log.kind: kafka`."""
 
     bootstrap_servers: Addresses | None = key(
@@ -82,7 +65,7 @@ class KafkaLogConfig(_Section):
     )
 
 
-class EmbeddedLogConfig(_Section):
+class EmbeddedLogConfig(Section):
     """The log inside the process; used with `log.kind: embedded`."""
 
     retention: Duration = key(
@@ -99,7 +82,7 @@ class EmbeddedLogConfig(_Section):
     )  # fmt: skip
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """The log that messages are read from and delivered to."""
 
     kind: Literal["embedded", "kafka"] = key(
@@ -111,7 +94,7 @@ class LogConfig(_Section):
     embedded: EmbeddedLogConfig = Field(default_factory=EmbeddedLogConfig)
 
 
-class TopicsConfig(_Section):
+class TopicsConfig(Section):
     """Chronos's own topics."""
 
     delay: Topic = key("chronos.delay", "Topic that producers write delayed messages to.")
@@ -158,7 +141,7 @@ class TopicsConfig(_Section):
     )
 
 
-class ZooKeeperConfig(_Section):
+class ZooKeeperConfig(Section):
     """The ZooKeeper ensemble; for `coordinator.kind: zookeeper`."""
 
     hosts: Addresses | None = key(
@@ -201,7 +184,7 @@ class ZooKeeperConfig(_Section):
     keyfile: Text | None = key(None, "PEM file with the private key of `certfile`.")
 
 
-class CoordinatorConfig(_Section):
+class CoordinatorConfig(Section):
     """How the master of each shard is chosen."""
 
     kind: Literal["standalone", "zookeeper", "raft"] = key(
@@ -218,7 +201,7 @@ class CoordinatorConfig(_Section):
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 
-class WorkersConfig(_Section):
+class WorkersConfig(Section):
     """The tasks of this node; each can be switched off for maintenance."""
 
     pull: bool = key(
@@ -230,7 +213,7 @@ class WorkersConfig(_Section):
     delete: bool = key(True, "Delete settled messages from the store once they are older than their retention.")
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """Limits for messages, and for the disk."""
 
     max_delay: Duration = key(
@@ -247,7 +230,7 @@ class LimitsConfig(_Section):
     )  # fmt: skip
 
 
-class DeliveryConfig(_Section):
+class DeliveryConfig(Section):
     """How due messages are handed to their targets."""
 
     batch_messages: int = key(
@@ -305,7 +288,7 @@ class DeliveryConfig(_Section):
     )
 
 
-class DeliveryFaultsConfig(_Section):
+class DeliveryFaultsConfig(Section):
     """How brokers that are slow or fail are treated."""
 
     enabled: bool = key(
@@ -316,14 +299,14 @@ class DeliveryFaultsConfig(_Section):
     )
 
 
-class TargetsConfig(_Section):
+class TargetsConfig(Section):
     """The topics that messages may be delivered to; topics of Chronos and of Kafka itself are always refused."""
 
     allow: Patterns = key(("*",), "Shell-style patterns; a target must match one of them.")
     deny: Patterns = key((), "Shell-style patterns; a target must match none of them, even if it is allowed.")
 
 
-class CheckpointsConfig(_Section):
+class CheckpointsConfig(Section):
     """Copies of the store: new replicas start from them, and the logs may be trimmed behind them."""
 
     location: Text | None = Field(
@@ -351,7 +334,7 @@ class CheckpointsConfig(_Section):
     )  # fmt: skip
 
 
-class RetentionConfig(_Section):
+class RetentionConfig(Section):
     """How long settled messages are remembered."""
 
     delivered: Duration = key(
@@ -368,7 +351,7 @@ class RetentionConfig(_Section):
     )  # fmt: skip
 
 
-class StoreConfig(_Section):
+class StoreConfig(Section):
     """RocksDB, and the time wheel in memory."""
 
     block_cache: Size = key(
@@ -413,14 +396,43 @@ class StoreConfig(_Section):
     )  # fmt: skip
 
 
-class AdminConfig(_Section):
+class AdminTlsConfig(Section):
+    """TLS of the HTTP interface. Versions 1.2 and later are accepted."""
+
+    certificate: Text | None = Field(
+        default=None,
+        description="PEM file with the certificate of this node and those that lead to its authority; null: no TLS.",
+    )
+    key: Text | None = Field(
+        default=None, description="PEM file with the private key of `certificate`, without a password."
+    )
+    client_ca: Text | None = Field(
+        default=None,
+        description="PEM file with the certificate authorities of clients: every client, health checks included, must then have a "
+        "certificate of one of them. Other nodes are also trusted by it, and this node shows them `certificate`.",
+    )
+
+
+class AdminConfig(Section):
     """The HTTP interface."""
 
     host: Text = key(
         "127.0.0.1",
-        "Address to listen on; `0.0.0.0` for all. The default accepts connections from this machine only, because "
-        "the interface has no authentication.",
+        "Address to listen on; `0.0.0.0` for all. The default accepts connections from this machine only; another address "
+        "needs `tokens`, or `open`.",
     )
+    open: bool = key(
+        False,
+        "Let everybody who reaches `host` do everything, where it is not an address of this machine only and there are "
+        "no `tokens`; for a network or a proxy that admits only those who may.",
+    )
+    tokens: Text | None = key(
+        None,
+        "YAML file with the hashes of bearer tokens, their roles and their targets; it is read again when it changes. "
+        "With it, every request needs a token, except for health checks, the page and `/openapi.json`. "
+        "null: no tokens.",
+    )
+    tls: AdminTlsConfig = Field(default_factory=AdminTlsConfig)
     port: int = key(7700, "Port to listen on; 0 takes any free port and logs its number.", least=0, most=65_535)
     advertised: Address | None = Field(
         default=None,
@@ -438,7 +450,7 @@ class AdminConfig(_Section):
     )
 
 
-class LoggingConfig(_Section):
+class LoggingConfig(Section):
     """Log messages on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = key("info", "Lowest level to write.")
@@ -448,7 +460,7 @@ class LoggingConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """All settings of one process. Frozen; made by `load`."""
 
     cluster: Name = key(

@@ -20,8 +20,8 @@ from chronos.config.messages import ENVIRONMENT_PREFIX
 from chronos.config.model import Config
 from chronos.errors import ConfigurationError
 
-# These two are read by the command line before there is a configuration.
-_OF_THE_COMMAND_LINE: Final = frozenset({"CHRONOS_SERVER", "CHRONOS_CONFIG"})
+# These are read by the command line before there is a configuration.
+_OF_THE_COMMAND_LINE: Final = frozenset({"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_TOKEN"})
 
 # What YAML 1.1 reads as nothing and as a switch; said here for texts that are not in a YAML file.
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})

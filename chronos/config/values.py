@@ -4,6 +4,7 @@ Nothing here knows which keys exist. Every refusal is a ValueError whose text is
 value, then what to write instead.
 """
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -151,6 +152,14 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
 def _rate(text: str) -> str:
     parse_rate(text)
     return text.strip()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address to listen on is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def quoted(value: object) -> str:

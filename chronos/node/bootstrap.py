@@ -8,6 +8,7 @@ A checkpoint that cannot be fetched or used does no harm: the next source is tri
 """
 
 import shutil
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -49,12 +50,13 @@ class StoreBootstrap:
         membership: Membership | None,
         node: str,
         token: str,
+        tls: ssl.SSLContext | None,
         stopping: threading.Event,
         forced: Iterable[int] = (),
     ) -> None:
         """`checkpoints`: those at `checkpoints.location`; None without one. `membership`: None for a standalone node.
 
-        `token`: shown to other nodes as proof of being this one. `stopping`: ends a fetch. `forced`: shards whose store
+        `token`: shown to other nodes as proof of being this one. `tls`: for connections to them. `stopping`: ends a fetch. `forced`: shards whose store
         is replaced by a checkpoint once, regardless of its contents (`--from-checkpoint`).
         """
         self._copier = copier
@@ -62,6 +64,7 @@ class StoreBootstrap:
         self._membership = membership
         self._node = node
         self._token = token
+        self._tls = tls
         self._stopping = stopping
         self._forced = set(forced)
         self._turn = threading.Lock()
@@ -152,7 +155,7 @@ class StoreBootstrap:
             raise Retry(f"node {member.node}: {error}") from error
 
     def _chunks(self, member: Member, shard: int) -> Iterator[bytes]:
-        for chunk in fetch_checkpoint(member.address, shard, node=self._node, token=self._token):
+        for chunk in fetch_checkpoint(member.address, shard, node=self._node, token=self._token, tls=self._tls):
             if self._stopping.is_set():
                 raise Retry("this node is stopping")
             yield chunk

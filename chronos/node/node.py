@@ -30,6 +30,7 @@ from chronos.node.opening import check_identity, check_progress_fits, identity, 
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
 from chronos.node.shards import make_shard, report
+from chronos.node.tls import client_tls
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
@@ -204,6 +205,7 @@ class Node:
             membership=self.membership,
             node=self.config.node.id,
             token=self.token,
+            tls=None if self.membership is None else client_tls(self.config),
             stopping=self._stopping,
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )
@@ -267,10 +269,11 @@ class Node:
     def describe(self) -> Member:
         """Return the report of this node to the cluster."""
         config = self.config
+        scheme = "http" if config.admin.tls.certificate is None else "https"
         return Member(
             node=config.node.id,
             instance=self.instance,
-            address=str(config.admin.advertised or f"http://{config.admin.host}:{config.admin.port}"),
+            address=str(config.admin.advertised or f"{scheme}://{config.admin.host}:{config.admin.port}"),
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,

@@ -5,7 +5,8 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -15,6 +16,14 @@ from chronos.config import load
 from chronos.node import Node
 
 START_S = 30.0
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Poll until the condition is true."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.01)
 
 
 class Answer(NamedTuple):

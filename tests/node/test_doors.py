@@ -7,8 +7,7 @@ import logging
 import resource
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
@@ -18,14 +17,19 @@ from structlog.testing import capture_logs
 
 from chronos.admin.connections import connections_max
 from chronos.client import Client
-from tests.harness.inside import Inside
+from tests.harness.inside import Inside, wait_until
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """One node for all tests, which listens on all addresses."""
     folder = tmp_path_factory.mktemp("doors")
-    settings = {"admin__host": "0.0.0.0", "node__id": "node-1", "admin__allowed_hosts": "Chronos.Example,other"}
+    settings = {
+        "admin__host": "0.0.0.0",
+        "node__id": "node-1",
+        "admin__allowed_hosts": "Chronos.Example,other",
+        "admin__open": "on",
+    }
     with Inside(folder, admin__advertised="http://inside.example:1", **settings) as running:
         yield running
 
@@ -38,14 +42,6 @@ def raw(service: Inside, request: bytes) -> bytes:
         while chunk := connection.recv(65_536):
             found += chunk
         return found
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Poll until the condition is true."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "not in time"
-        time.sleep(0.01)
 
 
 def about_strangers(logs: Iterable[Mapping[str, object]]) -> list[object]:

@@ -210,6 +210,7 @@ class SimBootstrap(StoreBootstrap):
             membership=membership,
             node=node.node_id,
             token="",
+            tls=None,
             stopping=threading.Event(),
         )
         self._turn = TryLock()  # type: ignore[assignment]

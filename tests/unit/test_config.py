@@ -609,6 +609,8 @@ LEFT_OUT = (
     *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
     "admin.advertised",
     "admin.allowed_hosts",
+    "admin.host",
+    *(f"admin.tls.{name}" for name in ("certificate", "key", "client_ca")),
 )
 LEAVES = {found.path: _value(found) for found in keys().values() if not found.model}
 SETTINGS = st.fixed_dictionaries(

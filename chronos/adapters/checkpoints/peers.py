@@ -5,6 +5,7 @@ Blocking: the thread of a shard has nothing else to do until it has a store.
 
 import http.client
 import json
+import ssl
 from base64 import b64encode
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
@@ -22,16 +23,22 @@ PROBLEM_BYTES_MAX = 100_000
 """Most that is read of an error answer."""
 
 
-def fetch_checkpoint(address: str, shard: int, *, node: str, token: str) -> Iterator[bytes]:
+def fetch_checkpoint(
+    address: str, shard: int, *, node: str, token: str, tls: ssl.SSLContext | None = None
+) -> Iterator[bytes]:
     """Stream a checkpoint of the shard that the node at `address` makes now. Raises Retry, also in the middle.
 
-    `node`: this node. `token`: proof of its membership, which the coordinator shows to the other nodes.
+    `node`: this node. `token`: proof of its membership, which the coordinator shows to the other nodes. `tls`: for an
+    address of HTTPS; None: the authorities of the system.
     """
     url = urlsplit(address)
     # Without the password that the URL may hold.
     place = f"{url.hostname}:{url.port}"
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = kind(url.hostname or "", url.port, timeout=BEGIN_S)
+    connection = (
+        http.client.HTTPSConnection(url.hostname or "", url.port, timeout=BEGIN_S, context=tls)
+        if url.scheme == "https"
+        else http.client.HTTPConnection(url.hostname or "", url.port, timeout=BEGIN_S)
+    )
     try:
         connection.connect()
         sock = connection.sock

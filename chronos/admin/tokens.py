@@ -1,0 +1,151 @@
+"""Bearer tokens: what each of them may do, read from a file that holds their hashes.
+
+tokens:
+  - name: shop
+    sha256: <64 hexadecimal digits: the SHA-256 of the token>
+    roles: [read, write]
+    targets: ["orders.*"]       # optional; without it, all
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+import yaml
+from msgspec import Meta, Struct
+
+from chronos.errors import ConfigurationError
+
+log = structlog.get_logger("chronos.http")
+
+Role = Literal["open", "read", "write", "operate", "node"]
+"""What a route needs: nothing, one of the roles of tokens, or to be another node of the cluster."""
+
+ROLES = ("read", "write", "operate")
+
+ALL_TARGETS = ("*",)
+
+
+def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a topic matches one of the patterns."""
+    return patterns is ALL_TARGETS or any(fnmatchcase(topic, pattern) for pattern in patterns)
+
+
+class Sender(Struct, frozen=True, kw_only=True):
+    """The sender of a request, and what it may do."""
+
+    name: str | None
+    """Name of its token; None: the service has no tokens, or the sender is another node."""
+    roles: frozenset[str]
+    targets: tuple[str, ...] = ALL_TARGETS
+    """Patterns of the target topics it may see and change."""
+
+    @property
+    def is_limited(self) -> bool:
+        """True if some target topics are not for it."""
+        return "*" not in self.targets
+
+    def may_target(self, topic: str) -> bool:
+        """Return whether messages for the topic are for this sender."""
+        return matches_any(topic, self.targets)
+
+
+ANYBODY = Sender(name=None, roles=frozenset(ROLES))
+"""Every sender while the service has no tokens."""
+
+MEMBER = Sender(name=None, roles=frozenset((*ROLES, "node")))
+"""Another node of the cluster, which has checked the sender of the request that it forwards."""
+
+
+class _Token(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    roles: Annotated[list[Literal["read", "write", "operate"]], Meta(min_length=1)]
+    targets: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: list(ALL_TARGETS)
+    )
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: list[_Token]
+
+
+def digest(token: str) -> str:
+    """Return the hash of a token as the file has it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def parse_tokens(data: bytes) -> dict[str, Sender]:
+    """The senders of a file by the hashes of their tokens; ValueError with a text for users."""
+    try:
+        found = msgspec.convert(yaml.safe_load(data), _File)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        # The parser's text shows what is in the file.
+        raise ValueError("is not YAML") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"is not a list of tokens: {error}") from None
+    senders = {
+        token.sha256: Sender(name=token.name, roles=frozenset(token.roles), targets=tuple(token.targets))
+        for token in found.tokens
+    }
+    _check_unique("name", (token.name for token in found.tokens))
+    _check_unique("sha256", (token.sha256 for token in found.tokens))
+    return senders
+
+
+def _check_unique(field: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"has two tokens with the {field} {value}")
+        seen.add(value)
+
+
+class TokenFile:
+    """The tokens of a file, read again when it changes."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigurationError if the file cannot be used."""
+        self._path = path
+        try:
+            self._stamp = self._state()
+            self._senders = self._read()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError([f"admin.tokens: {_text(path, error)}"]) from None
+
+    def sender(self, token: str) -> Sender | None:
+        """The sender with the token; None: no token of the file."""
+        self._refresh()
+        # The hash is found by its value: comparing hashes tells nothing about a token.
+        return self._senders.get(digest(token))
+
+    def _refresh(self) -> None:
+        """Read a changed file; one that cannot be used leaves the tokens as they are."""
+        try:
+            stamp = self._state()
+        except OSError as error:
+            stamp = (str(error),)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._senders = self._read()
+            log.info("tokens read", tokens=len(self._senders))
+        except (OSError, ValueError) as error:
+            log.error("tokens not read", why=_text(self._path, error))
+
+    def _state(self) -> tuple[object, ...]:
+        found = os.stat(self._path)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> dict[str, Sender]:
+        with open(self._path, "rb") as file:
+            return parse_tokens(file.read())
+
+
+def _text(path: str, error: Exception) -> str:
+    return f"{path} {f'cannot be read: {error.strerror}' if isinstance(error, OSError) else error}"

@@ -1,0 +1,512 @@
+"""Tokens, roles and TLS of the HTTP interface: every endpoint with every role, and who may see and change which targets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from structlog.testing import capture_logs
+
+from chronos.admin.access import Access
+from chronos.admin.connections import SparseLog
+from chronos.admin.problems import ProblemError
+from chronos.admin.routes import table
+from chronos.admin.tokens import TokenFile, digest, parse_tokens
+from chronos.client import AsyncClient, Client, Refused
+from chronos.config import load
+from chronos.core.roles import Member
+from chronos.errors import ConfigurationError
+from tests.harness.inside import Inside, wait_until
+
+TOKENS: dict[str, tuple[list[str], list[str]]] = {
+    "reader": (["read"], ["*"]),
+    "writer": (["write"], ["*"]),
+    "operator": (["operate"], ["*"]),
+    "everything": (["read", "write", "operate"], ["*"]),
+    "limited": (["read", "write", "operate"], ["mine", "mine.*"]),
+}
+"""Roles and targets by the name of the token, which is also the token."""
+
+
+def token_file(folder: Path, tokens: dict[str, tuple[list[str], list[str]]]) -> Path:
+    """A file with these tokens; JSON is YAML."""
+    path = folder / "tokens.yaml"
+    entries = [
+        {"name": name, "sha256": digest(name), "roles": roles, "targets": targets}
+        for name, (roles, targets) in tokens.items()
+    ]
+    path.write_text(json.dumps({"tokens": entries}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """One node for all tests, with a message and a dead letter of each of two targets."""
+    folder = tmp_path_factory.mktemp("access")
+    path = token_file(folder, TOKENS)
+    with Inside(folder, admin__tokens=path, admin__host="0.0.0.0") as running:
+        for target in ("mine", "theirs"):
+            body = {"target": {"topic": target}, "value": target, "delay": "1h", "id": f"{target}-1"}
+            assert running.ask("POST", "/v1/messages", body, token="everything").status == 202
+            late = {
+                "target": {"topic": target},
+                "value": target,
+                "deliver_at": "2020-01-01T00:00:00Z",
+                "expire_at": "2020-01-01T00:00:01Z",
+                "id": f"{target}-dead",
+            }
+            assert running.ask("POST", "/v1/messages", late, token="everything").status == 202
+            wait_until(partial(is_dead, running, target))
+        yield running
+
+
+def is_dead(service: Inside, target: str) -> bool:
+    """Return whether the dead letter of the target is there."""
+    return service.ask("GET", f"/v1/dead-letters/{target}-dead", token="reader").status == 200
+
+
+class Example(NamedTuple):
+    """A request to one route; `{target}` stands for a target topic."""
+
+    path: str
+    body: Any = None
+
+
+EXAMPLES = {
+    "schedule": Example("/v1/messages", {"target": {"topic": "{target}"}, "value": "v", "delay": "1h"}),
+    "list": Example("/v1/messages"),
+    "get": Example("/v1/messages/{target}-1"),
+    "cancel": Example("/v1/messages/{target}-2"),
+    "reschedule": Example("/v1/messages/{target}-1", {"delay": "2h"}),
+    "fire": Example("/v1/messages/{target}-2/fire"),
+    "dead_letters": Example("/v1/dead-letters"),
+    "dead_letter": Example("/v1/dead-letters/{target}-dead"),
+    "replay": Example("/v1/dead-letters/replay", {"all": True, "dry_run": True}),
+    "discard": Example("/v1/dead-letters/discard", {"all": True, "dry_run": True}),
+    "start": Example("/v1/jobs", {"action": "count", "filter": {"target": "{target}"}}),
+    "jobs": Example("/v1/jobs"),
+    "job": Example("/v1/jobs/none"),
+    "stop": Example("/v1/jobs/none"),
+    "timeline": Example("/v1/timeline"),
+    "shards": Example("/v1/shards"),
+    "transfer": Example("/v1/shards/0/transfer?to=x"),
+    "digest": Example("/v1/shards/0/digest"),
+    "copy": Example("/v1/shards/0/checkpoint"),
+    "nodes": Example("/v1/nodes"),
+    "drain": Example("/v1/nodes/x/drain"),
+    "undrain": Example("/v1/nodes/x/undrain"),
+    "forget": Example("/v1/nodes/x/forget"),
+    "rates": Example("/v1/rates"),
+    "set-rate": Example("/v1/rates/{target}", {"rate": "5/s"}),
+    "remove-rate": Example("/v1/rates/{target}"),
+    "checkpoints": Example("/v1/checkpoints"),
+    "checkpoint": Example("/v1/checkpoints"),
+    "topics": Example("/v1/topics"),
+    "records": Example("/v1/topics/{target}/records"),
+    "live": Example("/livez"),
+    "ready": Example("/readyz"),
+    "metrics": Example("/metrics"),
+    "openapi": Example("/openapi.json"),
+    "page": Example("/"),
+}
+
+ROUTES = {route.name: route for route in table(None)}
+
+
+def send(service: Inside, name: str, token: str, target: str = "mine") -> Any:
+    """The answer to the example of a route."""
+    example = EXAMPLES[name]
+    body = None if example.body is None else json.loads(json.dumps(example.body).replace("{target}", target))
+    return service.ask(ROUTES[name].method, example.path.replace("{target}", target), body, token=token)
+
+
+def test_every_route_has_an_example():
+    """A new endpoint needs one, and is tried with every role."""
+    assert EXAMPLES.keys() == ROUTES.keys()
+    assert len(ROUTES) == len(table(None))
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_every_endpoint_with_every_role(service, name):
+    """Without a token and with a wrong one 401, without the role 403, with it neither."""
+    role = ROUTES[name].role
+    for token in ("", "wrong", "reader", "writer", "operator", "everything"):
+        answer = send(service, name, token)
+        if role == "open":
+            assert answer.status == 200, token
+        elif role == "node":
+            assert (answer.status, answer.problem) == (403, "not-a-member"), token
+        elif token in ("", "wrong"):
+            assert (answer.status, answer.problem) == (401, "no-token"), token
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        elif role not in TOKENS[token][0]:
+            assert (answer.status, answer.problem) == (403, "forbidden"), token
+        else:
+            assert answer.status not in (401, 403), (token, answer)
+
+
+SERVICE_CHANGES = [
+    name for name, route in ROUTES.items() if route.scope == "service" and route.role in ("write", "operate")
+]
+
+
+@pytest.mark.parametrize("name", SERVICE_CHANGES)
+def test_a_token_for_some_targets_changes_nothing_of_the_whole_service(service, name):
+    """Hand-overs, drains, checkpoints, digests."""
+    answer = send(service, name, "limited")
+    assert (answer.status, answer.problem) == (403, "forbidden")
+
+
+NAMED = {
+    "schedule": 403, "get": 404, "cancel": 404, "reschedule": 404, "fire": 404, "dead_letter": 404, "start": 403,
+    "set-rate": 403, "remove-rate": 403, "records": 403,
+}  # fmt: skip
+"""Routes whose example names one target, and the status for that of others."""
+
+FILTERED = {"list", "dead_letters", "replay", "discard", "jobs", "job", "stop", "topics"}
+"""Routes whose answer leaves out other targets; `test_answers_leave_out_other_targets` tries them."""
+
+
+def test_every_route_that_concerns_targets_is_tried_with_those_of_others():
+    """A new one needs a row above."""
+    assert NAMED.keys() | FILTERED == {name for name, route in ROUTES.items() if route.scope == "targets"}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_token_for_some_targets_is_refused_the_others(service, name):
+    """The same request succeeds for its own target."""
+    for target in ("mine", "theirs"):
+        if "-2" in EXAMPLES[name].path:
+            body = {
+                "target": {"topic": target},
+                "value": "v",
+                "delay": "1h",
+                "id": f"{target}-2",
+                "on_conflict": "replace",
+            }
+            assert service.ask("POST", "/v1/messages", body, token="everything").status == 202
+        if name == "records":
+            body = {"target": {"topic": target}, "value": "v", "delay": "0s"}
+            assert service.ask("POST", "/v1/messages", body, token="everything").status == 202
+            path = f"/v1/topics/{target}/records?wait=20s"
+            assert service.ask("GET", path, token="everything").status == 200
+    assert send(service, name, "limited", "theirs").status == NAMED[name]
+    if name in ("dead_letter", "remove-rate"):
+        send(service, "set-rate", "everything")
+        assert send(service, name, "limited").status in (200, 404)
+    else:
+        assert send(service, name, "limited").status in (200, 202)
+
+
+def test_one_message_of_another_target_refuses_a_batch(service):
+    """Nothing of it is written."""
+    batch = [
+        {"target": {"topic": target}, "value": "v", "delay": "1h", "id": f"batch-{target}"}
+        for target in ("mine.1", "theirs")
+    ]
+    answer = service.ask("POST", "/v1/messages", batch, token="limited")
+    assert (answer.status, answer.problem) == (403, "forbidden")
+    assert service.ask("GET", "/v1/messages/batch-mine.1", token="everything").status == 404
+
+
+def test_answers_leave_out_other_targets(service):
+    """Lists, dead letters, jobs and topics."""
+
+    def ask(path: str, token: str = "limited", method: str = "GET", body: Any = None) -> Any:
+        return service.ask(method, path, body, token=token).json()
+
+    assert {message["target"]["topic"] for message in ask("/v1/messages?limit=1000")["messages"]} == {"mine"}
+    for token, expected in (("limited", {"mine"}), ("everything", {"mine", "theirs"})):
+        assert {letter["topic"] for letter in ask("/v1/dead-letters", token)["letters"]} == expected
+        for verb in ("replay", "discard"):
+            found = ask(f"/v1/dead-letters/{verb}", token, "POST", {"all": True, "dry_run": True})
+            assert {count["topic"] for count in found["counts"]} == expected
+    job = ask("/v1/jobs", "everything", "POST", {"action": "count"})["id"]
+    assert job not in [each["id"] for each in ask("/v1/jobs")["jobs"]]
+    assert service.ask("GET", f"/v1/jobs/{job}", token="limited").status == 404
+    assert service.ask("DELETE", f"/v1/jobs/{job}", token="limited").status == 404
+    assert service.ask("POST", "/v1/jobs", {"action": "count"}, token="limited").status == 403
+    assert {topic["topic"] for topic in ask("/v1/topics")["topics"]} <= {"mine"}
+    assert service.ask("PUT", "/v1/rates/mine.*", {"rate": "5/s"}, token="limited").status == 403
+
+
+def test_the_log_tells_who_did_what(service):
+    """The name of the token, the verb, the id and the result; reads are not logged, refusals are."""
+    body = {"target": {"topic": "mine"}, "value": "v", "delay": "1h", "id": "told"}
+    with capture_logs() as logs:
+        service.ask("POST", "/v1/messages", body, token="writer")
+        service.ask("GET", "/v1/messages/told", token="reader")
+        service.ask("DELETE", "/v1/messages/told", token="writer")
+        service.ask("DELETE", "/v1/messages/told", token="reader")
+    lines = [
+        (line["event"], line["token"], line.get("verb"), line.get("id"), line.get("result"))
+        for line in logs
+        if "token" in line
+    ]
+    assert lines == [
+        ("request", "writer", "schedule", "told", None),
+        ("request", "writer", "cancel", "told", "cancelled"),
+        ("request refused", "reader", None, None, None),
+    ]
+
+
+def test_requests_without_a_valid_token_do_not_fill_the_log(service):
+    """At most one line a minute, and no token in it."""
+    with capture_logs() as logs:
+        for _ in range(20):
+            service.ask("GET", "/v1/shards", token="secret-guess")
+    assert len([line for line in logs if line["event"] == "request without a valid token"]) <= 1
+    assert "secret-guess" not in str(logs)
+
+
+# --- The file
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xff", "is not YAML"),
+        (b"tokens: [", "is not YAML"),
+        (b"", "is not a list of tokens: Expected `object`, got `null`"),
+        (b"tokens: [{name: a, sha256: abc, roles: [read]}]", "is not a list of tokens: Expected `str` matching regex"),
+        (b"tokens: [{name: a, sha256: '%064d', roles: [admin]}]" % 1, "Invalid enum value 'admin'"),
+        (b"tokens: [{name: a, sha256: '%064d', roles: []}]" % 1, "length >= 1"),
+        (b"tokens: [{name: a, token: x, roles: [read]}]", "unknown field `token`"),
+        (b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: a, sha256: '%064d', roles: [read]}]" % (1, 2),
+         "two tokens with the name a"),
+        (b"tokens: [{name: a, sha256: '%064d', roles: [read]}, {name: b, sha256: '%064d', roles: [read]}]" % (1, 1),
+         "two tokens with the sha256"),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, text):
+    """With the reason, and without what else is in the file."""
+    path = tmp_path / "tokens.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError) as refused:
+        TokenFile(str(path))
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"admin.tokens: {path} ")
+    assert text in problem
+
+
+def test_a_token_is_found_by_its_hash_only():
+    """The file holds no token."""
+    data = b"tokens: [{name: shop, sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae, roles: [write]}]"
+    (found,) = parse_tokens(data).items()
+    assert found[0] == digest("foo")
+    assert (found[1].name, found[1].roles, found[1].targets, found[1].is_limited) == (
+        "shop",
+        frozenset({"write"}),
+        ("*",),
+        False,
+    )
+
+
+def test_a_changed_file_counts_at_once(tmp_path):
+    """A token is added and revoked without a restart; a file that cannot be read changes nothing."""
+    path = token_file(tmp_path, {"first": (["read"], ["*"])})
+    tokens = TokenFile(str(path))
+    assert tokens.sender("first") is not None
+    assert tokens.sender("second") is None
+    token_file(tmp_path, {"second": (["read"], ["*"]), "third": (["read"], ["*"])})
+    assert (tokens.sender("first"), tokens.sender("second") is None) == (None, False)
+    with capture_logs() as logs:
+        path.write_text("nonsense")
+        assert tokens.sender("second") is not None
+        path.unlink()
+        assert tokens.sender("second") is not None
+        assert tokens.sender("second") is not None
+    assert [line["event"] for line in logs] == ["tokens not read", "tokens not read"]
+    token_file(tmp_path, {"fourth": (["read"], ["*"])})
+    assert tokens.sender("second") is None
+
+
+def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path):
+    """A wrong token, that of another node, and an unknown node are worth nothing; a node without a token neither."""
+    members = {
+        name: Member(node=name, instance=name, address="http://a:1", version="1", started_ms=0, token=token)
+        for name, token in (("a", "token-a"), ("b", "token-b"), ("c", ""))
+    }
+    access = Access(str(token_file(tmp_path, TOKENS)), lambda: members, SparseLog())
+
+    def admits(**headers: str) -> bool:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        with suppress(ProblemError):
+            access.admit(make_mocked_request("DELETE", "/v1/messages/x", sent), "write", concerns_targets=True)
+            return True
+        return False
+
+    assert admits(Chronos_Node="a", Chronos_Token="token-a")
+    assert not admits(Chronos_Node="a", Chronos_Token="token-b")
+    assert not admits(Chronos_Node="d", Chronos_Token="token-a")
+    assert not admits(Chronos_Node="c", Chronos_Token="")
+    assert not admits(Chronos_Node="a")
+    assert not admits(Chronos_Token="token-a")
+    assert admits(Authorization="Bearer writer")
+    assert admits(Authorization="bearer  writer ")
+    assert not admits(Authorization="Basic writer")
+    assert not admits(Authorization="writer")
+
+
+# --- Without tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            ["admin.host=0.0.0.0"],
+            "--set: admin.host: 0.0.0.0 can be reached from other machines, and admin.tokens is not set",
+        ),
+        (["admin.host=::"], "--set: admin.host: :: can be reached"),
+        (["admin.host=node-1"], "--set: admin.host: node-1 can be reached"),
+        (["admin.tls.certificate=c.pem"], "--set: admin.tls.key: is missing, and admin.tls.certificate is given"),
+        (["admin.tls.client_ca=c.pem"], "--set: admin.tls.client_ca: is given without admin.tls.certificate"),
+    ],
+)
+def test_an_address_for_others_needs_tokens_or_the_word_that_it_is_open(settings, text):
+    """And TLS needs both of its files."""
+    with pytest.raises(ConfigurationError) as refused:
+        load(None, {}, settings)
+    assert [problem for problem in refused.value.problems if problem.startswith(text)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["admin.host=::1"], ["admin.host=127.9.9.9"], ["admin.host=localhost"], ["admin.host=0.0.0.0", "admin.open=on"],
+     ["admin.host=0.0.0.0", "admin.tokens=t.yaml"]],
+)  # fmt: skip
+def test_these_addresses_are_served(settings):
+    """This machine alone, or as it is meant."""
+    load(None, {}, settings)
+
+
+def test_the_variable_of_the_token_is_no_setting():
+    """It may be set where a service is started."""
+    load(None, {"CHRONOS_TOKEN": "x"}, [])
+
+
+# --- The clients
+
+
+def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
+    """As an argument, from the environment, and on the command line from a file."""
+    url = f"http://127.0.0.1:{service.port}"
+    monkeypatch.delenv("CHRONOS_TOKEN", raising=False)
+    with Client(url) as client, pytest.raises(Refused, match="--token-file or CHRONOS_TOKEN"):
+        client.ask("/v1/shards")
+    with Client(url, token="reader") as client:
+        assert client.ask("/v1/shards")["shards"]
+
+    async def ask() -> Any:
+        async with AsyncClient(url, token="reader\n") as client:
+            return await client.ask("/v1/shards")
+
+    assert asyncio.run(ask())["shards"]
+    with pytest.raises(Refused, match="a character that a token cannot have"):
+        Client(url, token="a\nb")
+    path = tmp_path / "token"
+    path.write_text("reader\n")
+    environ = {**os.environ, "CHRONOS_SERVER": url}
+    for options, more, code in (
+        ([], {}, 2),
+        (["--token-file", str(path)], {}, 0),
+        ([], {"CHRONOS_TOKEN": "reader"}, 0),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-m", "chronos", "list", *options], env={**environ, **more}, capture_output=True, text=True, timeout=60
+        )  # fmt: skip
+        assert run.returncode == code, run.stderr
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority `ca.pem`; `node.pem` and `node.key` of it for 127.0.0.1; `other.pem` of none."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    for name in ("ca", "other"):
+        openssl(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    openssl(
+        *new, "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE",
+        "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "node.key", "-out", "node.pem",
+    )  # fmt: skip
+    return folder
+
+
+def trusting(certificates: Path, *, certificate: str = "") -> ssl.SSLContext:
+    """A client's context."""
+    context = ssl.create_default_context(cafile=certificates / "ca.pem")
+    if certificate:
+        context.load_cert_chain(certificates / f"{certificate}.pem", certificates / f"{certificate}.key")
+    return context
+
+
+def tls_settings(certificates: Path) -> dict[str, object]:
+    return {"admin__tls__certificate": certificates / "node.pem", "admin__tls__key": certificates / "node.key"}
+
+
+def test_the_interface_speaks_tls(tmp_path, certificates):
+    """Both clients check the certificate; a request without TLS is answered by nothing."""
+    with Inside(tmp_path, **tls_settings(certificates)) as service:
+        assert service.server.url.startswith("https://")
+        assert service.node.describe().address.startswith("https://")
+        service.context = trusting(certificates)
+        assert service.ask("GET", "/readyz").status == 200
+        with Client(service.server.url, tls=service.context) as client:
+            accepted = client.schedule("t", "v", delay="1h", id="over-tls")
+            assert client.get(accepted.id).state == "pending"
+
+        async def get() -> str:
+            async with AsyncClient(service.server.url, tls=trusting(certificates)) as client:
+                return (await client.get("over-tls")).state
+
+        assert asyncio.run(get()) == "pending"
+        with (
+            Client(service.server.url, retries=0) as stranger,
+            pytest.raises(Exception, match="certificate verify failed"),
+        ):
+            stranger.ask("/v1/shards")
+
+
+def test_clients_may_need_a_certificate(tmp_path, certificates):
+    """One of the authority, and no other."""
+    with Inside(tmp_path, **tls_settings(certificates), admin__tls__client_ca=certificates / "ca.pem") as service:
+        service.context = trusting(certificates, certificate="node")
+        assert service.ask("GET", "/readyz").status == 200
+        for certificate in ("", "other"):
+            service.context = trusting(certificates, certificate=certificate)
+            with pytest.raises(OSError, match=r"(?i)alert|reset|eof|broken|closed"):
+                service.ask("GET", "/readyz")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"certificate": "none.pem", "key": "node.key"}, "none.pem with .*: No such file"),
+        ({"certificate": "node.pem", "key": "other.key"}, "cannot be used as a certificate and its key"),
+        ({"certificate": "node.pem", "key": "node.key", "client_ca": "node.key"}, "admin.tls.client_ca: "),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_named(tmp_path, certificates, settings, text):
+    """The service does not start."""
+    given = {f"admin__tls__{name}": certificates / file for name, file in settings.items()}
+    with pytest.raises(ConfigurationError, match=text), Inside(tmp_path, **given):
+        pass
