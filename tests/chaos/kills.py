@@ -11,9 +11,16 @@ from pathlib import Path
 
 from tests.harness.broker import Clients
 from tests.harness.service import Service
-from tests.integration.flow import Flow, HttpFlow, KafkaFlow, now_ms
+from tests.integration.flow import Flow, HttpFlow, now_ms
+from tests.integration.mixture import MixedFlow
 
 MESSAGES_PER_KILL = 500
+
+PLAIN_PER_KILL, MIXED_PER_KILL = 400, 40
+"""The same on Kafka: plain messages, and messages with all features at random."""
+
+LIMITED = 400
+"""Messages for a target with a rate that are due at one moment."""
 
 CANCELLED = 0.03
 """Share of the messages for which a cancel is sent."""
@@ -38,16 +45,25 @@ UNKNOWN_MAX = 0.1
 
 
 def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) -> None:
-    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients."""
-    flow = KafkaFlow(broker, seed)
+    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients, dead letters are replayed over HTTP."""
+    flow = MixedFlow(broker, seed)
     dice = random.Random(seed + 1)
     with Service(directory / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
-        for _ in range(kills):
-            written = flow.write(MESSAGES_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
-            run_until_killed(service, dice)
-            flow.poll()
-            flow.cancel(message for message in written if dice.random() < CANCELLED)
-        flow.flush()
+        flow.begin(service)
+        flow.write_limited(LIMITED, now_ms() + AHEAD_MS // 2)
+        service.kill()
+        with flow.replaying(service):
+            for number in range(kills):
+                if number == kills // 2:
+                    flow.repair()
+                written = flow.write(PLAIN_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
+                flow.write_mixed(MIXED_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
+                run_until_killed(service, dice)
+                flow.poll()
+                flow.cancel(message for message in written if dice.random() < CANCELLED)
+            flow.flush()
+        service.start()
+        flow.replay_all(service)
         check_outcome(flow, service)
 
 
@@ -65,6 +81,8 @@ def kill_on_embedded_log(directory: Path, *, kills: int, seed: int) -> None:
             writing.result()
         unknown = sum(message.accepted is None for message in flow.sent)
         assert unknown < UNKNOWN_MAX * len(flow.sent), f"{unknown} of {len(flow.sent)} answers were lost"
+        service.start()
+        flow.wait_settled(service)
         check_outcome(flow, service)
 
 
@@ -98,11 +116,9 @@ def run_until_killed(service: Service, dice: random.Random) -> None:
 
 
 def check_outcome(flow: Flow, service: Service) -> None:
-    """Start the node once more, let it settle everything, and compare the target topic with what was sent."""
-    service.start()
-    flow.wait_settled(service)
+    """Compare the target topics, once everything is settled, with what was sent and with what the node has counted."""
     totals = [shard["totals"] for shard in service.shards()]
     assert flow.complaints() == []
-    assert sum(each["delivered"] for each in totals) == len(flow.delivered())
-    assert sum(each["dead"] + each["expired"] for each in totals) == 0
+    counted = sum(each["delivered"] for each in totals), sum(each["dead"] + each["expired"] for each in totals)
+    assert counted == flow.ends()
     assert service.stop() == 0

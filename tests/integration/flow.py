@@ -154,6 +154,10 @@ class Flow:
         """All records of the dead-letter topic."""
         raise NotImplementedError
 
+    def ends(self) -> tuple[int, int]:
+        """Number of all deliveries and of all dead letters."""
+        return len(self.delivered()), len(self.dead_letters())
+
     def complaints(self) -> list[str]:
         """Violations of the expected outcome: a line per kind, with examples; empty if there is none."""
         delivered, rejected, dead = self.delivered(), self.rejected(), self.dead_letters()
@@ -367,10 +371,15 @@ class KafkaFlow(Flow):
         """The dead-letter topic."""
         return list(self._read(f"{self.prefix}.dead_letter"))
 
+    def is_own(self, message: Message) -> bool:
+        """Return whether a record belongs to the messages in `sent`."""
+        return True
+
     def _read(self, topic: str) -> Iterator[Found]:
         for message in read_committed(self._kafka.bootstrap, topic):
-            pairs: Any = message.headers() or ()
-            headers = {name: (value or b"").decode() for name, value in pairs}
+            if not self.is_own(message):
+                continue
+            headers = text_headers(message)
             value, key = message.value(), message.key()
             if value is None and key is not None:
                 value = key.removeprefix(b"order-")
@@ -387,6 +396,12 @@ class KafkaFlow(Flow):
 
 def _nothing(report: Message) -> None:
     """An acknowledgement that changes nothing."""
+
+
+def text_headers(message: Message) -> dict[str, str]:
+    """The headers as text; a null value is empty."""
+    pairs: Any = message.headers() or ()
+    return {name: (value or b"").decode() for name, value in pairs}
 
 
 def read_committed(bootstrap: str, topic: str) -> Iterator[Message]:
