@@ -62,6 +62,8 @@ class ProblemError(Exception):
     def __init__(
         self, status: int, kind: str, detail: str, *, hint: str | None = None, errors: list[Fault] | None = None
     ) -> None:
+        # Headers that are not UTF-8 come as half surrogate pairs, which JSON cannot have.
+        detail = detail.encode("utf-8", "backslashreplace").decode()
         self.status = status
         self.problem = Problem(
             type=f"urn:chronos:problem:{kind}",

@@ -56,6 +56,8 @@ class Service:
         if bootstrap is not None:
             self.settings |= {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap}
         self.settings |= settings or {}
+        self.token = ""
+        """Sent with every request, if the service needs one."""
         self.arguments: list[str] = []
         """Further options of `chronos serve`."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -172,9 +174,10 @@ class Service:
     def ask(self, method: str, path: str, body: object = None, *, timeout_s: float = 60.0) -> tuple[int, Any]:
         """One HTTP request; `(status, decoded JSON or text)`."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data=data, method=method, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return answer.status, _decoded(answer.read(), answer.headers.get_content_type())

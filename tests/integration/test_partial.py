@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chronos.admin.tokens import digest
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
 from tests.harness.service import Service
@@ -26,11 +27,17 @@ def flow(broker: Broker) -> KafkaFlow:
 
 @pytest.fixture
 def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
-    """Three nodes, each shard on two of them."""
-    settings = {**flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2}
+    """Three nodes, each shard on two of them. Users need a token; the nodes know each other by those of the coordinator."""
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"tokens: [{{name: user, sha256: {digest('user')}, roles: [read, write, operate]}}]\n")
+    settings = {
+        **flow.settings(), "delivery.transaction_timeout": "4s", "coordinator.replication": 2, "admin.tokens": tokens,
+    }  # fmt: skip
     with Fleet(
         tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
     ) as nodes:
+        for node in nodes.nodes.values():
+            node.token = "user"
         yield nodes.start()
 
 

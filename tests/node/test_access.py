@@ -16,17 +16,21 @@ from typing import Any, NamedTuple
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from msgspec import structs
 from structlog.testing import capture_logs
 
+from chronos.adapters.checkpoints.peers import fetch_checkpoint
 from chronos.admin.access import Access
 from chronos.admin.connections import SparseLog
+from chronos.admin.peer_client import PeerClient
 from chronos.admin.problems import ProblemError
 from chronos.admin.routes import table
 from chronos.admin.tokens import TokenFile, digest, parse_tokens
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
 from chronos.core.roles import Member
-from chronos.errors import ConfigurationError
+from chronos.errors import ConfigurationError, Retry
+from chronos.node.tls import client_tls
 from tests.harness.inside import Inside, wait_until
 
 TOKENS: dict[str, tuple[list[str], list[str]]] = {
@@ -495,6 +499,27 @@ def test_clients_may_need_a_certificate(tmp_path, certificates):
             service.context = trusting(certificates, certificate=certificate)
             with pytest.raises(OSError, match=r"(?i)alert|reset|eof|broken|closed"):
                 service.ask("GET", "/readyz")
+
+
+def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
+    """A request that is forwarded and the fetch of a checkpoint show the certificate of the node that sends them."""
+    settings = {**tls_settings(certificates), "admin__tls__client_ca": certificates / "ca.pem"}
+    with Inside(tmp_path, **settings) as service:
+        other = service.node.describe()
+        other = structs.replace(other, address=service.server.url)
+
+        async def forward() -> int:
+            peers = PeerClient(service.node)
+            try:
+                return (await peers.ask_member(other, "GET", "/v1/shards", {}))[0]
+            finally:
+                await peers.close()
+
+        assert asyncio.run(forward()) == 200
+        # A standalone node has no members, but the request has arrived.
+        tls = client_tls(service.node.config)
+        with pytest.raises(Retry, match="checkpoints are sent only to other nodes"):
+            next(fetch_checkpoint(other.address, 0, node="other", token="x", tls=tls))
 
 
 @pytest.mark.parametrize(

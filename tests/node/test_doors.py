@@ -92,6 +92,15 @@ def test_a_link_on_another_web_site_leads_to_the_page(service):
     assert service.ask("POST", "/v1/messages", {}, headers={"Origin": "http://[bad"}).problem == "cross-site"
 
 
+@pytest.mark.parametrize("name", ["Origin", "Content-Type", "Content-Encoding", "Host", "Sec-Fetch-Site"])
+def test_a_header_that_is_not_utf8_is_no_error_of_the_service(service, name):
+    """The problem shows its bytes escaped."""
+    head = b"POST /v1/messages HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n"
+    head += b"" if name == "Host" else b"Host: localhost\r\n"
+    answer = raw(service, head + name.encode() + b": \xff\xfea\r\n\r\n{}")
+    assert answer.split()[1] in (b"400", b"403", b"415"), answer
+
+
 def test_the_version_of_the_server_is_not_told(service):
     """Neither in answers nor in errors."""
     for path in ("/livez", "/none", "/"):

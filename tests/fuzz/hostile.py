@@ -1,0 +1,181 @@
+"""The hostile clients: they hold connections, send bombs and bytes that are almost HTTP."""
+
+import asyncio
+import gzip
+import random
+import resource
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+IDLE = 5_000
+POLLS = 2_000
+BOMBS = 20
+BOMB_BYTES = 1_000_000_000
+"""What a bomb takes when it is decompressed; compressed it has a megabyte."""
+
+SPEAKERS = 16
+"""Connections that send almost HTTP at a time."""
+
+Statuses = Counter[str]
+"""Number of answers by their status; `none` without an answer."""
+
+Campaign = Callable[[int, float, int], Coroutine[Any, Any, Statuses]]
+"""`(port, seconds, seed)`."""
+
+
+async def quiet(_: int, seconds: float, __: int) -> Statuses:
+    """Nothing: the load alone, to compare."""
+    await asyncio.sleep(seconds)
+    return Counter()
+
+
+async def connections(port: int, seconds: float, _: int) -> Statuses:
+    """5,000 idle connections, 2,000 long polls and 20 bombs."""
+    statuses: Statuses = Counter()
+    # Members of gzip follow each other, so one is enough.
+    bomb = gzip.compress(b"\0" * (BOMB_BYTES // 1_000)) * 1_000
+    head = (
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+    )
+    post = head + b"Content-Length: %d\r\n\r\n" % len(bomb) + bomb
+
+    async def one(request: bytes, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        statuses[await exchange(port, request)] += 1
+
+    def poll(at: int) -> bytes:
+        # Of a topic that is there, and of some that are not.
+        topic = "load" if at % 2 else f"none-{at % 50}"
+        return f"GET /v1/topics/{topic}/records?wait=60s&offset=1000000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+    work = [one(b"", seconds / 3 * at / IDLE) for at in range(IDLE)]
+    work += [one(poll(at), seconds / 3 * at / POLLS) for at in range(POLLS)]
+    work += [one(post, seconds / 2 * at / BOMBS) for at in range(BOMBS)]
+    tasks = [asyncio.ensure_future(each) for each in work]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return statuses
+
+
+async def reconnecting(port: int, seconds: float, _: int) -> Statuses:
+    """5,000 idle connections, each opened again as soon as it is closed."""
+    statuses: Statuses = Counter()
+
+    async def one() -> None:
+        while True:
+            statuses[await exchange(port, b"")] += 1
+            await asyncio.sleep(1)
+
+    tasks = [asyncio.ensure_future(one()) for _ in range(IDLE)]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return statuses
+
+
+async def almost_http(port: int, seconds: float, seed: int) -> Statuses:
+    """Requests with a few bytes changed, removed, repeated or added, cut off anywhere, as fast as they are answered."""
+    statuses: Statuses = Counter()
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
+
+    async def speak(at: int) -> None:
+        chance = random.Random(f"{seed}-{at}")
+        while loop.time() < ends_s:
+            statuses[await exchange(port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
+
+    await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
+    return statuses
+
+
+CAMPAIGNS: dict[str, Campaign] = {
+    "quiet": quiet,
+    "connections": connections, "reconnecting": reconnecting, "http": almost_http,
+}  # fmt: skip
+
+
+def request(method: str, path: str, body: bytes = b"", *more: bytes) -> bytes:
+    """A well-formed request that closes its connection."""
+    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: localhost", b"Connection: close", *more]
+    if body:
+        lines += [b"Content-Type: application/json", b"Content-Length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+CHUNKED = b"\r\n".join(
+    (b"POST /v1/messages HTTP/1.1", b"Host: localhost", b"Content-Type: application/json", b"Transfer-Encoding: chunked", b"",
+     b"10", b'{"target": {"top', b"9", b'ic": "a"}', b"0", b"", b"")
+)  # fmt: skip
+CORPUS = [
+    request("GET", "/v1/messages?limit=5&target=t&header=a%3Db"),
+    request("GET", "/v1/messages/fuzz-1?payload=true"),
+    request("POST", "/v1/messages", b'{"target": {"topic": "fuzz", "headers": {"a": "b"}}, "value": "v", "delay": "1h", "id": "fuzz-1"}'),
+    request("POST", "/v1/messages", b'[{"target": {"topic": "fuzz"}, "value_base64": "AAAA", "deliver_at": 4102444800000}]'),
+    request("PATCH", "/v1/messages/fuzz-1", b'{"delay": "2h"}'),
+    request("DELETE", "/v1/messages/fuzz-1"),
+    request("POST", "/v1/jobs", b'{"action": "count", "filter": {"target": "fuzz"}}'),
+    request("GET", "/v1/dead-letters?limit=10"),
+    request("POST", "/v1/dead-letters/replay", b'{"target": "fuzz"}'),
+    request("PUT", "/v1/rates/fuzz", b'{"rate": "5/s burst 9"}'),
+    request("GET", "/v1/topics/fuzz/records?wait=10ms"),
+    request("GET", "/v1/timeline?from=0&to=99999999&step=60000"),
+    request("GET", "/", b"", b"Sec-Fetch-Site: cross-site", b"Origin: http://a.example", b"Cookie: a=b"),
+    CHUNKED,
+]  # fmt: skip
+TOKENS = [b"\r\n", b"\0", b":", b" ", b"%", b"{", b"[", b'"', b"-1", b"99999999999999999999", b"\xff\xfe", b"Content-Length: 5\r\n",
+          b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"Host: [\r\n", b"Upgrade: websocket\r\n", b"a" * 9_000,
+          b"Expect: 100-continue\r\n", b"[" * 2_000, b"\\ud800"]  # fmt: skip
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """The request with one to six changes."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(len(found) + 1)
+        kind = chance.randrange(6)
+        if kind == 0 and at < len(found):
+            found[at] = chance.randrange(256)
+        elif kind == 1:
+            del found[at : at + chance.randint(1, 20)]
+        elif kind == 2:
+            found[at:at] = found[at : at + chance.randint(1, 200)]
+        elif kind == 3:
+            found[at:at] = chance.choice(TOKENS)
+        elif kind == 4:
+            found[at:at] = chance.randbytes(chance.randint(1, 30))
+        elif chance.random() < 0.3:
+            del found[at:]
+    return bytes(found)
+
+
+async def exchange(port: int, data: bytes, timeout_s: float = 600.0) -> str:
+    """Send the bytes on a connection of its own and read until it is closed, or after the time; the status of the answer."""
+    writer = None
+    found = b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            await writer.drain()
+            while chunk := await reader.read(65_536):
+                found = (found + chunk)[:100]
+    except (OSError, TimeoutError):
+        pass
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                writer.transport.abort()
+    return found.split(b" ")[1].decode("ascii", "replace") if found.startswith(b"HTTP/1.") else "none"
+
+
+def attack(name: str, port: int, seconds: float, seed: int) -> Statuses:
+    """Run a campaign, in a process of its own."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return asyncio.run(CAMPAIGNS[name](port, seconds, seed))

@@ -1,0 +1,136 @@
+"""The well-formed load of a campaign, and what the service used meanwhile."""
+
+import http.client
+import json
+import threading
+import time
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from chronos.core.timefmt import parse_time_ms
+from tests.harness.service import Service
+
+TOPIC = "load"
+EVERY_S = 0.01
+AHEAD_MS = 300
+LATE_S = 60.0
+"""How long the last deliveries may take before they count as lost."""
+
+
+class Figures(NamedTuple):
+    """The outcome of a campaign."""
+
+    accepted: int
+    """Messages of the load that the service accepted."""
+    refused: int
+    """Requests of the load without an answer of 202."""
+    wrong: int
+    """Accepted messages that were not delivered exactly once."""
+    late_ms: tuple[int, int, int]
+    """Lateness of the deliveries: median, 99th percentile, worst."""
+    answer_ms: tuple[int, int, int]
+    """Time until a request of the load was answered: median, 99th percentile, worst."""
+    resident_bytes: int
+    """Most resident memory."""
+    log_bytes: int
+    """What the service logged during the campaign."""
+
+
+class Load:
+    """Schedules messages over one connection while it is entered, and reads what was delivered at the end."""
+
+    def __init__(self, service: Service, topic: str = TOPIC) -> None:
+        self._service = service
+        self._topic = topic
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
+        self._accepted: list[str] = []
+        self._refused = 0
+        self._answers_ms: list[int] = []
+        self._resident_bytes = 0
+        self._log_bytes = service.log_path.stat().st_size
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _send(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+        at = 0
+        while not self._stopping.is_set():
+            at += 1
+            began_s = time.monotonic()
+            message = {
+                "target": {"topic": self._topic},
+                "value": "x" * 100,
+                "deliver_at": time.time_ns() // 1_000_000 + AHEAD_MS,
+                "id": f"{self._topic}-{at}",
+            }
+            try:
+                connection.request(
+                    "POST", "/v1/messages", json.dumps(message), headers={"Content-Type": "application/json"}
+                )
+                answer = connection.getresponse()
+                answer.read()
+                status = answer.status
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                status = 0
+            if status == 202:
+                self._accepted.append(str(message["id"]))
+            else:
+                self._refused += 1
+            took_s = time.monotonic() - began_s
+            self._answers_ms.append(int(took_s * 1_000))
+            self._stopping.wait(max(0.0, EVERY_S - took_s))
+        connection.close()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(0.2):
+            self._resident_bytes = max(self._resident_bytes, self._service.resident_bytes())
+
+    def figures(self) -> Figures:
+        """Read all deliveries; call it after the load."""
+        log_bytes = self._service.log_path.stat().st_size - self._log_bytes
+        delivered: dict[str, int] = {}
+        late: list[int] = []
+        offset = 0
+        deadline_s = time.monotonic() + LATE_S
+        while time.monotonic() < deadline_s and len(delivered) < len(self._accepted):
+            status, found = self._service.ask(
+                "GET", f"/v1/topics/{self._topic}/records?limit=1000&wait=1s&offset={offset}"
+            )
+            if status != 200:
+                time.sleep(1)
+                continue
+            for record in found["records"]:
+                name = record["headers"]["chronos-id"]
+                delivered[name] = delivered.get(name, 0) + 1
+                late.append(parse_time_ms(record["timestamp"]) - int(record["headers"]["chronos-due-at"]))
+            offset = found["next_offset"]
+        return Figures(
+            accepted=len(self._accepted),
+            refused=self._refused,
+            wrong=sum(delivered.get(name, 0) != 1 for name in self._accepted),
+            late_ms=spread(late),
+            answer_ms=spread(self._answers_ms),
+            resident_bytes=self._resident_bytes,
+            log_bytes=log_bytes,
+        )
+
+
+def spread(values: list[int]) -> tuple[int, int, int]:
+    """Median, 99th percentile, worst."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0, 0, 0
+    last = len(ordered) - 1
+    return ordered[last // 2], ordered[int(last * 0.99)], ordered[-1]
