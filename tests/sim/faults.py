@@ -87,6 +87,9 @@ FAULTS: dict[str, list[Change]] = {
         (Claim, "wait_ms", "if state.role_epoch >= assignment.epoch:", "if False:"),
         (Replica, "_leadership_ended", "if assignment.continues(self._leadership):", "if True:"),
     ],
+    "a replica that was frozen before it fenced leads under an old role": [
+        (Replica, "_resolve", "if not self._may_lead(leadership, now_ms):", "if False:"),
+    ],
     "a new master replays only to the last stable offset": [
         (Replica, "_resolve", "if follower.position < watermarks.high:", "if follower.position < watermarks.stable:"),
     ],

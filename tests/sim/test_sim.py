@@ -19,13 +19,13 @@ SEEDS = 1_000
 SCENARIOS = {
     "a lost producer is not used again after refused records could not be written": 103,
     "a poison record is isolated although refused records are in the same step": 58,
-    "an end of the log found under a wrong clock is asked for again once the clock is right": 836,
-    "a replica that was frozen before it fenced does not lead under a role that another node has": 75,
-    "a committed step is not committed again when the store cannot be read": 443,
+    "an end of the log found under a wrong clock is asked for again once the clock is right": 177,
+    "a replica that was frozen before it fenced does not lead under a role that another node has": 524,
+    "a committed step is not committed again when the store cannot be read": 529,
     "a node that returns with an empty disk before it was missed gets a later role": 144,
     "a replica that was just given a shard is counted when the log is trimmed": 84,
     "logs that are trimmed while a checkpoint is fetched do not end the process": 6558,
-    "a follower that finds its log trimmed restores a checkpoint": 566,
+    "a follower that finds its log trimmed restores a checkpoint": 852,
     "a log that is trimmed while a replica starts does not end the process": 1748,
 }
 """Seeds that show a bug that was found once, each as long as its fault is in `faults.FAULTS`.
@@ -41,6 +41,7 @@ LATE = {
     "a message is moved beyond its expiry": 45,
     "one description is enough to dead-letter": 568,
     "an end found under a wrong clock counts after the clock was corrected": 177,
+    "a replica that was frozen before it fenced leads under an old role": 524,
     "a log is trimmed ahead of other replicas": 84,
     "a store older than the start of the logs is kept": 51,
     "a follower that finds its log trimmed restores a checkpoint": 852,
