@@ -1,4 +1,5 @@
-"""Audits of real runs: a service is killed again and again, its logs are archived, and the audit raises no false alarm."""
+"""Audits of real runs: a service is killed again and again amid messages with all features, its logs are archived, and the audit raises
+no false alarm."""
 
 from __future__ import annotations
 
@@ -6,22 +7,26 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
+from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
+from chronos.spark.backfill.job import Backfill
 from chronos.spark.progress import ignore
+from chronos.spark.requests import Request
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.flow import SHARDS, Found, KafkaFlow, Sent, now_ms, read_committed
+from tests.integration.flow import SHARDS, Sent, now_ms, read_committed, text_headers
+from tests.integration.mixture import MixedFlow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,11 +34,14 @@ if TYPE_CHECKING:
 RUNS = int(os.environ.get("AUDIT_RUNS", "1"))
 """Runs, each with a seed of its own."""
 
-LIVES = 6
+LIVES = 4
 """How often a run's service is started before it is killed."""
 
-MESSAGES = 400
-"""Messages written in each life; a fifth as many records that change or end them."""
+MESSAGES = 300
+"""Plain messages written in each life; a fifth as many records that change or end them."""
+
+MIXED = 50
+"""Messages written in each life that are series, spread, expire, have a limited target or one that fails."""
 
 PAST_MS, AHEAD_MS = 2_000, 12_000
 
@@ -46,8 +54,8 @@ AGE_MS = 600
 AFTER = b"0 after"
 """Payload of the messages that move the cursors to the end."""
 
-Token = tuple[int, int]
-"""Shard and offset of the record that brought a message."""
+Token = tuple[int, int, int]
+"""Shard and offset of the record that brought a message, and the occurrence."""
 
 
 class Run:
@@ -55,7 +63,7 @@ class Run:
 
     def __init__(self, broker: Broker, directory: Path, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.flow = KafkaFlow(broker, seed)
+        self.flow = MixedFlow(broker, seed)
         self.service = Service(directory / "node", bootstrap=broker.bootstrap, settings=self.flow.settings())
         self.storage = ArchiveStorage(str(directory / "archive"))
         self.began_ms = now_ms()
@@ -65,11 +73,11 @@ class Run:
         )
         self.unreadable = 0
         self._others = 0
-        topics = {str(key).removeprefix("topics."): str(value) for key, value in self.flow.settings().items()}
+        topics = {name: f"{self.flow.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
         self.plan = ArchivePlan(
             cluster=self.flow.prefix, bootstrap_servers=broker.bootstrap, delay=topics["delay"],
             progress=topics["progress"], rejected=topics["rejected"], dead_letter=topics["dead_letter"],
-            targets=[self.flow.target],
+            targets=[self.flow.target, *(topic for name, topic in self.flow.targets.items() if name != "nowhere")],
         )  # fmt: skip
 
     # --- events
@@ -77,6 +85,7 @@ class Run:
     def live_and_die(self) -> None:
         """Write, start, change, kill."""
         written = self.flow.write(MESSAGES, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
+        self.flow.write_mixed(MIXED, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
         self.service.launch()
         if self.dice.random() < STARTING:
             time.sleep(self.dice.uniform(0.0, 0.9))
@@ -129,7 +138,7 @@ class Run:
     def end(self) -> int:
         """Start the service once more until all messages have ended; the time up to which all must be judged."""
         self.service.start()
-        self.flow.wait_settled(self.service)
+        self.flow.replay_all(self.service)
         end_ms = now_ms() + AHEAD_MS  # nothing is due later, be it cancelled or refused
         # The cursor passes `end_ms`, and what says so is old enough when the target is archived.
         for after_ms in (1, 2 * AGE_MS):
@@ -145,12 +154,12 @@ class Run:
 
     # --- results
 
-    def promised(self) -> set[Token]:
+    def promised(self) -> set[tuple[int, int]]:
         """Records that schedule a message or cannot be parsed, without those that move the cursors to the end."""
         found = set()
         for record in read_committed(self._broker.bootstrap, self.flow.delay):
             headers = dict(record.headers() or ())
-            asks = headers.get("chronos-action", b"replace") == b"replace" and record.value() is not None
+            asks = headers.get("chronos-action", b"replace") in (b"replace", b"replay") and record.value() is not None
             if asks and record.value() != AFTER:
                 shard, offset = record.partition(), record.offset()
                 assert shard is not None
@@ -160,14 +169,33 @@ class Run:
 
     def archive(self, spark: SparkSession) -> None:
         """Archive all present records."""
-        brokers = KafkaLog(
-            bootstrap_servers=self._broker.bootstrap, properties={},
-            progress_topic=self.plan.progress, transaction_timeout_s=10,
-        )  # fmt: skip
+        brokers = self._brokers()
         try:
             archive(spark, brokers, self.storage, self.plan, ignore)
         finally:
             brokers.close()
+
+    def read(self, topic: str) -> Iterator[Message]:
+        """All committed records of a topic."""
+        return read_committed(self._broker.bootstrap, topic)
+
+    def missing(self, spark: SparkSession, end_ms: int) -> int:
+        """The number of messages that `chronos backfill --missing-only --dry-run` would send."""
+        brokers = self._brokers()
+        try:
+            opener = BulkOpener(bootstrap_servers=self._broker.bootstrap, properties={}, timeout_s=30)
+            job = Backfill(spark, self.storage, brokers, opener, bootstrap_servers=self._broker.bootstrap)
+            plan = job.plan(Request(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms))
+            job.discard(plan)
+        finally:
+            brokers.close()
+        return plan.messages
+
+    def _brokers(self) -> KafkaLog:
+        return KafkaLog(
+            bootstrap_servers=self._broker.bootstrap, properties={},
+            progress_topic=self.plan.progress, transaction_timeout_s=10,
+        )  # fmt: skip
 
     def audit(self, spark: SparkSession, end_ms: int, details: Path) -> tuple[Audit, list[dict[str, Any]]]:
         """An audit of all messages due before `end_ms`, and a row for each promised delivery."""
@@ -175,15 +203,15 @@ class Run:
         return found, ds.dataset(details, format="parquet").to_table().to_pylist()
 
 
-def source(found: Found) -> Token:
-    """Shard and offset in the receipt of a record."""
-    _, shard, offset = found.headers["chronos-source"].rsplit("/", 2)
-    return int(shard), int(offset)
+def token(headers: dict[str, str]) -> Token:
+    """The token in the receipt of a record."""
+    _, shard, offset = headers["chronos-source"].rsplit("/", 2)
+    return int(shard), int(offset), int(headers.get("chronos-occurrence", "1"))
 
 
 def tokens(rows: list[dict[str, Any]], *outcomes: str) -> Counter[Token]:
     """Tokens of the deliveries with these outcomes."""
-    return Counter((row["shard"], row["source_offset"]) for row in rows if row["outcome"] in outcomes)
+    return Counter(row_token(row) for row in rows if row["outcome"] in outcomes)
 
 
 @pytest.fixture(scope="module")
@@ -202,10 +230,14 @@ def test_a_run_with_kills_is_audited_as_clean(
     """Every message has ended, nothing is a false alarm, and each outcome agrees with the topics."""
     run = Run(broker, tmp_path, first_seed + number)
     with run.service:
-        for life in range(LIVES):
-            run.live_and_die()
-            if life == LIVES // 2:
-                run.archive(spark)
+        run.flow.begin(run.service)
+        run.service.kill()
+        with run.flow.replaying(run.service):
+            for life in range(LIVES):
+                run.live_and_die()
+                if life == LIVES // 2:
+                    run.archive(spark)
+                    run.flow.repair()
         end_ms = run.end()
     run.archive(spark)
     found, rows = run.audit(spark, end_ms, tmp_path / "details")
@@ -213,20 +245,35 @@ def test_a_run_with_kills_is_audited_as_clean(
     assert found.clean, found.samples
     assert not {"pending", "unknown"} & set(counts), found.reasons
     assert found.judged_ms == end_ms
-    delivered = Counter(source(each) for each in run.flow.delivered() if due(each) < end_ms)
+    records = [text_headers(record) for topic in run.plan.targets or () for record in run.read(topic)]
+    delivered = Counter(token(headers) for headers in records if int(headers["chronos-due-at"]) < end_ms)
     assert max(delivered.values()) == 1
     assert tokens(rows, "delivered") == delivered
+    everything = [text_headers(record) for record in run.read(run.plan.dead_letter)]
+    letters = [headers for headers in everything if "chronos-reason" in headers]
+    assert tokens(rows, "expired", "dead-lettered") == Counter(token(headers) for headers in letters)
+    attempts = {token(headers): int(headers.get("chronos-attempt", "1")) for headers in records + letters}
+    ended_there = ("delivered", "expired", "dead-lettered")
+    of_rows = {row_token(row): row["attempt"] for row in rows if row["outcome"] in ended_there}
+    assert of_rows == {each: attempts[each] for each in of_rows}
     assert counts["rejected"] == len(tokens(rows, "rejected")) >= run.unreadable
-    refused = {source(each) for each in run.flow.rejected()}
-    assert set(tokens(rows, "rejected")) <= refused
-    assert {(row["shard"], row["source_offset"]) for row in rows} == run.promised()
+    refused = {token(text_headers(record)) for record in run.read(run.plan.rejected)}
+    ignored = {(*row_source(row), 1) for row in rows if row["reason"] == "ignored"}
+    assert set(tokens(rows, "rejected")) - ignored <= refused
+    assert {row_source(row) for row in rows} == run.promised()
     ended = tokens(rows, "cancelled", "replaced")
     assert not set(ended) & set(delivered)
-    assert counts.get("cancelled")
-    assert counts.get("replaced")
+    assert all(counts.get(outcome) for outcome in ("cancelled", "replaced", "expired", "dead-lettered"))
     assert found.overall.lateness.count == len(delivered)
+    assert max(row["occurrence"] for row in rows) > 1
+    assert run.missing(spark, end_ms) == 0
 
 
-def due(found: Found) -> int:
-    """Due time of a delivery, epoch ms."""
-    return int(found.headers["chronos-due-at"])
+def row_token(row: dict[str, Any]) -> Token:
+    """The token of a row of the details."""
+    return row["shard"], row["source_offset"], row["occurrence"]
+
+
+def row_source(row: dict[str, Any]) -> tuple[int, int]:
+    """Shard and offset of a row of the details."""
+    return row["shard"], row["source_offset"]
