@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -82,7 +82,8 @@ class Listener:
         self._idle: dict[_Connection, float] = {}
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Listen on every address of the host; return the first one. Raises OSError."""
@@ -99,7 +100,7 @@ class Listener:
 
     async def close(self) -> None:
         """Accept no more connections. Those that are open belong to the server."""
-        ending = [*self._tasks, *self._handshakes]
+        ending = [*self._tasks, *self._beginning]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -124,23 +125,24 @@ class Listener:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                self._log.warn("connections cannot be accepted", why=error.strerror or str(error))
+                if self._count < self._most or self._evict():
+                    self._begin(accepted, tls)
+                else:
+                    accepted.close()
+            except Exception as error:
+                # Without this task nothing would be accepted any more, so no error ends it.
+                self._log.warn("connections cannot be accepted", why=getattr(error, "strerror", None) or repr(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            if self._count >= self._most and not self._evict():
-                accepted.close()
-            else:
-                self._count += 1
-                task = loop.create_task(self._connect(accepted, tls))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
             # sock_accept does not yield while connections wait to be accepted.
             await asyncio.sleep(0)
 
     def _evict(self) -> bool:
         """Close the connection that has been idle longest, new ones first; False if all of them serve requests."""
         self._log.warn("too many connections", connections=self._count, most=self._most)
+        for handshake in self._handshakes:
+            del self._handshakes[handshake]
+            handshake.cancel()
+            return True
         for connections in (self._new, self._idle):
             for connection in connections:
                 del connections[connection]
@@ -148,23 +150,33 @@ class Listener:
                 return True
         return False
 
-    async def _connect(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def _begin(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Begin a connection; with TLS it may be evicted until its handshake is done."""
         connection = _Connection(self, self._server, self._options)
-        is_open = False
+        task = asyncio.get_running_loop().create_task(self._connect(connection, accepted, tls))
+        self._count += 1
+
+        # A task that is cancelled before its first step runs nothing of its own.
+        def end(_: object) -> None:
+            self._handshakes.pop(task, None)
+            self._beginning.discard(task)
+            if not connection.was_made:
+                self._count -= 1
+                accepted.close()
+
+        self._beginning.add(task)
+        if tls is not None:
+            self._handshakes[task] = None
+        task.add_done_callback(end)
+
+    async def _connect(self, connection: "_Connection", accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        timeout_s = None if tls is None else HEADER_S
         try:
-            timeout_s = None if tls is None else HEADER_S
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
             )
-            is_open = True
-        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
-            accepted.close()
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        except OSError as error:
             self._log.warn("TLS handshake failed", why=str(error) or type(error).__name__)
-        finally:
-            if not is_open:
-                self._count -= 1
 
     def opened(self, connection: "_Connection") -> None:
         """A connection is ready for its first request."""
@@ -176,9 +188,9 @@ class Listener:
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
 
-    def failed(self, why: str) -> None:
-        """A connection carried something that is not a request."""
-        self._log.warn("request not read", why=why)
+    def failed(self, why: str, **more: object) -> None:
+        """A connection carried something that is not a request, or its request met an error that was not expected."""
+        self._log.warn("request not read", why=why, **more)
 
     async def _sweep(self) -> None:
         """Close the connections that took too long, about once a second."""
@@ -194,13 +206,14 @@ class Listener:
 class _Connection(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_listener", "_was_opened")
+    __slots__ = ("_listener", "was_made")
 
     def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
         options = {"access_log": None, "keepalive_timeout": KEEP_S, **options}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._listener = listener
-        self._was_opened = False
+        self.was_made = False
+        """True once it was ready for requests: then its end is reported by `connection_lost`."""
 
     def abort(self) -> None:
         """Close at once, also if an answer was not read to its end."""
@@ -211,14 +224,12 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._was_opened = True
+        self.was_made = True
         self._listener.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        if self._was_opened:
-            self._was_opened = False
-            self._listener.lost(self)
+        self._listener.lost(self)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         self._listener.failed(repr(kw.get("exc_info") or args))
@@ -226,14 +237,15 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is not HTTP; every other error is answered before."""
-        self._listener.failed(type(exc).__name__)
-        with suppress(AttributeError):
-            if request.writer.output_size > 0:
-                raise ConnectionError("a part of the answer was sent already")
-        problem = ProblemError(
-            status if status < 500 else 500, "bad-request", "the request cannot be read as HTTP/1.1"
-        ).problem
+        """Answer what is not HTTP. The server itself answers every other error; what it could not answer is a bug."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer was sent already")
+        if status < 500:
+            self._listener.failed(type(exc).__name__)
+            problem = ProblemError(status, "bad-request", "the request cannot be read as HTTP/1.1").problem
+        else:
+            self._listener.failed(repr(exc), exc_info=exc)
+            problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos").problem
         response = answer(problem, {"Server": SERVER, "X-Content-Type-Options": "nosniff"})
         response.force_close()
         return response

@@ -8,6 +8,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
@@ -42,13 +43,7 @@ class Hosts:
     def serves(self, name: str) -> bool:
         """Return whether the name, without a port, is an address, that of this machine, or one of the node."""
         name = _plain(name)
-        if name == "localhost" or name.endswith(".localhost") or name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return name == "localhost" or name.endswith(".localhost") or name in self._names or _is_address(name)
 
     def check(self, request: web.Request) -> str | None:
         """Return the Host header; None for a client of HTTP/1.0 that sent none. ProblemError if it names another host."""
@@ -87,6 +82,15 @@ def check_encoding(request: web.Request) -> None:
             415, "encoded", f"Content-Encoding is {coding[:100]}, and bodies are not decompressed",
             hint="send the body as it is",
         )  # fmt: skip
+
+
+@lru_cache(1_000)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _netloc(origin: str) -> str:

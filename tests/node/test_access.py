@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -488,6 +489,22 @@ def test_the_interface_speaks_tls(tmp_path, certificates):
             pytest.raises(Exception, match="certificate verify failed"),
         ):
             stranger.ask("/v1/shards")
+
+
+def test_connections_that_never_begin_tls_give_way(tmp_path, certificates, monkeypatch):
+    """They are counted from the start, and the oldest is closed for a new one."""
+    monkeypatch.setattr("chronos.admin.server.connections_max", lambda: 10)
+    with Inside(tmp_path, **tls_settings(certificates)) as service, ExitStack() as stack:
+        service.context = trusting(certificates)
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            if service.ask("GET", "/livez").status != 200:
+                break
+        assert service.ask("GET", "/readyz").status == 200
+        listener = service.server._listener
+        assert listener is not None
+        stack.close()
+        wait_until(lambda: listener._count == 0)
 
 
 def test_clients_may_need_a_certificate(tmp_path, certificates):

@@ -183,6 +183,7 @@ def test_the_data_directory_is_for_its_owner_only(service):
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """A node with few connections."""
     monkeypatch.setattr("chronos.admin.server.connections_max", lambda: 20)
+    monkeypatch.setattr("chronos.admin.connections.HEADER_S", 120.0)
     with Inside(tmp_path) as running:
         yield running
 
