@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronos.core.progress import Progress, unpack_progress
-from tests.bench import load, stages
+from tests.bench import load, operations, stages
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 
@@ -130,7 +130,7 @@ class Bench:
 def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Progress]]:
     """`(broker timestamp, progress record)` of every progress record of a shard, in order."""
     found: list[tuple[int, Progress]] = []
-    for messages in load.read(bench.broker.bootstrap, topic, partition):
+    for messages in load.read(bench.broker.bootstrap, topic, partition, idle=False):
         if messages is None:
             return found
         found += [(message.timestamp()[1], unpack_progress(message.value())) for message in messages]
@@ -426,6 +426,10 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "http": figure_http,
     "series": figure_series,
     "failing": figure_failing,
+    "bulk": operations.figure_bulk,
+    "limit": operations.figure_limit,
+    "selector": operations.figure_selector,
+    "replay": operations.figure_replay,
     "stages": figure_stages,
     "spark": figure_spark,
 }

@@ -41,15 +41,17 @@ def headers(due_ms: int, target: str) -> dict[str, str | bytes | None]:
     }
 
 
-def read(bootstrap: str, topic: str, partition: int = 0, offset: int = 0) -> Iterator[list[Message] | None]:
-    """Batches of committed records as they arrive; None whenever the end is reached or no record came for 0.1 s."""
+def read(
+    bootstrap: str, topic: str, partition: int = 0, offset: int = 0, *, idle: bool = True
+) -> Iterator[list[Message] | None]:
+    """Batches of committed records as they arrive; None whenever the end is reached and, if `idle`, when no record came for 0.1 s."""
     consumer = Consumer({**CONSUMER, "bootstrap.servers": bootstrap})
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
         while True:
             first = consumer.poll(0.1)
             found = [] if first is None else [first, *consumer.consume(5_000, 0)]
-            good, ended = [], first is None
+            good, ended = [], idle and first is None
             for message in found:
                 error = message.error()
                 if error is None:
