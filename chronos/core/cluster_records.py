@@ -48,6 +48,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     """The epoch under which this process is the controller; 0: it is not."""
     version: int = 0
     """Of a controller: the version that it has published, or is about to publish."""
+    brief: bool = False
+    """The report on its replicas is the one that this life wrote last, and `member` has none: with many shards they take most of
+    a heartbeat."""
 
 
 class Announcement(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="announcement"):

@@ -8,6 +8,7 @@ partition, so a pause of this process, or of the log, is never taken for a silen
 from collections import OrderedDict
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chronos.core.cluster_records import Farewell, Heartbeat
 from chronos.core.roles import Member
@@ -179,7 +180,8 @@ class Lives:
         known = self._of(heartbeat.member.node, heartbeat.life, heartbeat.generation, heartbeat.member)
         if known is None or known.left:
             return False
-        known.member = heartbeat.member
+        reported = heartbeat.member if known.member is None or not heartbeat.brief else known.member
+        known.member = replace(heartbeat.member, replicas=reported.replicas)
         if heartbeat.roles_read > known.roles_read:
             known.lag.happened()
         known.roles_read = heartbeat.roles_read

@@ -58,7 +58,10 @@ class Participant:
         self._generation = 0
         self._requests: dict[int, Request] = {}
         self._told = (0, 0, 0)
-        """Generation, epoch and version of the last heartbeat: the next one is due at once when they change."""
+        """Generation, epoch and version of the last heartbeat: the next one is due at once when they change, or the report does."""
+        self._reported: Member | None = None
+        """The report of the last heartbeat that had one."""
+        self._reported_ms = 0
 
     # --- records and answers of the log
 
@@ -123,17 +126,22 @@ class Participant:
         elif self.control.is_silent and self.confirmed(now_ms) and self.control.position >= self._read_by_others():
             announcement = self.control.stand(now_ms)
         records: list[ClusterRecord] = [] if announcement is None else [announcement]
-        if self._own.due(now_ms, at_once=self._told != self._to_tell()):
-            records.append(self._heartbeat(now_ms))
+        is_news = self._reported is not self.member or self._told != self._to_tell()
+        if self._own.due(now_ms, at_once=is_news):
+            # A heartbeat may be lost, and its report with it: the report is repeated after a timeout.
+            is_brief = not is_news and now_ms - self._reported_ms < self.timing.timeout_ms
+            records.append(self._heartbeat(now_ms, is_brief=is_brief))
         return records
 
     def _to_tell(self) -> tuple[int, int, int]:
         return self._generation, self.control.controls, self.control.version
 
-    def _heartbeat(self, now_ms: int) -> Heartbeat:
+    def _heartbeat(self, now_ms: int, *, is_brief: bool = False) -> Heartbeat:
         self._told = self._to_tell()
+        if not is_brief:
+            self._reported, self._reported_ms = self.member, now_ms
         return Heartbeat(
-            member=self.member,
+            member=replace(self.member, replicas={}) if is_brief else self.member,
             life=self.life,
             number=self._own.write(now_ms),
             generation=self._generation,
@@ -142,6 +150,7 @@ class Participant:
             epoch=self.control.epoch_seen,
             controls=self.control.controls,
             version=self.control.version,
+            brief=is_brief,
         )
 
     def _find_place(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from chronos.core.cluster_records import (
     Announcement,
@@ -61,6 +62,11 @@ GOLDEN: list[tuple[ClusterRecord, bytes]] = [
     (
         Submission(request=Request(kind="drain", node="b")),
         b'{"type":"request","request":{"kind":"drain","node":"b"}}',
+    ),
+    (
+        Heartbeat(member=replace(MEMBER, replicas={}), life="l", number=4, generation=1, brief=True),
+        b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5},'
+        b'"life":"l","number":4,"generation":1,"brief":true}',
     ),
 ]
 

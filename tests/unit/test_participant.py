@@ -6,12 +6,13 @@ A log of two lists carries the records; the tests decide when each participant r
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from chronos.core.cluster_records import Announcement, ClusterRecord, Farewell, Heartbeat, RolesRecord, Submission
 from chronos.core.controllership import REPUBLISH_MS, Stage
 from chronos.core.heartbeats import Timing
 from chronos.core.participant import Participant, Place
-from chronos.core.roles import Member, Request, Roles, ShardRoles
+from chronos.core.roles import Member, ReplicaReport, Request, Roles, ShardRoles
 
 TIMING = Timing(heartbeat_ms=100, timeout_ms=600)
 STEP_MS = 100
@@ -432,3 +433,31 @@ def test_requests_wait_until_a_roles_record_answers_them(case: Case) -> None:
     case.run(100)
     assert b.participant.requests() == []
     assert b.participant.roles == record.roles
+
+
+def test_a_report_is_written_when_it_changes_and_once_in_a_timeout(case: Case) -> None:
+    """The heartbeats between have no replicas, and readers keep those that they have read."""
+    a, b = case.start("a"), case.start("b")
+    case.run(3_000)
+    for applied in (5, 6):
+        report = replace(a.participant.member, replicas={0: ReplicaReport(applied=applied)})
+        a.participant.member = report
+        began = len(case.heartbeats)
+        case.run(2 * TIMING.timeout_ms)
+        written = [each for each in case.heartbeats[began:] if isinstance(each, Heartbeat) and each.life == "a"]
+        assert [each.number for each in written if not each.brief] == [written[0].number, written[6].number]
+        assert all(each.member == (replace(report, replicas={}) if each.brief else report) for each in written)
+        assert b.participant.members()["a"] == report
+    late = case.start("c")
+    case.run(500)
+    assert late.participant.members()["a"] == report
+
+
+def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(case: Case) -> None:
+    """A node that holds no shard reports none."""
+    a, b = case.start("a"), case.start("b")
+    a.participant.member = replace(a.participant.member, replicas={0: ReplicaReport(applied=5)})
+    case.run(1_000)
+    a.participant.member = replace(a.participant.member, replicas={})
+    case.run(200)
+    assert b.participant.members()["a"].replicas == {}
