@@ -309,6 +309,20 @@ class Coordinator(Protocol):
         """End the session and the registration, so that other nodes need not wait for them to expire."""
 
 
+class ClusterInspection(Struct, frozen=True, kw_only=True):
+    """The findings of an inspection of the coordinator from outside the cluster, for `chronos doctor`."""
+
+    checked: str
+    """The address of the coordinator, and what was tried there with success, for people."""
+    notes: tuple[str, ...] = ()
+    """What is unusual, for people."""
+    members: Mapping[str, Member]
+    unreadable: tuple[str, ...] = ()
+    """Members whose report another version of Chronos wrote."""
+    roles: Roles | None
+    """As published; None if there are none, or if they cannot be read."""
+
+
 class CheckpointFile(Struct, frozen=True, kw_only=True):
     """One file of a checkpoint."""
 

@@ -75,7 +75,7 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
 
     set_up("error", "console")
     node = Node(config)
-    if config.coordinator.kind == "zookeeper":
+    if config.coordinator.kind != "standalone":
         yield from examine_cluster(config, node.directory.known_instance())
     if not os.path.isdir(config.node.data_dir):
         yield note(

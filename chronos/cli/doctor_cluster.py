@@ -1,4 +1,4 @@
-"""The part of `chronos doctor` about clusters: ZooKeeper, the members, their addresses and clocks, the roles."""
+"""The part of `chronos doctor` about clusters: the coordinator, the members, their addresses and clocks, the roles."""
 
 import time
 from collections import Counter
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from chronos.cli.findings import Finding, guarded, note, ok, problem
-from chronos.cli.output import local, number, span
+from chronos.cli.output import local, number
 from chronos.ports import CLOCK_TOLERANCE_MS
 
 if TYPE_CHECKING:
     from chronos.config import Config
     from chronos.core.roles import Member
-    from chronos.node.cluster import ClusterInspection
+    from chronos.ports import ClusterInspection
 
 ASK_S = 5.0
 """How long another node may take to answer."""
@@ -23,13 +23,16 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
-    """1. ZooKeeper, 2. this node's id, 3. the other nodes, 4. the roles. `instance` is that of the data directory."""
+    """1. The coordinator, 2. this node's id, 3. the other nodes, 4. the roles. `instance` is that of the data directory."""
     from chronos.node.cluster import inspect_coordinator
 
-    found = yield from guarded("zookeeper", lambda: inspect_coordinator(config, instance))
+    kind = config.coordinator.kind
+    found = yield from guarded(kind, lambda: inspect_coordinator(config, instance))
     if found is None:
         return
-    yield from _session(found)
+    yield ok(kind, found.checked)
+    for unusual in found.notes:
+        yield note(kind, unusual)
     yield from _own_id(config, instance, found)
     yield from _addresses(config, found)
     for member in found.members.values():
@@ -38,27 +41,12 @@ def examine_cluster(config: "Config", instance: str) -> Iterator[Finding]:
     yield from _roles(found)
 
 
-def _session(found: "ClusterInspection") -> Iterator[Finding]:
-    yield ok("zookeeper", f"{found.hosts}: a session was opened, and {found.base} can be written")
-    if found.given_ms != found.asked_ms:
-        yield note(
-            "zookeeper",
-            f"the session timeout is {span(found.given_ms / 1_000)}, not {span(found.asked_ms / 1_000)}"
-            " (coordinator.zookeeper.session_timeout): the server allows 2 to 20 of its tickTime",
-        )
-    if found.clock_ms > CLOCK_TOLERANCE_MS:
-        yield note(
-            "zookeeper",
-            f"its clock and this machine's differ by {number(found.clock_ms)} ms. Nothing depends on it, but one of them is"
-            " wrong: check NTP on both",
-        )
-
-
 def _own_id(config: "Config", instance: str, found: "ClusterInspection") -> Iterator[Finding]:
     mine = found.members.get(config.node.id)
     if mine is None:
         yield note(
-            "members", f"node {config.node.id} is not a member at the moment: it is not running, or it has no session"
+            "members",
+            f"node {config.node.id} is not a member at the moment: it is not running, or it does not reach the coordinator",
         )
     elif mine.instance != instance:
         yield problem(
@@ -106,7 +94,7 @@ def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
     except (ClientError, ValueError) as error:
         yield problem(
             f"node {member.node}",
-            f"it has a session with ZooKeeper, but cannot be reached at {_shown(member.address)}: {error}",
+            f"it is a member of the cluster, but cannot be reached at {_shown(member.address)}: {error}",
             exit_code=3,
         )
         return

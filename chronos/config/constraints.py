@@ -16,7 +16,8 @@ from chronos.core.progress import progress_bytes_max
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
-COORDINATORS_SUPPORTED: Final = ("standalone", "zookeeper")
+COORDINATORS_SUPPORTED: Final = ("standalone", "kafka", "zookeeper")
+HEARTBEATS_LEAST: Final = 4
 
 _RESERVED_PROPERTIES: Final = {
     "bootstrap.servers": "is given by log.kafka.bootstrap_servers",
@@ -47,6 +48,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     """All conflicts, in the order of the keys."""
     yield from _coordinator_exists(config)
     yield from _cluster_is_complete(config)
+    yield from _heartbeats_suffice(config)
     yield from _zookeeper_is_consistent(config)
     yield from _kafka_has_brokers(config)
     yield from _topics_differ(config)
@@ -65,7 +67,7 @@ def _coordinator_exists(config: Config) -> Iterator[Conflict]:
     if kind not in COORDINATORS_SUPPORTED:
         yield Conflict(
             paths=("coordinator.kind",),
-            text=f"{kind} is not supported yet; use {' or '.join(COORDINATORS_SUPPORTED)}",
+            text=f"{kind} is not supported yet; use {', '.join(COORDINATORS_SUPPORTED[:-1])} or {COORDINATORS_SUPPORTED[-1]}",
         )
 
 
@@ -76,11 +78,21 @@ def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
             paths=("coordinator.zookeeper.hosts", "coordinator.kind"),
             text=f"is missing, and coordinator.kind is {kind}; name its servers, for example localhost:2181",
         )
-    if kind == "zookeeper" and config.log.kind != "kafka":
+    if kind in {"kafka", "zookeeper"} and config.log.kind != "kafka":
         yield Conflict(
             paths=("coordinator.kind", "log.kind"),
             text=f"{kind} is for several nodes, and log.kind is {config.log.kind}, which is inside one; "
             "use log.kind: kafka, or coordinator.kind: standalone",
+        )
+
+
+def _heartbeats_suffice(config: Config) -> Iterator[Conflict]:
+    heartbeat, timeout = config.coordinator.kafka.heartbeat, config.coordinator.kafka.timeout
+    if timeout < HEARTBEATS_LEAST * heartbeat:
+        yield Conflict(
+            paths=("coordinator.kafka.timeout", "coordinator.kafka.heartbeat"),
+            text=f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times coordinator.kafka.heartbeat "
+            f"({format_duration(heartbeat)}), so that one lost heartbeat would move roles; raise the one or lower the other",
         )
 
 
@@ -120,7 +132,7 @@ def _kafka_has_brokers(config: Config) -> Iterator[Conflict]:
 
 def _topics_differ(config: Config) -> Iterator[Conflict]:
     seen: dict[str, str] = {}
-    for name in ("delay", "progress", "rejected", "dead_letter"):
+    for name in ("delay", "progress", "rejected", "dead_letter", "cluster"):
         topic = getattr(config.topics, name)
         # Kafka's metrics write '.' as '_', so it refuses a topic that differs from another by that only.
         other = seen.setdefault(topic.replace(".", "_"), f"topics.{name}")

@@ -101,6 +101,10 @@ class TopicsConfig(Section):
     progress: Topic = key("chronos.progress", "Topic of the progress records, which hold the decisions of every step.")
     rejected: Topic = key("chronos.rejected", "Topic of the records that were refused, each with its reason.")
     dead_letter: Topic = key("chronos.dead-letter", "Topic of the messages that could not be delivered.")
+    cluster: Topic = key(
+        "chronos.cluster",
+        "Topic of the heartbeats and roles of a cluster with `coordinator.kind: kafka`; unused otherwise.",
+    )
     partitioner: Literal["any", "murmur2"] = key(
         "any",
         "`murmur2`: all producers partition keys as Java clients do, and a record whose id belongs to another "
@@ -139,6 +143,23 @@ class TopicsConfig(Section):
         "of the brokers: see *Compression* under *Run on an existing Kafka* first. It is set when the topic is created; a "
         "topic with another value is logged at every start.",
     )
+
+
+class KafkaCoordinatorConfig(Section):
+    """The coordinator on Kafka itself, on the brokers of `log.kafka`; for `coordinator.kind: kafka`."""
+
+    heartbeat: Duration = key(
+        "250ms",
+        "Time between two heartbeats of a node. A longer one costs the brokers less, and needs a longer `timeout`.",
+        least="50ms", most="10s",
+    )  # fmt: skip
+    timeout: Duration = key(
+        "1500ms",
+        "How long a node may be silent before its shards get other masters, or another controller takes its place. It must be "
+        "longer than the brokers need to elect leaders for their partitions, or a broker that fails moves roles for nothing. At "
+        "least four heartbeats. The same on all nodes.",
+        least="200ms", most="1m",
+    )  # fmt: skip
 
 
 class ZooKeeperConfig(Section):
@@ -187,10 +208,10 @@ class ZooKeeperConfig(Section):
 class CoordinatorConfig(Section):
     """How the master of each shard is chosen."""
 
-    kind: Literal["standalone", "zookeeper", "raft"] = key(
+    kind: Literal["standalone", "kafka", "zookeeper", "raft"] = key(
         "standalone",
-        "`standalone`: this node is master of every shard. `zookeeper`: several nodes share the shards and take "
-        "over from each other. `raft` is not supported yet.",
+        "`standalone`: this node is master of every shard. `kafka` and `zookeeper`: several nodes share the shards and take "
+        "over from each other; they find each other over a topic on Kafka itself, or over ZooKeeper. `raft` is not supported yet.",
     )
     replication: int | None = key(
         None,
@@ -198,6 +219,7 @@ class CoordinatorConfig(Section):
         "request itself. With a number, each added node reduces the load of the others.",
         least=2, most=100,
     )  # fmt: skip
+    kafka: KafkaCoordinatorConfig = Field(default_factory=KafkaCoordinatorConfig)
     zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 

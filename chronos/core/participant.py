@@ -208,6 +208,17 @@ class Participant:
     # --- the view
 
     @property
+    def returned(self) -> int:
+        """Number of the heartbeat of this process that came back last; 0: none did."""
+        return self._own.returned
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Return whether another client said farewell in the name of this life, which no longer counts."""
+        known = self.lives.get(self.member.node)
+        return known is not None and known.life == self.life and known.left
+
+    @property
     def stage(self) -> Stage:
         """What the caller has to do: see `Stage`."""
         return self.control.stage

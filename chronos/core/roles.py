@@ -6,6 +6,9 @@
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.errors import NodeIdTaken
 
 REBALANCE_AFTER_MS = 60_000
 """Time a member must have been present before shards are moved to it only to spread them evenly."""
@@ -68,6 +71,15 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Mapping[int, ReplicaReport] = {}
 
 
+def id_taken(node: str, cluster: str, holder: Member | None) -> NodeIdTaken:
+    """Return the error of a node whose id another data directory has. `holder`: as it reports; None: not known."""
+    where = "another process" if holder is None else f"the node at {holder.address}"
+    return NodeIdTaken(
+        f"node.id {node} is taken: {where} serves cluster {cluster} under it from another data directory; give this node an id"
+        " of its own, or stop the other one"
+    )
+
+
 class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The controller's decision for one shard."""
 
@@ -119,6 +131,20 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The nodes for which a place is kept, whether they are present or not."""
         return frozenset(self.drained).union(self.away, *(given.replicas for given in self.shards.values()))
 
+    @property
+    def are_empty(self) -> bool:
+        """Return whether nothing was decided yet: these name the controller, and nothing else."""
+        return replace(self, controller="", controller_epoch=0) == Roles()
+
+    @property
+    def decisions(self) -> "Roles":
+        """These roles without the progress in them, which grows all the time."""
+        return replace(self, shards={shard: replace(given, applied=0) for shard, given in self.shards.items()})
+
+
+PROGRESS_EVERY_S = 2.0
+"""Least pause between two publications of roles that differ only in progress: a new controller needs it only to tell a replica
+that lacks records from one that lags by a moment."""
 
 HISTORY_MAX = 50
 

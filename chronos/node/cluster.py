@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 from chronos.config import Config
 from chronos.core.assignment import plan
+from chronos.core.heartbeats import Timing
 from chronos.core.roles import Member
 from chronos.errors import ChronosError
 from chronos.node.driver import run_guarded
-from chronos.ports import Clock, Coordinator, TopicLog
+from chronos.node.opening import cluster_topic
+from chronos.ports import Clock, ClusterInspection, Coordinator, TopicLog
 from chronos.workers.membership import Membership
 from chronos.workers.reachability import LogReachability
 
 if TYPE_CHECKING:
+    from chronos.adapters.kafka.coordinator import KafkaCoordinator
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
-    from chronos.adapters.zookeeper.inspection import ClusterInspection as ClusterInspection
 
 WAIT_MAX_S = 1.0
 """Longest single wait, so that a stop is noticed."""
@@ -31,10 +33,41 @@ UNREACHABLE_SHARE = 3 / 4
 """Share of the session time-out without an answer from the log after which a master is replaced: with the last ping, a node
 that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
+UNREACHABLE_TIMEOUTS = 2
+"""The same with the coordinator on Kafka, in its timeouts: a node that is cut off from all brokers is gone before that. A ping is
+slower than a heartbeat, because it goes to any broker."""
 
-def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
+
+def open_coordinator(config: Config, instance: str) -> Coordinator:
     """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
-    # Imported here: a standalone node runs without the ZooKeeper client.
+    return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(config, instance)
+
+
+def open_on_kafka(config: Config, instance: str) -> "KafkaCoordinator":
+    """Return the coordinator on the Kafka cluster of `log.kafka`."""
+    from chronos.adapters.kafka.coordinator import KafkaCoordinator
+
+    settings, kafka = config.coordinator.kafka, config.log.kafka
+    assert kafka.bootstrap_servers is not None
+    return KafkaCoordinator(
+        bootstrap_servers=kafka.bootstrap_servers,
+        properties=kafka.properties,
+        topic=cluster_topic(config),
+        create_topic=config.topics.create,
+        cluster=config.cluster,
+        node=config.node.id,
+        instance=instance,
+        shards=config.shards,
+        replication=config.coordinator.replication,
+        timing=Timing(heartbeat_ms=settings.heartbeat, timeout_ms=settings.timeout),
+        transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
+        request_timeout_s=kafka.request_timeout / 1_000,
+    )
+
+
+def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
+    """Return the coordinator on ZooKeeper."""
+    # Imported here: other nodes run without the ZooKeeper client.
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 
     settings = config.coordinator.zookeeper
@@ -57,6 +90,13 @@ def open_coordinator(config: Config, instance: str) -> "ZooKeeperCoordinator":
         certfile=settings.certfile,
         keyfile=settings.keyfile,
     )
+
+
+def unreachable_ms(config: Config) -> int:
+    """Return the time without an answer from the log after which a master is replaced."""
+    if config.coordinator.kind == "kafka":
+        return UNREACHABLE_TIMEOUTS * config.coordinator.kafka.timeout
+    return int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE)
 
 
 class ClusterNode:
@@ -127,8 +167,13 @@ def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError],
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
 
 
-def inspect_coordinator(config: Config, instance: str) -> "ClusterInspection":
+def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:
     """Return the cluster as a client of the coordinator sees it, without joining. Raises ConfigurationError, CoordinatorUnavailable."""
+    if config.coordinator.kind == "kafka":
+        from chronos.adapters.kafka.cluster_inspection import inspect as inspect_kafka
+
+        on_kafka = open_on_kafka(config, instance)
+        return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     from chronos.adapters.zookeeper.inspection import inspect
 
-    return inspect(open_coordinator(config, instance))
+    return inspect(open_on_zookeeper(config, instance))

@@ -23,7 +23,7 @@ from chronos.core.selector import Selector
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
-from chronos.node.cluster import UNREACHABLE_SHARE, ClusterNode, open_coordinator
+from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
@@ -175,13 +175,13 @@ class Node:
 
     def _make_cluster_node(self) -> ClusterNode | None:
         config = self.config
-        if config.coordinator.kind != "zookeeper":
+        if config.coordinator.kind == "standalone":
             return None
         return ClusterNode(
             open_coordinator(config, self.instance),
             node=config.node.id,
             log=self.log,
-            unreachable_ms=int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE),
+            unreachable_ms=unreachable_ms(config),
             clock=self.clock,
             describe=self.describe,
             failed=self._fail,

@@ -24,6 +24,9 @@ HEADROOM_BYTES = 256 * 1024
 PROGRESS_BYTES = 4 * 1024 * 1024
 """Largest progress record that the progress topic accepts, unless `delivery.batch_messages` needs a larger one."""
 
+CLUSTER_BYTES = 4 * 1024 * 1024
+"""Largest record that the cluster topic accepts: the report of a node with some thousands of shards."""
+
 EMBEDDED_REMEDY = (
     "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that pending messages"
     " are in this store alone. `chronos doctor` tells more."
@@ -80,9 +83,7 @@ def open_bulk(config: Config) -> "BulkOpener":
 def own_topics(config: Config) -> list[TopicSpec]:
     """Return the four topics that Chronos owns, with the settings they must have."""
     topics = config.topics
-    common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
-    if topics.min_insync_replicas is not None:
-        common["min.insync.replicas"] = str(topics.min_insync_replicas)
+    common = _durable(config)
     # The log is the only other copy of the pending messages, so Kafka must not delete anything by itself.
     kept = {**common, "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
             "message.timestamp.type": "LogAppendTime"}  # fmt: skip
@@ -99,6 +100,23 @@ def own_topics(config: Config) -> list[TopicSpec]:
         TopicSpec(name=topics.rejected, partitions=shards, settings=letters),
         TopicSpec(name=topics.dead_letter, partitions=shards, settings=letters),
     ]  # fmt: skip
+
+
+def cluster_topic(config: Config) -> TopicSpec:
+    """Return the topic of `coordinator.kind: kafka`: heartbeats and roles. The controller trims it; nothing else deletes from it."""
+    return TopicSpec(name=config.topics.cluster, partitions=2, settings={
+        **_durable(config), "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
+        "max.message.bytes": str(CLUSTER_BYTES),
+    })  # fmt: skip
+
+
+def _durable(config: Config) -> dict[str, str]:
+    """Return the settings that every topic of Chronos has."""
+    topics = config.topics
+    common = {"replication.factor": str(topics.replication_factor), "unclean.leader.election.enable": "false"}
+    if topics.min_insync_replicas is not None:
+        common["min.insync.replicas"] = str(topics.min_insync_replicas)
+    return common
 
 
 def check_progress_fits(config: Config, progress: TopicInfo) -> None:

@@ -50,7 +50,7 @@ def make_shard(
     rules = Rules(
         shard=number,
         shards=config.shards,
-        own_topics=(topics.delay, topics.progress, topics.rejected, topics.dead_letter),
+        own_topics=(topics.delay, topics.progress, topics.rejected, topics.dead_letter, topics.cluster),
         allow=config.targets.allow,
         deny=config.targets.deny,
         max_delay_ms=config.limits.max_delay,

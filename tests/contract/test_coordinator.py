@@ -1,7 +1,7 @@
-"""The contract of every coordinator: the adapter on a real ZooKeeper, and the coordinator of the simulator.
+"""The contract of every coordinator: the adapters on a real ZooKeeper and a real Kafka, and the coordinator of the simulator.
 
 Each node reaches the servers over a link of its own that can be cut. Simulated time passes only inside `wait`, so the
-same test runs in real time on ZooKeeper and in simulated time in the simulator.
+same test runs in real time on the adapters and in simulated time in the simulator.
 """
 
 from __future__ import annotations
@@ -18,11 +18,28 @@ import pytest
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
+from chronos.adapters.kafka.cluster_topic import ClusterTopic, Entry
+from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.coordinator import KafkaCoordinator
+from chronos.adapters.kafka.writer import KafkaWriter
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
+from chronos.core.cluster_records import (
+    HEARTBEATS,
+    ROLES,
+    Farewell,
+    Heartbeat,
+    RolesRecord,
+    pack_record,
+    unpack_record,
+    unpack_roles,
+)
+from chronos.core.heartbeats import GRACE_TIMEOUTS, Timing
 from chronos.core.roles import ClusterView, ReplicaReport, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
-from chronos.ports import Coordinator
+from chronos.ports import Coordinator, TopicSpec
+from tests.harness.broker import Broker
+from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
 from tests.harness.zookeeper import SESSION_S, Ensemble, member
 from tests.sim.coordinator import Ensemble as SimulatedEnsemble
@@ -37,9 +54,30 @@ SHARDS = 2
 TICK_MS = 300
 """Interval between two heartbeats of a simulated coordinator."""
 
+TIMING = Timing(heartbeat_ms=200, timeout_ms=1_000)
+"""Of the coordinators on Kafka: shorter than the default, for the tests."""
+
+PATIENT = Timing(heartbeat_ms=500, timeout_ms=3_000)
+"""Of the same, where a test shows that something does not wait for the timeout."""
+
+DOORS = 4
+"""Links to the broker: most coordinators of one test."""
+
 
 class Cluster(Protocol):
     """Coordinators of one cluster, and the faults around them."""
+
+    refused_s: float
+    """Least time until a second data directory with the same id is refused."""
+
+    has_sessions: bool
+    """A node that was away for long has to join again."""
+
+    at_once_s: float
+    """Longest time for what does not wait until a node is lost, after `be_patient`."""
+
+    def be_patient(self) -> None:
+        """Before the first coordinator is made: nodes are lost so late that this can be told from what does not wait for it."""
 
     def coordinator(self, node: str, instance: str = "") -> Coordinator:
         """Make a coordinator that has not joined; its `instance` is `i-<node>` unless given."""
@@ -66,6 +104,10 @@ class Cluster(Protocol):
 class ZooKeeperCluster:
     """Coordinators on a real ZooKeeper."""
 
+    refused_s = SESSION_S
+    has_sessions = True
+    at_once_s = SESSION_S / 2
+
     def __init__(self, zookeeper: Ensemble, network: Network, raw: KazooClient) -> None:
         self._zookeeper = zookeeper
         self._network = network
@@ -88,6 +130,9 @@ class ZooKeeperCluster:
         )
         self.made.append(made)
         return made
+
+    def be_patient(self) -> None:
+        pass
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -119,8 +164,119 @@ class ZooKeeperCluster:
             coordinator.leave()
 
 
+class KafkaCluster:
+    """Coordinators on a real Kafka."""
+
+    refused_s = (GRACE_TIMEOUTS + 1) * TIMING.timeout_ms / 1_000
+    has_sessions = False
+    at_once_s = 2.5
+
+    def __init__(self, broker: Broker, doors: list[Link]) -> None:
+        self._bootstrap = broker.bootstrap
+        self._doors = iter(doors)
+        self._spec = TopicSpec(name=f"cluster.{uuid.uuid4().hex[:8]}", partitions=2, settings={"retention.ms": "-1"})
+        self._timing = TIMING
+        self._links: dict[str, list[Link]] = {}
+        self._timers: list[threading.Timer] = []
+        self.made: list[KafkaCoordinator] = []
+
+    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+        link = next(self._doors)
+        self._links.setdefault(node, []).append(link)
+        made = KafkaCoordinator(
+            bootstrap_servers=link.address,
+            properties={},
+            topic=self._spec,
+            create_topic=True,
+            cluster="test",
+            node=node,
+            instance=instance or f"i-{node}",
+            shards=SHARDS,
+            timing=self._timing,
+        )
+        self.made.append(made)
+        return made
+
+    def be_patient(self) -> None:
+        self._timing = PATIENT
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._timers.append(threading.Timer(0.1, call))
+        self._timers[-1].start()
+
+    def cut(self, node: str) -> None:
+        for link in self._links[node]:
+            link.cut(silent=False)
+
+    def mend(self, node: str) -> None:
+        for link in self._links[node]:
+            link.mend()
+
+    def expel(self, node: str) -> None:
+        """As another client of the topic could: end its transactions, and say farewell in its name."""
+        lives = [
+            record
+            for entry in self._entries()
+            if entry.partition == HEARTBEATS
+            and isinstance(record := unpack_record(entry.value), Heartbeat)
+            and record.member.node == node
+        ]
+        life = lives[-1]
+        self._write(HEARTBEATS, pack_record(Farewell(node=node, life=life.life, generation=life.generation)))
+
+    def publish(self, roles: Roles) -> None:
+        last = [unpack_roles(entry.value) for entry in self._entries() if entry.partition == ROLES][-1]
+        record = RolesRecord(life="other", version=last.version + 1, answered=last.answered, roles=roles)
+        self._write(ROLES, pack_record(record))
+
+    def _topic(self) -> ClusterTopic:
+        topic = ClusterTopic(Connection(self._bootstrap, {}), self._spec, create=False)
+        topic.open()
+        return topic
+
+    def _entries(self) -> list[Entry]:
+        topic = self._topic()
+        reader = topic.reader()
+        try:
+            return reader.read_all(PATIENCE_S)
+        finally:
+            reader.close()
+            topic.close()
+
+    def _write(self, partition: int, value: bytes) -> None:
+        """Write a record as the controller, which fences the one that there is."""
+        topic = self._topic()
+        writer = KafkaWriter(
+            topic.connection,
+            transactional_id=f"chronos-{topic.id}-controller",
+            progress_topic=topic.name,
+            shard=partition,
+            timeout_s=PATIENCE_S,
+            small_batch_topics={},
+        )
+        writer.send([], value)
+        writer.commit(lambda _: None)
+        writer.close()
+        topic.close()
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.join()
+        for node in self._links:
+            self.mend(node)
+        for coordinator in self.made:
+            coordinator.leave()
+
+
 class SimulatedCluster:
     """Coordinators of the simulator."""
+
+    refused_s = SESSION_S
+    has_sessions = True
+    at_once_s = SESSION_S / 2
 
     def __init__(self) -> None:
         self._world = World(0)
@@ -139,6 +295,9 @@ class SimulatedCluster:
 
         tick()
         return made
+
+    def be_patient(self) -> None:
+        pass
 
     def now_s(self) -> float:
         return self._world.now_ms / 1_000
@@ -161,11 +320,33 @@ class SimulatedCluster:
         assert self._servers.publish(roles, self._servers.version)
 
 
-@pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.integration), "simulated"])
+@pytest.fixture(scope="module")
+def doors() -> Iterator[tuple[Broker, list[Link]]]:
+    """A broker, and links through which it can be reached."""
+    with Network() as network:
+        ports = [free_port() for _ in range(DOORS)]
+        links = [network.link(port) for port in ports]
+        named = {f"DOOR{at}": (port, link.port) for at, (port, link) in enumerate(zip(ports, links, strict=True))}
+        with Broker(doors=named, heap_mb=256) as broker:
+            yield broker, links
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("zookeeper", marks=pytest.mark.integration),
+        pytest.param("kafka", marks=pytest.mark.integration),
+        "simulated",
+    ]
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A new cluster on each coordinator."""
     if request.param == "simulated":
         yield SimulatedCluster()
+        return
+    if request.param == "kafka":
+        on_kafka = KafkaCluster(*request.getfixturevalue("doors"))
+        yield on_kafka
+        on_kafka.close()
         return
     zookeeper: Ensemble = request.getfixturevalue("zookeeper")
     raw = KazooClient(hosts=zookeeper.hosts)
@@ -187,7 +368,9 @@ def joined(cluster: Cluster, node: str, instance: str = "") -> Coordinator:
 
 def pair(cluster: Cluster) -> tuple[Coordinator, Coordinator]:
     """Nodes a and b; both have joined and see each other."""
-    both = joined(cluster, "a"), joined(cluster, "b")
+    a = joined(cluster, "a")
+    until_controls(cluster, a)
+    both = a, joined(cluster, "b")
     until(cluster, lambda: all(len(each.look().members) == 2 for each in both), *both, plan=None)
     return both
 
@@ -209,10 +392,38 @@ def until(
             coordinator.wait(0.02)
 
 
+class Controls(Exception):
+    """A node was asked to plan."""
+
+
+def until_controls(cluster: Cluster, coordinator: Coordinator) -> None:
+    """Let this node wait until it is the controller; it plans nothing yet."""
+
+    def planning(view: ClusterView) -> Roles:
+        raise Controls
+
+    deadline_s = cluster.now_s() + PATIENCE_S
+    with suppress(Controls):
+        while True:
+            assert cluster.now_s() < deadline_s, "the node did not become controller in time"
+            with suppress(CoordinatorUnavailable):
+                coordinator.control(planning)
+            coordinator.wait(0.02)
+
+
 def masters(coordinator: Coordinator) -> set[str | None]:
     """The masters, as this node knows them."""
     roles = coordinator.look().roles
     return set() if roles is None else {given.master for given in roles.shards.values()}
+
+
+def is_refused(verb: Callable[[], None]) -> bool:
+    """Return whether the coordinator refuses it."""
+    try:
+        verb()
+    except CoordinatorUnavailable:
+        return True
+    return False
 
 
 def known_roles(coordinator: Coordinator) -> Roles:
@@ -277,6 +488,7 @@ def test_the_first_node_to_join_is_the_only_controller_and_all_nodes_learn_its_r
 def test_the_controller_knows_what_it_published(cluster: Cluster) -> None:
     """It knows its roles before any notification."""
     a = joined(cluster, "a")
+    until_controls(cluster, a)
     assert a.control(plan)
     assert masters(a) == {"a"}
 
@@ -355,7 +567,7 @@ def test_requests_are_given_to_one_plan_in_their_order_and_are_then_gone(cluster
     deadline_s = cluster.now_s() + PATIENCE_S
     while not any(view.requests for view in noted.views) or noted.views[-1].requests:
         assert cluster.now_s() < deadline_s
-        assert a.control(noted)
+        a.control(noted)
         a.wait(0.02)
     assert [request for view in noted.views for request in view.requests] == list(requests)
 
@@ -376,7 +588,7 @@ def test_a_request_is_kept_when_the_roles_of_its_plan_are_not_published(cluster:
     deadline_s = cluster.now_s() + PATIENCE_S
     while not any(view.requests for view in noted.views):
         assert cluster.now_s() < deadline_s
-        assert a.control(overtaken)
+        a.control(overtaken)
         a.wait(0.02)
     until(cluster, lambda: known_roles(a).drained == ("a",), a)
 
@@ -386,12 +598,13 @@ def test_a_request_is_kept_when_the_roles_of_its_plan_are_not_published(cluster:
 
 def test_a_node_that_leaves_gives_up_its_place_and_the_control_at_once(cluster: Cluster) -> None:
     """Its shards and the control are with the other node long before a session would have expired."""
+    cluster.be_patient()
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     left_s = cluster.now_s()
     a.leave()
     until(cluster, lambda: masters(b) == {"b"}, b)
-    assert cluster.now_s() - left_s < SESSION_S / 2
+    assert cluster.now_s() - left_s < cluster.at_once_s
     roles = known_roles(b)
     assert (roles.controller, roles.controller_epoch) == ("b", 2)
     assert set(b.look().members) == {"b"}
@@ -400,12 +613,13 @@ def test_a_node_that_leaves_gives_up_its_place_and_the_control_at_once(cluster: 
 def test_roles_are_published_only_over_those_that_the_plan_was_made_from(cluster: Cluster) -> None:
     """Somebody publishes while the controller plans: its plan is thrown away, and made again from the newer roles."""
     a = joined(cluster, "a")
+    until_controls(cluster, a)
 
     def overtaken(view: ClusterView) -> Roles:
-        cluster.publish(Roles(controller="other", controller_epoch=7))
+        cluster.publish(Roles(controller="other", controller_epoch=7, drained=("c",)))
         return plan(view)
 
-    assert a.control(overtaken)
+    a.control(overtaken)
     until(cluster, lambda: a.look().roles is not None, a, plan=None)
     assert known_roles(a).controller == "other"
     until(cluster, lambda: masters(a) == {"a"}, a)
@@ -424,11 +638,11 @@ def test_a_node_that_lost_its_place_while_it_planned_publishes_nothing(cluster: 
     until(cluster, lambda: "a" not in b.look().members, b, plan=None)
     assert b.look().roles is None
     assert not a.control(plan)
-    with pytest.raises(CoordinatorUnavailable):
-        a.report(member("a"))
+    until(cluster, lambda: is_refused(lambda: a.report(member("a"))), a, plan=None)
     assert a.look().roles is None
     b.leave()
     a.join(member("a"))
+    until_controls(cluster, a)
     assert a.control(plan)
     assert masters(a) == {"a"}
 
@@ -442,9 +656,9 @@ def test_a_second_data_directory_with_the_same_id_is_refused_after_a_sessions_ti
     started_s = cluster.now_s()
     with pytest.raises(NodeIdTaken, match=r"node\.id a is taken: the node at http://a:7700"):
         joined(cluster, "a", instance="another")
-    assert SESSION_S <= cluster.now_s() - started_s < SESSION_S + 5
-    assert a.look().confirmed
-    assert a.control(plan)
+    assert cluster.refused_s <= cluster.now_s() - started_s < cluster.refused_s + PATIENCE_S
+    until(cluster, lambda: a.look().confirmed, a, plan=None)
+    until_controls(cluster, a)
 
 
 def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_over(cluster: Cluster) -> None:
@@ -456,13 +670,14 @@ def test_another_data_directory_gets_the_id_once_the_session_of_the_first_is_ove
 
 def test_a_restarted_node_takes_its_own_place_at_once_and_keeps_its_shards(cluster: Cluster) -> None:
     """Its former session still lives, and no node waits for its end."""
+    cluster.be_patient()
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     before = known_roles(b)
     cluster.cut("a")
     started_s = cluster.now_s()
     again = joined(cluster, "a")
-    assert cluster.now_s() - started_s < SESSION_S / 2
+    assert cluster.now_s() - started_s < cluster.at_once_s
     again.report(member("a", applied=7))
     until(cluster, lambda: b.look().members["a"].replicas[0].applied == 7, again, b)
     after = known_roles(b)
@@ -489,12 +704,12 @@ def test_while_no_server_answers_roles_are_kept_and_nothing_is_confirmed(cluster
     cluster.mend("a")
     until(cluster, lambda: a.look().confirmed, a)
     assert masters(a) == {"a"}
-    assert a.control(plan)
+    until_controls(cluster, a)
     a.report(member("a", applied=5))
 
 
-def test_a_node_whose_session_expired_learns_it_when_a_server_answers_and_has_no_role(cluster: Cluster) -> None:
-    """Meanwhile control and shards are with the other node; it joins again as the youngest."""
+def test_a_node_that_was_away_for_long_learns_it_when_a_server_answers_and_has_no_role(cluster: Cluster) -> None:
+    """Meanwhile control and shards are with the other node. With sessions it has to join again, as the youngest."""
     a, b = pair(cluster)
     until(cluster, lambda: masters(b) == {"a", "b"}, a, b)
     cluster.cut("a")
@@ -503,13 +718,15 @@ def test_a_node_whose_session_expired_learns_it_when_a_server_answers_and_has_no
     assert (roles.controller, roles.controller_epoch) == ("b", 2)
     assert masters(a) == {"a", "b"}
     cluster.mend("a")
-    until(cluster, lambda: a.look().roles is None, a)
-    assert (a.look().members, a.look().confirmed) == ({}, False)
-    with pytest.raises(CoordinatorUnavailable, match="has to join again"):
-        a.report(member("a"))
-    a.join(member("a"))
+    if cluster.has_sessions:
+        until(cluster, lambda: a.look().roles is None, a)
+        assert (a.look().members, a.look().confirmed) == ({}, False)
+        with pytest.raises(CoordinatorUnavailable, match="has to join again"):
+            a.report(member("a"))
+        a.join(member("a"))
+    until(cluster, lambda: a.look().confirmed and masters(a) == {"b"} and set(b.look().members) == {"a", "b"}, a, b)
     assert not a.control(plan)
-    assert b.control(plan)
+    until_controls(cluster, b)
 
 
 def test_a_node_that_joins_while_no_server_answers_gets_an_error_and_has_no_role(cluster: Cluster) -> None:
@@ -529,7 +746,7 @@ def test_the_controller_counts_a_member_that_joined_again_as_new(cluster: Cluste
     """So a node that restarts repeatedly does not get more shards at once."""
     a, b = pair(cluster)
     noted = Noted()
-    assert a.control(noted)
+    until(cluster, lambda: a.control(noted), a, plan=None)
     since_ms = noted.views[-1].since_ms["b"]
     until(cluster, lambda: a.control(noted) and noted.views[-1].now_ms > since_ms + 50, a)
     assert noted.views[-1].since_ms["b"] == since_ms

@@ -315,7 +315,7 @@ def test_the_doctor_sees_the_cluster_from_outside(
     fleet.wait_led(without="n3")
     code, findings = doctor(node)
     assert code == 3
-    assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it has a session with ZooKeeper"]
+    assert [text.split(",")[0] for text in findings["problem"]] == ["node n2: it is a member of the cluster"]
     assert any("node n3 holds replicas and has been away" in text for text in findings["note"])
 
     # n3 will not come back: it is forgotten on request, and a node that is present is not.

@@ -24,8 +24,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from chronos.adapters.zookeeper.session import ANSWER_S, KAZOO_LOG, REQUESTS, Session, decoded
-from chronos.core.roles import REBALANCE_AFTER_MS, ClusterView, Member, Request, Roles
-from chronos.errors import ConfigurationError, CoordinatorUnavailable, NodeIdTaken
+from chronos.core.roles import REBALANCE_AFTER_MS, ClusterView, Member, Request, Roles, id_taken
+from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
 
 CLOSE_S = 2.0
@@ -201,11 +201,7 @@ class ZooKeeperCoordinator:
             elif (remaining_s := deadline - time.monotonic()) > 0:
                 gone.wait(remaining_s)
             else:
-                where = "another process" if other is None else f"the node at {other.address}"
-                raise NodeIdTaken(
-                    f"node.id {self._node} is taken: {where} serves cluster {self._cluster} under it from another data "
-                    "directory; give this node an id of its own, or stop the other one"
-                )
+                raise id_taken(self._node, self._cluster, other)
 
     def _view(self, session: Session, requests: tuple[Request, ...]) -> ClusterView:
         roles = session.roles or Roles()

@@ -9,32 +9,13 @@ import msgspec
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
-from msgspec import Struct
 
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.adapters.zookeeper.session import ANSWER_S, CONNECT_S, MEMBERS, ROLES
 from chronos.core.roles import Member, Roles
+from chronos.core.timefmt import format_duration
 from chronos.errors import CoordinatorUnavailable
-
-
-class ClusterInspection(Struct, frozen=True, kw_only=True):
-    """The findings of an inspection."""
-
-    hosts: str
-    """Servers, `host:port` separated by commas."""
-    base: str
-    """The znode that holds the cluster."""
-    asked_ms: int
-    """Session time-out that was requested, in ms."""
-    given_ms: int
-    """Session time-out that the server granted, in ms."""
-    clock_ms: int
-    """Least difference between the server's clock and this machine's, in ms; 0 if the answer came too late to tell."""
-    members: dict[str, Member]
-    unreadable: tuple[str, ...]
-    """Members whose znode another version of Chronos wrote."""
-    roles: Roles | None
-    """As published; None if there are none, or if they cannot be read."""
+from chronos.ports import CLOCK_TOLERANCE_MS, ClusterInspection
 
 
 def inspect(coordinator: ZooKeeperCoordinator) -> ClusterInspection:
@@ -70,12 +51,22 @@ def _inspect(client: KazooClient, base: str, hosts: str, *, asked_ms: int) -> Cl
             members[name] = msgspec.json.decode(_read(client, f"{base}/{MEMBERS}/{name}"), type=Member)
         except msgspec.MsgspecError:
             unreadable.append(name)
+    given_ms = int(client._session_timeout)
+    clock_ms = max(before_ms - stat.ctime, stat.ctime - after_ms, 0)
+    notes = []
+    if given_ms != asked_ms:
+        notes.append(
+            f"the session timeout is {format_duration(given_ms)}, not {format_duration(asked_ms)}"
+            " (coordinator.zookeeper.session_timeout): the server allows 2 to 20 of its tickTime"
+        )
+    if clock_ms > CLOCK_TOLERANCE_MS:
+        notes.append(
+            f"its clock and this machine's differ by {clock_ms} ms. Nothing depends on it, but one of them is wrong: check NTP"
+            " on both"
+        )
     return ClusterInspection(
-        hosts=hosts,
-        base=base,
-        asked_ms=asked_ms,
-        given_ms=int(client._session_timeout),
-        clock_ms=max(before_ms - stat.ctime, stat.ctime - after_ms, 0),
+        checked=f"{hosts}: a session was opened, and {base} can be written",
+        notes=tuple(notes),
         members=members,
         unreadable=tuple(unreadable),
         roles=_roles(_read(client, f"{base}/{ROLES}")),

@@ -18,9 +18,8 @@ from kazoo.exceptions import NoNodeError, RolledBackError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
-from msgspec.structs import replace
 
-from chronos.core.roles import Member, Request, Roles
+from chronos.core.roles import PROGRESS_EVERY_S, Member, Request, Roles
 from chronos.errors import CoordinatorUnavailable
 
 log = structlog.get_logger("chronos.zookeeper")
@@ -30,10 +29,6 @@ CONNECT_S = 5.0
 
 ANSWER_S = 2.0
 """Longest wait for an answer; a healthy ensemble takes milliseconds."""
-
-PROGRESS_EVERY_S = 2.0
-"""Least pause between two publications of roles that differ only in progress: progress grows all the time, and a new
-controller needs it only to tell a replica that lacks records from one that lags by a moment."""
 
 ZNODE_BYTES_MAX = 0xFFFFF - 65_536
 """Largest value of a znode: ZooKeeper ends the connection of a client whose request is larger than `jute.maxbuffer`, 1 MiB by
@@ -296,7 +291,7 @@ class Session:
         if roles == self.roles:
             return False
         quiet_s = time.monotonic() - self._published_s
-        return quiet_s >= PROGRESS_EVERY_S or self.roles is None or _decisions(roles) != _decisions(self.roles)
+        return quiet_s >= PROGRESS_EVERY_S or self.roles is None or roles.decisions != self.roles.decisions
 
     def publish(self, roles: Roles, *, answered: list[str], node: str) -> None:
         """Write the roles over those that were read and delete the requests, all or nothing."""
@@ -341,8 +336,3 @@ def decoded(data: bytes, kind: type[T]) -> T | None:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
         return None
-
-
-def _decisions(roles: Roles) -> Roles:
-    """Return the roles without the progress in them."""
-    return replace(roles, shards={shard: replace(given, applied=0) for shard, given in roles.shards.items()})
