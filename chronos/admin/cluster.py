@@ -172,7 +172,7 @@ class Cluster:
         if membership is None:
             raise ProblemError(
                 501, "standalone", "this node is standalone: it leads every shard, and there is no other node",
-                hint="run several nodes with coordinator.kind: zookeeper",
+                hint="run several nodes with coordinator.kind: kafka or zookeeper",
             )  # fmt: skip
         return membership
 

@@ -738,7 +738,7 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
-    coordinator: Annotated[str, Meta(description="`standalone` or `zookeeper`.")]
+    coordinator: Annotated[str, Meta(description="`standalone`, `kafka` or `zookeeper`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
     ready: bool

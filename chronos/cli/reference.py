@@ -21,7 +21,7 @@ the version, `chronos --install-completion` installs completion for your shell.
 | 0 | done |
 | 1 | failed: too late, rejected, not supported, or a problem was found |
 | 2 | wrong usage or configuration, or a Python package is missing |
-| 3 | unreachable: the service, its log or ZooKeeper; or PySpark or Java is missing |
+| 3 | unreachable: the service, its log or its coordinator; or PySpark or Java is missing |
 | 4 | not found |
 | 5 | a store is damaged |
 | 6 | `audit`: no broken promise was found, but not every outcome is proved |

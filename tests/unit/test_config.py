@@ -402,8 +402,19 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
         "name its brokers, for example localhost:9092",
     ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092"): None,
-    ("coordinator.kind=raft",): "coordinator.kind: raft is not supported yet; use standalone or zookeeper",
+    ("coordinator.kind=raft",): "coordinator.kind: raft is not supported yet; use standalone, kafka or zookeeper",
     (*ON_KAFKA, "coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"): None,
+    (*ON_KAFKA, "coordinator.kind=kafka"): None,
+    ("coordinator.kind=kafka",):
+        "coordinator.kind: kafka is for several nodes, and log.kind is embedded, which is inside one; "
+        "use log.kind: kafka, or coordinator.kind: standalone",
+    ("coordinator.kafka.heartbeat=500ms",):
+        "coordinator.kafka.timeout: 1500ms is less than 4 times coordinator.kafka.heartbeat (500ms), "
+        "so that one lost heartbeat would move roles; raise the one or lower the other",
+    ("coordinator.kafka.heartbeat=500ms", "coordinator.kafka.timeout=2s"): None,
+    ("topics.rejected=chronos.cluster",):
+        "topics.cluster: chronos.cluster is the topic of topics.rejected too, as Kafka reads names ('.' and '_' are one); "
+        "give each its own",
     (*ON_KAFKA, "coordinator.kind=zookeeper"):
         "coordinator.zookeeper.hosts: is missing, and coordinator.kind is zookeeper; "
         "name its servers, for example localhost:2181",
@@ -568,6 +579,8 @@ PATTERNS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, m
 # Ranges within which the relations between keys hold, whatever is drawn.
 NARROWED: dict[str, tuple[Any, Any]] = {
     "topics.message_bytes_max": ("5MiB", "8MB"),
+    "coordinator.kafka.heartbeat": ("50ms", "300ms"),
+    "coordinator.kafka.timeout": ("1200ms", "1m"),
     "delivery.batch_bytes": ("8MB", "1GiB"),
     "delivery.retry_base": ("1ms", "5m"),
     "delivery.retry_cap": ("5m", "7d"),

@@ -174,7 +174,7 @@ class RolesWriter:
                 shard=ROLES,
                 timeout_s=self._timeout_s,
                 small_batch_topics={},
-                of="the roles of the cluster",
+                failure="becoming controller: the last transaction of the controller before was not resolved",
             )
         except ChronosError as error:
             self._failed(error)

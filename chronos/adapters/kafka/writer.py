@@ -41,10 +41,10 @@ class KafkaWriter:
         shard: int,
         timeout_s: float,
         small_batch_topics: Mapping[str, int],
-        of: str = "",
+        failure: str = "",
     ) -> None:
-        """`small_batch_topics`: topics that take smaller batches than the client makes, with their limits in bytes. `of`: name of
-        the one partition that it writes progress to, for people; the shard if it is empty."""
+        """`small_batch_topics`: topics that take smaller batches than the client makes, with their limits in bytes. `failure`: text
+        of the error when earlier producers cannot be fenced."""
         self._progress_topic = progress_topic
         self._shard = shard
         self._timeout_s = timeout_s
@@ -68,7 +68,7 @@ class KafkaWriter:
         self.sent: list[Sent] = []
         init_transactions(
             self._producer,
-            f"taking over {of or f'shard {shard}'}: its last transaction was not resolved",
+            failure or f"taking over shard {shard}: its last transaction was not resolved",
             lambda: connection.advice(f"a broker at {connection.bootstrap_servers} is slow or gone"),
         )
 
