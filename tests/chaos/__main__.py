@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.chaos.drill import GAP_S, Drill
-from tests.chaos.faults import FAULTS, Fault, epochs_complaints, plan
+from tests.chaos.faults import FAULTS, OF_ZOOKEEPER, Fault, epochs_complaints, plan
 from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
 from tests.chaos.report import Report
 from tests.chaos.world import Scene, World, bring_up
@@ -36,6 +36,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}")
     parser.add_argument("--count", type=int, help="how often each fault; default: as in docs/reliability.md")
+    parser.add_argument(
+        "--coordinator", choices=["zookeeper", "kafka"], default="zookeeper", help="of the nodes (default zookeeper)"
+    )
     parser.add_argument("--rate", type=int, default=5_000, help="messages per second at most (default 5000)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
     parser.add_argument("--keep", action="store_true", help="write the table into docs/reliability.md")
@@ -49,9 +52,12 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.kills is not None:
         return kill_single_node(arguments.kills, arguments.seed)
+    on_kafka = arguments.coordinator == "kafka"
     chosen = arguments.faults.split(",")
     if unknown := set(chosen) - set(names):
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
+    if on_kafka:
+        chosen = [name for name in chosen if name not in OF_ZOOKEEPER]
     legs = [leg for scene, faults in plan(chosen, arguments.count) for leg in cut(scene, faults)]
     estimate_s = sum(leg_s(scene, faults) for scene, faults in legs)
     PROGRESS.print(
@@ -62,7 +68,7 @@ def main() -> int:
     dice = random.Random(arguments.seed)
     deadline = time.monotonic() + PATIENCE * estimate_s
     for scene, faults in legs:
-        run(scene, faults, report, dice, deadline)
+        run(scene, faults, report, dice, deadline, on_kafka=on_kafka)
     report.show()
     if arguments.keep:
         report.keep(" ".join(["./scripts/chaos", *sys.argv[1:]]))
@@ -109,9 +115,11 @@ def leg_s(scene: Scene, faults: list[Fault]) -> float:
     return scene.start_s + scene.warm_s + sum(fault.takes_s + GAP_S for fault in faults)
 
 
-def run(scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float) -> None:
+def run(
+    scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float, *, on_kafka: bool
+) -> None:
     """Run one leg. A fault that fails ends it: later ones would be judged on a cluster that is already broken."""
-    with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene) as world:
+    with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene, on_kafka=on_kafka) as world:
         rate = min(report.rate, scene.rate_max)
         left_s = max(1.0, deadline - time.monotonic())
         with Drill(

@@ -70,6 +70,29 @@ def freeze_master(world: World, dice: random.Random) -> None:
     world.wait_recovered()
 
 
+def freeze_controller(world: World, dice: random.Random) -> None:
+    """SIGSTOP of the controller at a random moment while it publishes roles; it resumes after another one has taken over."""
+    fleet = world.fleet
+    name = fleet.nodes_seen()["controller"]
+    node = fleet.nodes[name]
+    other = next(each for other, each in fleet.running.items() if other != name)
+    stopped_s = time.monotonic() + dice.uniform(0.2, 0.5)
+    # Every change is published by itself: the controller is in a transaction most of the time.
+    while time.monotonic() < stopped_s:
+        status, _ = other.ask("PUT", "/v1/rates/frozen", {"rate": f"{dice.randrange(1, 1_000)}/s"})
+        assert status in (200, 202), status
+    node.freeze()
+    try:
+        other.wait_until(
+            lambda: other.get("/v1/nodes")["controller"] not in (name, None), "see another controller", timeout_s=60.0
+        )
+        fleet.wait_led(without=name)
+    finally:
+        node.thaw()
+    world.wait_recovered()
+    fleet.wait_agreed()
+
+
 def hand_over(world: World, dice: random.Random) -> None:
     """A planned hand-over of one shard to another node."""
     fleet = world.fleet
@@ -116,6 +139,7 @@ def lose_zookeeper(world: World, dice: random.Random) -> None:
     """One ZooKeeper server of three killed, the leader or a follower: no role changes."""
     fleet = world.fleet
     begun_ms, before = time.time_ns() // 1_000_000, fleet.epochs()
+    assert world.zookeeper is not None
     server = dice.choice(world.zookeeper.servers)
     server.kill()
     time.sleep(fleet.session_s + SESSION_S)
@@ -129,6 +153,7 @@ def lose_quorum(world: World, dice: random.Random, *, away_s: float = QUORUM_LOS
     """Two ZooKeeper servers of three killed: masters continue, and roles can move again once there is a quorum."""
     fleet = world.fleet
     begun_ms, before = time.time_ns() // 1_000_000, fleet.epochs()
+    assert world.zookeeper is not None
     servers = dice.sample(world.zookeeper.servers, 2)
     until_s = time.monotonic() + away_s
     for server in servers:
@@ -238,6 +263,8 @@ FAULTS = (
           act=kill_master),
     Fault(name="freeze", title="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
           act=freeze_master),
+    Fault(name="controller", title="SIGSTOP of the controller while it publishes", scene=PLAIN, count=10, takes_s=16,
+          late_s=FAILOVER_S, act=freeze_controller),
     Fault(name="transfer", title="planned hand-over", scene=PLAIN, count=30, takes_s=2, late_s=1, act=hand_over),
     Fault(name="roll", title="rolling restart of all nodes", scene=PLAIN, count=5, takes_s=20, late_s=2, act=roll),
     Fault(name="disk", title="a node's data directory deleted", scene=PLAIN, count=5, takes_s=20, late_s=FAILOVER_S,
@@ -259,6 +286,10 @@ FAULTS = (
     Fault(name="broker", title="Kafka broker killed, of 3", scene=QUORUMS, count=10, takes_s=20, late_s=10,
           act=lose_broker),
 )  # fmt: skip
+
+
+OF_ZOOKEEPER = frozenset({"cut-zookeeper", "zookeeper", "quorum"})
+"""The faults that need one."""
 
 
 def plan(names: list[str], count: int | None) -> Iterator[tuple[Scene, list[Fault]]]:

@@ -38,15 +38,29 @@ class Node(Service):
         os.kill(self.pid, signal.SIGUSR1)
 
 
+def coordinator_settings(zookeeper: str | None, session_s: int) -> dict[str, object]:
+    """Return the settings of a node's coordinator."""
+    if zookeeper is None:
+        return {"coordinator.kind": "kafka"}
+    return {
+        "coordinator.kind": "zookeeper",
+        "coordinator.zookeeper.hosts": zookeeper,
+        "coordinator.zookeeper.session_timeout": f"{session_s}s",
+    }
+
+
 class Fleet:
-    """`count` nodes on the same topics. Their data stays in `directory` across restarts."""
+    """`count` nodes on the same topics. Their data stays in `directory` across restarts.
+
+    `zookeeper`: its servers; None: the coordinator is Kafka.
+    """
 
     def __init__(
         self,
         directory: Path,
         *,
         bootstrap: str,
-        zookeeper: str,
+        zookeeper: str | None,
         count: int = 3,
         shards: int = 4,
         session_s: int = SESSION_S,
@@ -62,9 +76,7 @@ class Fleet:
                 settings={
                     "node.id": name,
                     "shards": shards,
-                    "coordinator.kind": "zookeeper",
-                    "coordinator.zookeeper.hosts": zookeeper,
-                    "coordinator.zookeeper.session_timeout": f"{session_s}s",
+                    **coordinator_settings(zookeeper, session_s),
                     **(settings or {}),
                     **node_settings(name),
                 },
@@ -139,6 +151,19 @@ class Fleet:
                 timeout_s=max(1.0, deadline - time.monotonic()),
                 every_s=0.05,
             )
+
+    def wait_agreed(self, *, timeout_s: float = SETTLED_S) -> None:
+        """Wait until all nodes name the same controller and the same masters."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            seen = [node.get("/v1/nodes") for node in self.running.values()]
+            found = {(each["controller"], each["controller_epoch"]) for each in seen}
+            masters = [self.masters(asked=node) for node in self.running.values()]
+            if len(found) == 1 and all(each == masters[0] for each in masters):
+                return
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the nodes do not agree after {timeout_s:g} s: {found}, {masters}")
+            time.sleep(0.05)
 
     def wait_alike(self, *, timeout_s: float = SETTLED_S) -> None:
         """Wait until all replicas of every shard have applied the same progress record."""

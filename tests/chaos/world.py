@@ -57,10 +57,10 @@ class Lines:
 
     def settings(self) -> dict[str, object]:
         """The settings that make the node use the links."""
-        return {
-            "log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka),
-            "coordinator.zookeeper.hosts": ",".join(link.address for link in self.zookeeper),
-        }
+        found: dict[str, object] = {"log.kafka.bootstrap_servers": ",".join(link.address for link in self.kafka)}
+        if self.zookeeper:
+            found["coordinator.zookeeper.hosts"] = ",".join(link.address for link in self.zookeeper)
+        return found
 
 
 @dataclass
@@ -69,7 +69,8 @@ class World:
 
     fleet: Fleet
     kafka: Broker | Cluster
-    zookeeper: Ensemble
+    zookeeper: Ensemble | None
+    """None: the coordinator is Kafka."""
     lines: dict[str, Lines] = field(default_factory=dict)
     """By node; empty in a scene without links."""
 
@@ -80,16 +81,22 @@ class World:
 
 
 @contextmanager
-def bring_up(directory: Path, scene: Scene, settings: dict[str, object] | None = None) -> Iterator[World]:
-    """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every node."""
-    zookeeper = Ensemble(scene.zookeepers)
+def bring_up(
+    directory: Path, scene: Scene, settings: dict[str, object] | None = None, *, on_kafka: bool = False
+) -> Iterator[World]:
+    """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every node.
+
+    `on_kafka`: the coordinator is Kafka, and there is no ZooKeeper.
+    """
+    zookeeper = None if on_kafka else Ensemble(scene.zookeepers)
     doors: dict[int, dict[str, tuple[int, int]]] = {number: {} for number in range(1, scene.brokers + 1)}
     lines: dict[str, Lines] = {}
     with ExitStack() as stack:
         if scene.linked:
             network = stack.enter_context(Network())
             for name in NODES:
-                lines[name] = Lines(zookeeper=[network.link(server.port) for server in zookeeper.servers])
+                servers = [] if zookeeper is None else zookeeper.servers
+                lines[name] = Lines(zookeeper=[network.link(server.port) for server in servers])
                 for number in doors:
                     link = network.link(port := free_port())
                     doors[number][name.upper()] = (port, link.port)
@@ -100,11 +107,12 @@ def bring_up(directory: Path, scene: Scene, settings: dict[str, object] | None =
         else:
             kafka = Cluster(scene.brokers, BROKER_SESSION, doors=doors)
         stack.enter_context(kafka)
-        stack.enter_context(zookeeper)
+        if zookeeper is not None:
+            stack.enter_context(zookeeper)
         fleet = Fleet(
             directory,
             bootstrap=kafka.bootstrap,
-            zookeeper=zookeeper.hosts,
+            zookeeper=None if zookeeper is None else zookeeper.hosts,
             count=len(NODES),
             session_s=scene.session_s,
             settings=settings,

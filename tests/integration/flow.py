@@ -236,7 +236,7 @@ class KafkaFlow(Flow):
 
     def settings(self) -> dict[str, object]:
         """The cluster's name and topics of this flow."""
-        topics = {name: f"{self.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+        topics = {name: f"{self.prefix}.{name}" for name in ("delay", "progress", "rejected", "dead_letter", "cluster")}
         return {
             **super().settings(),
             "cluster": self.prefix,

@@ -1,4 +1,4 @@
-"""Three nodes, a real Kafka and a real ZooKeeper: roles, hand-overs, failover, fencing, and restarted nodes."""
+"""Three nodes, a real Kafka, and a real ZooKeeper or none: roles, hand-overs, failover, fencing, and restarted nodes."""
 
 import random
 import shutil
@@ -32,14 +32,25 @@ def flow(broker: Broker) -> KafkaFlow:
     return KafkaFlow(broker, 1)
 
 
+ON_KAFKA = "kafka"
+"""Parameter of `world`: the coordinator is Kafka."""
+
+
 @pytest.fixture
-def fleet(broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path) -> Iterator[Fleet]:
-    """Three nodes for the flow, not started yet."""
+def world(request: pytest.FixtureRequest, broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[World]:
+    """Three nodes for the flow, not started yet; with ZooKeeper unless the parameter is ON_KAFKA."""
+    on_kafka = getattr(request, "param", "zookeeper") == ON_KAFKA
+    zookeeper: Ensemble | None = None if on_kafka else request.getfixturevalue("zookeeper")
+    hosts = None if zookeeper is None else zookeeper.hosts
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
-    with Fleet(
-        tmp_path, bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts, shards=SHARDS, settings=settings
-    ) as nodes:
-        yield nodes
+    with Fleet(tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, shards=SHARDS, settings=settings) as nodes:
+        yield World(fleet=nodes, kafka=broker, zookeeper=zookeeper)
+
+
+@pytest.fixture
+def fleet(world: World) -> Fleet:
+    """The nodes."""
+    return world.fleet
 
 
 def check_outcome(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
@@ -74,14 +85,20 @@ def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: Kaf
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("world", "faults"),
+    [("zookeeper", ("kill", "freeze", "transfer", "roll", "disk")), (ON_KAFKA, ("kill", "controller", "roll"))],
+    indirect=["world"],
+    ids=["zookeeper", "kafka"],
+)
 def test_a_node_killed_frozen_drained_and_restarted_costs_no_message(
-    fleet: Fleet, flow: KafkaFlow, broker: Broker, zookeeper: Ensemble
+    world: World, flow: KafkaFlow, broker: Broker, faults: tuple[str, ...]
 ) -> None:
     """Each fault once, with messages in flight; the topics alone show the outcome."""
+    fleet = world.fleet
     fleet.start()
     dice = random.Random(7)
-    world = World(fleet=fleet, kafka=broker, zookeeper=zookeeper)
-    for name in ("kill", "freeze", "transfer", "roll", "disk"):
+    for name in faults:
         written = flow.write(3_000, now_ms() - 500, now_ms() + 6_000)
         flow.poll()
         FAULT[name].act(world, dice)
@@ -161,12 +178,11 @@ def test_a_single_node_continues_when_its_disk_is_gone(
 
 @pytest.mark.timeout(240)
 def test_failover_under_load_loses_doubles_and_delivers_early_no_message(
-    fleet: Fleet, flow: KafkaFlow, broker: Broker, zookeeper: Ensemble
+    world: World, flow: KafkaFlow, broker: Broker
 ) -> None:
     """A short drill of `scripts/chaos`, which also judges the lateness."""
-    fleet.start()
+    world.fleet.start()
     dice = random.Random(3)
-    world = World(fleet=fleet, kafka=broker, zookeeper=zookeeper)
     with Drill(broker, f"{flow.prefix}.delay", f"{flow.prefix}.load", rate=1_000, seconds_max=200, **UNJUDGED) as drill:
         for name in ("kill", "transfer", "freeze"):
             drill.fault(name, lambda name=name: FAULT[name].act(world, dice))  # type: ignore[misc]
