@@ -44,7 +44,7 @@ CLOSE_S = 2.0
 """How long the brokers may take for a farewell, and the loop to end."""
 
 AGAIN_S = 1.0
-"""Pause before this process tries again to register anew."""
+"""Pause before this process tries again to register anew, or looks again whether the topic is there."""
 
 TRIM_MS = 60_000
 """How often the controller trims the topic. What was written since the time before stays, for newcomers."""
@@ -79,6 +79,8 @@ class ClusterLoop:
         self._ahead_ms = time.time_ns() // 1_000_000 - _now_ms()
         self._lock = threading.Lock()
         """Guards the participant."""
+        self._lives: set[str] = set()
+        """The lives of this process, the present one included."""
         self._participant = self._register(member)
         self._heartbeats = HeartbeatWriter(topic.connection, topic.name, timing.timeout_ms)
         self._roles_writer: RolesWriter | None = None
@@ -90,6 +92,7 @@ class ClusterLoop:
         self._returned_ms: int | None = None
         """When the first heartbeat came back."""
         self._published_s = -PROGRESS_EVERY_S
+        self._checked_s = time.monotonic()
         self._trimmed_ms = _now_ms()
         self._trim_to: tuple[int, int] | None = None
         self._forgotten = ""
@@ -103,6 +106,7 @@ class ClusterLoop:
 
     def _register(self, member: Member, epoch_seen: int = 0) -> Participant:
         life = uuid.uuid4().hex
+        self._lives.add(life)
         return Participant(member, life, timing=self._timing, start=self._reader.start, epoch_seen=epoch_seen)
 
     # --- what is known; any thread
@@ -122,6 +126,11 @@ class ClusterLoop:
         """The member that has the name of this node, as it reports."""
         known = self._participant.lives.get(self._participant.member.node)
         return None if known is None else known.member
+
+    @property
+    def _holder_life(self) -> str:
+        known = self._participant.lives.get(self._participant.member.node)
+        return "" if known is None else known.life
 
     @property
     def seen(self) -> bool:
@@ -241,6 +250,7 @@ class ClusterLoop:
         """1. Read, 2. decide, 3. write, 4. take over or step down."""
         # 1.
         entries = self._reader.poll(POLL_S)
+        self._check()
         with self._lock:
             self._heartbeats.poll()
             if self._forgotten:
@@ -250,6 +260,8 @@ class ClusterLoop:
             self._participant.roles_position(self._reader.positions[ROLES])
             # 2.
             records = [] if self._leaving else self._participant.step(_now_ms())
+            if self.place in STOPPED and self._holder_life in self._lives:
+                raise Forgotten("a record of an earlier life of this process came late")
             # 3.
             for record in records:
                 self._heartbeats.write(record, self._settling(record))
@@ -258,6 +270,15 @@ class ClusterLoop:
             # 4.
             self._act()
             self._look()
+
+    def _check(self) -> None:
+        """While heartbeats do not come back, look whether the topic is there: the client does not tell for 30 s (measured)."""
+        now_s = time.monotonic()
+        if self.seen or self.place is not Place.MEMBER or now_s - self._checked_s < AGAIN_S:
+            return
+        self._checked_s = now_s
+        if not self._topic.is_same():
+            raise Forgotten("the topic was deleted")
 
     def _apply(self, entry: Entry) -> None:
         participant = self._participant
@@ -358,6 +379,7 @@ class ClusterLoop:
             self._abandon()
             self._participant.control.restart()
         self._reader.close()
+        self._heartbeats.close()
         while not self._ending.is_set():
             try:
                 self._topic.open()
@@ -367,7 +389,6 @@ class ClusterLoop:
                 self._ending.wait(AGAIN_S)
                 continue
             break
-        self._heartbeats.close()
         with self._lock:
             self._forgotten, self._returned_ms = "", None
             self._kept = self.roles

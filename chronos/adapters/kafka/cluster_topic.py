@@ -16,7 +16,7 @@ from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
 from chronos.adapters.kafka.settings import CONSUMER
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.core.cluster_records import HEARTBEATS, ROLES
-from chronos.errors import ConfigurationError
+from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import TopicSpec, Watermarks
 
 PARTITIONS = (HEARTBEATS, ROLES)
@@ -72,6 +72,14 @@ class ClusterTopic:
                 " (topics.cluster), or delete this one while all nodes are stopped"
             ])  # fmt: skip
         self.id = info.id
+
+    def is_same(self) -> bool:
+        """Return whether the topic is still the one that was opened; True also if no broker answers."""
+        try:
+            info = self._topics.describe([self.name])[self.name]
+        except LogUnavailable:
+            return True
+        return info is not None and info.id == self.id
 
     def reader(self) -> "ClusterReader":
         """Return a reader of all that both partitions hold. Raises LogUnavailable."""

@@ -1,0 +1,157 @@
+"""The coordinator on a real Kafka: its topic is deleted, trimmed and inspected.
+
+The contract that it shares with the other coordinators is `tests/contract/test_coordinator.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from chronos.adapters.kafka import cluster_loop
+from chronos.adapters.kafka.cluster_inspection import inspect
+from chronos.adapters.kafka.coordinator import KafkaCoordinator
+from chronos.core.assignment import plan
+from chronos.core.cluster_records import HEARTBEATS, ROLES
+from chronos.core.heartbeats import Timing
+from chronos.core.roles import Roles
+from chronos.errors import ConfigurationError, CoordinatorUnavailable
+from chronos.ports import TopicSpec
+from tests.harness.broker import Broker, wait_until
+from tests.harness.zookeeper import member
+
+pytestmark = pytest.mark.integration
+
+TIMING = Timing(heartbeat_ms=200, timeout_ms=1_000)
+
+WAIT_S = 30.0
+"""Bound of every wait."""
+
+
+class Nodes:
+    """Coordinators over one topic; they leave at the end of the test."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.made: list[KafkaCoordinator] = []
+
+    def coordinator(self, node: str, *, create: bool = True) -> KafkaCoordinator:
+        """A coordinator that has not joined."""
+        made = KafkaCoordinator(
+            bootstrap_servers=self.broker.bootstrap,
+            properties={},
+            topic=TopicSpec(name=self.topic, partitions=2, settings={"retention.ms": "-1"}),
+            create_topic=create,
+            cluster="test",
+            node=node,
+            instance=f"i-{node}",
+            shards=2,
+            timing=TIMING,
+        )
+        self.made.append(made)
+        return made
+
+    def joined(self, node: str) -> KafkaCoordinator:
+        """A coordinator that has joined."""
+        made = self.coordinator(node)
+        made.join(member(node))
+        return made
+
+    def until(self, condition: Callable[[], object], *nodes: KafkaCoordinator) -> None:
+        """Let these coordinators control until the condition holds."""
+
+        def holds() -> bool:
+            for each in nodes:
+                with suppress(CoordinatorUnavailable):
+                    each.control(plan)
+            return bool(condition())
+
+        assert wait_until(holds, deadline=time.monotonic() + WAIT_S)
+
+
+@pytest.fixture
+def nodes(broker: Broker, topic_names: Callable[..., str]) -> Iterator[Nodes]:
+    """Nodes of a cluster of their own."""
+    made = Nodes(broker, topic_names("cluster"))
+    yield made
+    for coordinator in made.made:
+        coordinator.leave()
+
+
+def masters(roles: Roles | None) -> set[str | None]:
+    """The masters of the roles."""
+    return set() if roles is None else {given.master for given in roles.shards.values()}
+
+
+def test_a_topic_that_was_deleted_is_created_again_and_masters_go_on_meanwhile(nodes: Nodes) -> None:
+    """Every node registers anew; the roles that it had stay, and the next controller has a greater epoch."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    nodes.until(lambda: masters(a.look().roles) == masters(b.look().roles) == {"a", "b"}, a, b)
+    before = a.look().roles
+    assert before is not None
+    admin = nodes.broker.admin()
+    admin.delete_topics([nodes.topic])[nodes.topic].result(WAIT_S)
+    seen: list[Roles | None] = []
+
+    def is_again() -> bool:
+        snapshots = [a.look(), b.look()]
+        seen.extend(each.roles for each in snapshots)
+        return all(
+            each.confirmed and each.roles is not None and each.roles.controller_epoch > before.controller_epoch
+            for each in snapshots
+        )
+
+    nodes.until(is_again, a, b)
+    assert None not in seen
+    nodes.until(lambda: set(a.look().members) == set(b.look().members) == {"a", "b"}, a, b)
+
+
+def test_the_controller_trims_the_topic_and_a_newcomer_knows_all(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written long ago is deleted, but never the last roles."""
+    monkeypatch.setattr(cluster_loop, "TRIM_MS", 500)
+    a = nodes.joined("a")
+    nodes.until(lambda: masters(a.look().roles) == {"a"}, a)
+    topic = a.topic()
+    nodes.until(lambda: topic.watermarks(HEARTBEATS).start > 3 and topic.watermarks(ROLES).start > 0, a)
+    topic.close()
+    b = nodes.joined("b")
+    assert b.look().roles == a.look().roles
+    assert set(b.look().members) == {"a", "b"}
+
+
+def test_an_inspection_shows_the_members_and_the_roles_and_writes_nothing(nodes: Nodes) -> None:
+    """`chronos doctor` does not join."""
+    a = nodes.joined("a")
+    nodes.until(lambda: masters(a.look().roles) == {"a"}, a)
+    found = inspect(a.topic(), TIMING)
+    assert found.members == {"a": member("a")}
+    assert found.roles == a.look().roles
+    assert found.notes == ()
+    a.leave()
+    assert inspect(a.topic(), TIMING).members == {}
+
+
+def test_an_inspection_of_a_topic_that_does_not_exist_creates_none(nodes: Nodes) -> None:
+    """It says that the first node creates it."""
+    coordinator = nodes.coordinator("a")
+    found = inspect(coordinator.topic(), TIMING)
+    assert (found.members, found.roles) == ({}, None)
+    assert "does not exist yet" in found.notes[0]
+    assert not coordinator.topic().exists()
+
+
+def test_a_topic_with_other_partitions_is_refused(nodes: Nodes) -> None:
+    """Heartbeats and roles need one each."""
+    nodes.broker.create_topic(nodes.topic, partitions=3)
+    with pytest.raises(ConfigurationError, match="has 3 partitions, Chronos needs 2"):
+        nodes.joined("a")
+
+
+def test_a_missing_topic_is_not_created_where_topics_are_not(nodes: Nodes) -> None:
+    """With `topics.create: off`."""
+    with pytest.raises(ConfigurationError, match="these topics are missing"):
+        nodes.coordinator("a", create=False).join(member("a"))
