@@ -96,6 +96,7 @@ class ClusterLoop:
         self._trimmed_ms = _now_ms()
         self._trim_to: tuple[int, int] | None = None
         self._forgotten = ""
+        """Why this process has to register anew; empty if it need not."""
         self._unwritten = ""
         """Why the last heartbeat was not written; empty if it was."""
         self._was_confirmed = False
@@ -216,7 +217,7 @@ class ClusterLoop:
             self._leaving = True
             farewell = self._participant.leave()
             self._act()
-        if farewell is not None:
+        if farewell is not None and not self.ended:
             self.write(farewell, CLOSE_S)
 
     def end(self) -> None:

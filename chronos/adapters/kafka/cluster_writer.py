@@ -44,41 +44,52 @@ class HeartbeatWriter:
         }
         self._settings = connection.settings(settings)
         self._producer = Producer(self._settings)
+        self._under_way: dict[int, Settled] = {}
+        self._written = 0
         self._logged_s = -LINES_S
 
     def write(self, record: ClusterRecord, settled: Settled) -> None:
         """Begin to write a record; `settled` is called by a later `poll`, or at once if the client refuses it."""
+        self._written += 1
+        number = self._written
+        self._under_way[number] = settled
 
         def report(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                settled(message.offset(), "")
-            else:
-                self._failed(error, settled)
+            if error is not None:
+                self._failed(number, error.str())
+            elif number in self._under_way:
+                self._under_way.pop(number)(message.offset(), "")
 
         try:
             self._producer.produce(self._topic, pack_record(record), partition=HEARTBEATS, on_delivery=report)
         except KafkaException as error:
-            self._failed(error.args[0], settled)
+            self._failed(number, error.args[0].str())
             if error.args[0].fatal():
-                discard(self._producer)
-                self._producer = Producer(self._settings)
+                self._replace(error.args[0].str())
         except BufferError as error:
-            settled(None, str(error))
+            self._failed(number, str(error))
 
-    def _failed(self, error: KafkaError, settled: Settled) -> None:
+    def _failed(self, number: int, why: str) -> None:
         now_s = time.monotonic()
         if now_s - self._logged_s >= LINES_S:
             self._logged_s = now_s
-            log.warning("heartbeat not written", topic=self._topic, why=error.str())
-        settled(None, error.str())
+            log.warning("heartbeat not written", topic=self._topic, why=why)
+        if number in self._under_way:
+            self._under_way.pop(number)(None, why)
 
-    def poll(self, timeout_s: float = 0) -> None:
+    def _replace(self, why: str) -> None:
+        """Go on with another producer: the outcome of what is under way will not be known."""
+        discard(self._producer)
+        self._producer = Producer(self._settings)
+        for number in list(self._under_way):
+            self._failed(number, why)
+
+    def poll(self) -> None:
         """Call `settled` for the records whose outcome is known."""
         try:
-            self._producer.poll(timeout_s)
+            self._producer.poll(0)
         except (KafkaException, SystemError) as error:
-            log.warning("heartbeats: the producer failed, another one is made", why=str(error))
-            self._producer = Producer(self._settings)
+            self._replace(str(error))
 
     def close(self) -> None:
         """Release the client; what is not written yet is dropped."""
