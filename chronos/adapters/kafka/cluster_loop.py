@@ -34,8 +34,8 @@ from chronos.errors import ChronosError
 
 log = structlog.get_logger("chronos.cluster")
 
-POLL_S = 0.025
-"""Longest wait of the loop for a record."""
+POLL_S = 0.01
+"""Longest wait of the loop for a record, and so for what this process writes."""
 
 KNOWN_HEARTBEATS = 2
 """A newcomer knows the other members after so many intervals between heartbeats: each of them has written one."""
@@ -99,7 +99,7 @@ class ClusterLoop:
         """Why this process has to register anew; empty if it need not."""
         self._unwritten = ""
         """Why the last heartbeat was not written; empty if it was."""
-        self._was_confirmed = False
+        self._told_last: tuple[bool, Stage, int] = (False, Stage.FOLLOWING, 0)
         self._leaving = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
@@ -328,9 +328,10 @@ class ClusterLoop:
                 self._seen[node] = (life.life, self.wall_ms())
         for node in self._seen.keys() - present.keys():
             del self._seen[node]
-        is_confirmed = self.confirmed
-        if (roles, is_confirmed) != (self.roles, self._was_confirmed) or members != self.members:
-            self.roles, self.members, self._was_confirmed = roles, members, is_confirmed
+        # The controller is woken for a request, and to publish its first roles.
+        told = self.confirmed, participant.stage, len(participant.requests())
+        if told != self._told_last or roles != self.roles or members != self.members:
+            self.roles, self.members, self._told_last = roles, members, told
             self.since_ms = {node: since_ms for node, (_, since_ms) in self._seen.items()}
             self._woken.set()
 

@@ -108,8 +108,6 @@ class KafkaCoordinator:
     def request(self, request: Request) -> None:
         """Write a request for the controller. Raises CoordinatorUnavailable."""
         loop = self._joined()
-        if not loop.seen:
-            raise CoordinatorUnavailable(self._unanswered(loop.problem))
         why = loop.write(Submission(request=request), ANSWER_S)
         if why is not None:
             raise CoordinatorUnavailable(self._unanswered(why))
