@@ -84,7 +84,7 @@ class ShardWatch:
         stalled = judge.step(monotonic_ms, facts)
         if not stalled:
             if shard.stalled_ms:
-                shard.stall, shard.stalled_ms = None, 0
+                shard.stalled_ms, shard.stall = 0, None
                 log.info("moves again", shard=number)
             return
         if not shard.stalled_ms:

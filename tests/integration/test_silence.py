@@ -355,9 +355,12 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
         hung = node.shards[0]
         wait_for(lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered")
         with hung._moved:
-            # One record: the thread hangs right after the step that has pulled everything, before it is due.
-            (message,) = flow.write(1, now_ms() + 1_000, now_ms() + 1_000, keyed=0, delays=0)
+            # The thread hangs at the end of the step that pulls this record, and then there is one that it cannot pull.
+            (message,) = flow.write(1, now_ms(), now_ms(), keyed=0, delays=0)
             assert message.number % len(node.shards) == hung.number
+            flow.flush()
+            wait_for(lambda: hung.replica.pulled > hung.pulled, lambda: "not pulled")
+            flow.write(len(node.shards), now_ms(), now_ms(), keyed=0, delays=0)
             flow.flush()
             wait_for(lambda: hung.paused is not None, lambda: "no alarm")
             assert not node.ready
