@@ -19,6 +19,9 @@ from tests.harness.service import Service
 POLL_S = 1.0
 """Between two queries of the service while its throughput is measured: each answer costs it time."""
 
+DELAYS = {"lowest_ms": 3_000, "highest_ms": 10_000}
+"""When the messages of a steady load are due."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -227,23 +230,36 @@ def _steady(bench: Bench, rate: int, seconds: float, *, missing_rate: int = 0) -
     prefix = bench.name("steady")
     target = f"{prefix}.out"
     bench.create(target)
-    source = {"bootstrap": bench.broker.bootstrap, "topic": f"{prefix}.delay"}
-    times = {"seconds": seconds, "lowest_ms": 3_000, "highest_ms": 10_000}
     with bench.service(prefix, shards=1) as service:
         service.start()
-        count = int(rate * seconds)
-        watcher = bench.process(
-            "watch", bootstrap=bench.broker.bootstrap, topic=target, count=count, timeout_s=seconds + 60
-        )
-        generators = [bench.process("generate", **source, **times, target=target, rate=rate)]
         if missing_rate:
-            missing = f"{prefix}.missing"
-            generators.append(bench.process("generate", **source, **times, target=missing, rate=missing_rate))
-        for generator in generators:
-            bench.result(generator)
-        found: dict[str, float] = bench.result(watcher)
+            arguments = {"topic": f"{prefix}.delay", "target": f"{prefix}.missing", "rate": missing_rate}
+            missing = bench.process(
+                "generate", bootstrap=bench.broker.bootstrap, seconds=seconds, **arguments, **DELAYS
+            )
+        others, _ = start_steady(bench, bench.broker.bootstrap, prefix, target, rate, seconds)
+        found = others()
+        if missing_rate:
+            bench.result(missing)
         service.stop()
     return found
+
+
+def start_steady(
+    bench: Bench, bootstrap: str, prefix: str, target: str, rate: int, seconds: float
+) -> tuple[Callable[[], dict[str, float]], int]:
+    """Start a steady load; return a function that waits for its end and returns its lateness by `load.watch`, and its size."""
+    count = int(rate * seconds)
+    watcher = bench.process("watch", bootstrap=bootstrap, topic=target, count=count, timeout_s=seconds + 60)
+    source = {"topic": f"{prefix}.delay", "target": target, "rate": rate}
+    generator = bench.process("generate", bootstrap=bootstrap, seconds=seconds, **source, **DELAYS)
+
+    def result() -> dict[str, float]:
+        bench.result(generator)
+        found: dict[str, float] = bench.result(watcher)
+        return found
+
+    return result, count
 
 
 def figure_single(bench: Bench, count: int = 1_000) -> None:
@@ -407,6 +423,13 @@ def figure_stages(bench: Bench) -> None:
         bench.say(f"     {stage}: {cost_us:.2f} us")
 
 
+def figure_floods(bench: Bench) -> None:
+    """The others beside thousands of messages that cannot be delivered, or have as many targets."""
+    from tests.bench import floods
+
+    floods.figure_floods(bench)
+
+
 def figure_spark(bench: Bench) -> None:
     """The Spark jobs: records archived per second, time and memory of an audit, messages replayed per second."""
     from tests.bench.spark_archive import archive_figure
@@ -430,6 +453,7 @@ FIGURES: dict[str, Callable[[Bench], None]] = {
     "limit": operations.figure_limit,
     "selector": operations.figure_selector,
     "replay": operations.figure_replay,
+    "floods": figure_floods,
     "stages": figure_stages,
     "spark": figure_spark,
 }
