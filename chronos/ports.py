@@ -154,11 +154,12 @@ class Writer(Protocol):
 class RecordLog(Protocol):
     """Reading and writing records."""
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> Reader:
+    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False) -> Reader:
         """Return a reader that starts at the offset.
 
-        `bounded`: up to the present end of the partition no batch takes more than a bounded amount of memory, however small it
-        is in the log; one that would is a BatchUnreadable. It is slower.
+        `bounded`: up to the end that the partition has at the first such request no batch takes more than a bounded amount of memory, however small it
+        is in the log; one that would is a BatchUnreadable. It is slower. `alone`: no batch is read before the records of the
+        one before it were taken, nor in the seconds after.
         """
 
     def writer(self, shard: int) -> Writer:

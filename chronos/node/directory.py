@@ -12,7 +12,11 @@ INSTANCE = "instance"
 """The file that holds the directory's id."""
 
 READING = "reading"
-"""The folder that says, while the process runs and after it was killed, where it began to read each shard."""
+"""The folder that says, while the process runs and after it was killed, where it began to read each shard, and whether the
+process before it was killed too."""
+
+AFTER_AN_END = "again"
+"""The process began after one that did not stop in order."""
 
 
 class DataDirectory:
@@ -67,17 +71,18 @@ class DataDirectory:
     def begin_reading(self, shard: int, offset: int) -> bool:
         """Note that this process reads a shard's delay partition from the offset on.
 
-        Return whether the last process began at the same offset and ended without an orderly stop: what ended it may be
-        there, and ends this one too if it reads on in the same way.
+        Return whether the last process ended without an orderly stop, and either began at the same offset or followed such an
+        end too: what ended it may be in the topic, and ends this one if it reads on in the same way.
         """
         path = self.path / READING / str(shard)
         path.parent.mkdir(exist_ok=True)
         try:
-            before = path.read_text()
+            before = path.read_text().split()
         except OSError:
-            before = ""
-        path.write_text(f"{offset}\n")
-        return before == f"{offset}\n"
+            before = []
+        # A flush between the two ends moves the offset: the second one counts all the same.
+        path.write_text(f"{offset} {AFTER_AN_END if before else ''}\n")
+        return bool(before) and (before[0] == str(offset) or AFTER_AN_END in before[1:])
 
     def end_reading(self) -> None:
         """Note that the process stopped in order."""

@@ -31,6 +31,9 @@ DELAY_BYTES = 8_000_000
 HEADERS_SHOWN = 10
 """Headers of a foreign record that its error names."""
 
+WAITS_MAX = 300
+"""How often to wait for records of a batch that is read alone."""
+
 WAIT_S = 0.1
 """How long to wait for delay records that a progress record names before the end of the partition is checked."""
 
@@ -148,13 +151,40 @@ class Follower:
         records = self._records
         # The pull offset is the offset after a record that was staged, so the partition must hold that record.
         while not records or records[-1].offset < pull_offset - 1:
-            found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
+            try:
+                found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
+            except BatchUnreadable as error:
+                if not self._bounded:
+                    raise
+                found = self._read_alone(self._delay, error)
             records += found
             if not found and not self._delay.wait(WAIT_S):
                 self._check_end(pull_offset)
         upto = next((at for at, record in enumerate(records) if record.offset >= pull_offset), len(records))
         self._records = records[upto:]
         return records[:upto]
+
+    def _read_alone(self, delay: Reader, error: BatchUnreadable) -> list[Record]:
+        """Return the records of the batch that takes more memory than the reader may use, and move the reader behind it.
+
+        A master has read it, or else had stepped over it, so that there is no other way.
+        """
+        _, last = self._log.batch_bounds(self._delay_topic, self._partition, error.offset)
+        reader = self._log.reader(self._delay_topic, self._partition, delay.position, alone=True)
+        records: list[Record] = []
+        waits = 0
+        try:
+            while reader.position <= last:
+                found = reader.read(DELAY_RECORDS, DELAY_BYTES)
+                records += found
+                if not found and not reader.wait(WAIT_S):
+                    waits += 1
+                    if waits > WAITS_MAX:
+                        raise error
+        finally:
+            reader.close()
+        delay.seek(last + 1)
+        return records
 
     def _step_over(self, ranges: Sequence[tuple[int, int]]) -> Staged:
         """Execute a step over ranges that the master could not read; nothing of them counts, should it be readable here."""

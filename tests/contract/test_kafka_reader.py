@@ -13,7 +13,9 @@ from confluent_kafka import KafkaError, Producer, TopicPartition
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from chronos.adapters.kafka.bounded import BoundedReader
+from chronos.adapters.kafka import bounded as bounded_readers
+from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.bounded import MEMORY_BYTES, BoundedReader
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.reader import KafkaReader
 from chronos.config import load
@@ -260,6 +262,50 @@ def test_a_bounded_reader_reports_what_exceeds_its_memory_and_reads_everything_e
     produce(broker.bootstrap, topic, [Sent(b"behind the stretch", partition=0)])
     assert [record.value for record in read_until(reader, 7)] == [b"behind the stretch"]
     reader.close()
+
+
+def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of all shards together is bounded. A reader whose shard takes no records loses its turn after a while."""
+    topic = broker.create_topic(topic_names(), partitions=3)
+    for partition in range(3):
+        produce(broker.bootstrap, topic, [Sent(b"%d" % number, partition=partition) for number in range(5)])
+    readers = [log.reader(topic, partition, 0, bounded=True) for partition in range(3)]
+    bounded = [reader for reader in readers if isinstance(reader, BoundedReader)]
+    assert len(bounded) == 3
+
+    def with_child() -> list[int]:
+        return [partition for partition, reader in enumerate(bounded) if reader.child_pid is not None]
+
+    bounded[0].wait(0)
+    bounded[1].wait(0)
+    assert with_child() == [0]
+    with monkeypatch.context() as patch:
+        patch.setattr(bounded_readers, "TURN_S", 0.0)
+        bounded[1].wait(0)
+        assert with_child() == [0, 1]  # the first one was killed, which its reader does not know yet
+    monkeypatch.setattr(bounded_readers, "TURN_S", TIMEOUT_S)
+    found: dict[int, list[bytes | None]] = {1: [], 2: []}
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(len(values) < 5 for values in found.values()):
+        assert time.monotonic() < deadline, found
+        for partition, values in found.items():
+            bounded[partition].wait(0.02)
+            assert with_child() in ([0], [0, 1], [0, 2])
+            values += [record.value for record in bounded[partition].read(100, 10**6)]
+    found[0] = [record.value for record in read_until(bounded[0], 5)]
+    assert list(found.values()) == [[b"%d" % number for number in range(5)]] * 3
+    for reader in bounded:
+        reader.close()
+
+
+def test_a_batch_of_many_tiny_records_counts_with_the_memory_of_its_records() -> None:
+    """16 MB without compression, of records of eight bytes, take more than a child may allocate."""
+    tiny = BatchHeader(first=5, last=2_000_004, bytes=16_000_000, codec=0)
+    assert tiny.memory_bytes_max > 1.5 * MEMORY_BYTES
+    few = replace(tiny, last=5)
+    assert few.memory_bytes_max < 1.1 * few.bytes
 
 
 def test_an_offset_is_found_by_its_time_behind_timestamps_in_the_future(

@@ -128,6 +128,34 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broke
         tail.take(target, 4)
 
 
+@pytest.mark.timeout(240)
+def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The process that starts next reads in bounded memory, which the batch exceeds; but its records were taken in."""
+    topics = Topics.of(f"l{uuid.uuid4().hex[:8]}")
+    target = broker.create_topic(f"{topics.delay}.target")
+    service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
+
+    def send(value: bytes, **settings: object) -> None:
+        sent = [Sent(value, schedule(target), partition=0)]
+        produce(broker.bootstrap, topics.delay, sent, message_max_bytes=500_000_000, **settings)
+
+    with service.start(), Tail(broker.bootstrap, target, topics.dead_letter) as tail:
+        send(b"before")
+        send(bytes(250_000_000), compression_codec="lz4")
+        send(b"behind")
+        tail.take(target, 2)
+        tail.take(topics.dead_letter, 1)
+        service.kill()
+        service.start()
+        assert "reading in bounded memory" in service.log_path.read_text()
+        send(b"after")
+        tail.take(target, 3)
+        assert [got.value for got in tail.settle().records[target]] == [b"before", b"behind", b"after"]
+        assert [got.reason for got in tail.records[topics.dead_letter]] == ["too-large"]
+
+
 def data_bytes(pid: int) -> int:
     """What counts for RLIMIT_DATA."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData:"))

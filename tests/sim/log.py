@@ -357,7 +357,9 @@ class SimLog:
         if self.world.faulty and self.world.chance(self.faults.no_answer):
             raise LogUnavailable("no broker answered in time")
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> SimReader:
+    def reader(
+        self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False
+    ) -> SimReader:
         return SimReader(self, self.brokers.topics[topic][partition], offset)
 
     def writer(self, shard: int) -> SimWriter:

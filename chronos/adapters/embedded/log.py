@@ -83,7 +83,9 @@ class EmbeddedLog:
 
     # --- records
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> EmbeddedReader:
+    def reader(
+        self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False
+    ) -> EmbeddedReader:
         """A reader that starts at the offset. Records are not compressed, so every reader is bounded."""
         return EmbeddedReader(self._journal, self._path, self._topics.partition(topic, partition), offset)
 

@@ -44,6 +44,9 @@ ABORTED_MAX = 100_000
 RATIOS: Mapping[int, int] = {0: 1, 1: 1_100, 2: 32, 3: 260, 4: 40_000}
 """Codec -> bytes that a byte can become, rounded up: none, gzip, snappy, lz4, zstd."""
 
+RECORD_BYTES = 500
+"""Memory that the client takes for a record, apart from its bytes, rounded up (measured: 400)."""
+
 
 class BatchHeader(Struct, frozen=True, kw_only=True):
     """A batch, as its own header describes it."""
@@ -64,9 +67,10 @@ class BatchHeader(Struct, frozen=True, kw_only=True):
     """It is a marker, or part of an aborted transaction: no `read_committed` consumer gets records of it."""
 
     @property
-    def decompressed_bytes_max(self) -> int:
-        """The bytes it can take at most when it is decompressed: each format has a greatest ratio."""
-        return self.bytes * RATIOS.get(self.codec, max(RATIOS.values()))
+    def memory_bytes_max(self) -> int:
+        """The memory that its bytes and its records can take at most when it is read: each format has a greatest ratio."""
+        records = self.last - self.first + 1
+        return self.bytes * RATIOS.get(self.codec, max(RATIOS.values())) + records * RECORD_BYTES
 
 
 def batch_header(

@@ -4,15 +4,17 @@ librdkafka refuses a large batch in zstd, but takes the memory for one in gzip, 
 none; also for a batch that it only fetches ahead. A process that ended so, and would end so again, reads on through this reader.
 It costs speed only, and it ends at the end that the partition had when it began: from there on it is a plain reader.
 
-The child reads in one of three modes, each for a shorter stretch than the one before:
+The child reads in one of three modes:
 
-    STREAM   as a plain reader does, until the child ends
-    SINGLE   one batch with each fetch, until the child ends
-    PROBE    one batch alone, the one at the position; then SINGLE again
+    PROBE    one batch alone, the one at the position: the first one, and the one at which a child ended in another mode
+    STREAM   as a plain reader does, until a child ends for want of memory
+    SINGLE   one batch with each fetch, afterwards
 
 A batch is unreadable only if two children ended for want of memory in PROBE mode before they had any record of it, the broker
-answered with its header, and the batch is compressed so much that it can exceed the bound. So an outage, a kill or a batch
-behind it never counts.
+answered with its header, and the batch is compressed so much, or has so many records, that it can exceed the bound. So an
+outage, a kill or a batch behind it never counts.
+
+The readers of a process take turns, and one child runs at a time, so that all shards together stay within the bound.
 """
 
 import json
@@ -23,6 +25,8 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +48,10 @@ MEMORY_BYTES = 512 * 1024 * 1024
 """What a child may allocate. A batch of one record takes it three times: a record of about 100 MB can still be read."""
 
 SUSPECT_BYTES = 16_000_000
-"""A batch that cannot be larger than this when it is decompressed is never unreadable for want of memory."""
+"""A batch that cannot take more memory than this is never unreadable for want of memory."""
+
+TURN_S = 10.0
+"""How long a turn lasts while other readers wait: decompression takes seconds, but a shard may take no records for minutes."""
 
 STREAM, SINGLE, PROBE = "stream", "single", "probe"
 
@@ -97,6 +104,39 @@ class Target(Protocol):
         """Return a plain reader."""
 
 
+class Turns:
+    """Which reader of this process may have a child. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._holder: BoundedReader | None = None
+        self._since_s = 0.0
+
+    def take(self, reader: "BoundedReader", timeout_s: float) -> bool:
+        """Give the reader the turn if that is possible within the time: if no other one has it, or had it for TURN_S."""
+        with self._free:
+            if not self._free.wait_for(lambda: self._is_free_for(reader), timeout_s):
+                return False
+            if self._holder not in (None, reader):
+                self._holder.interrupt()
+            if self._holder is not reader:
+                self._holder, self._since_s = reader, time.monotonic()
+            return True
+
+    def _is_free_for(self, reader: "BoundedReader") -> bool:
+        return self._holder in (None, reader) or time.monotonic() > self._since_s + TURN_S
+
+    def leave(self, reader: "BoundedReader") -> None:
+        """End the turn of the reader, if it has it."""
+        with self._free:
+            if self._holder is reader:
+                self._holder = None
+                self._free.notify()
+
+
+_turns = Turns()
+
+
 class BoundedReader:
     """See `ports.Reader`. For one thread."""
 
@@ -108,11 +148,15 @@ class BoundedReader:
         self._until = until
         self._plain: KafkaReader | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._interrupted = False
+        """The turn went to another reader, and the child was killed for it."""
         self._open(offset)
 
     def _open(self, offset: int) -> None:
         self.position = offset
-        self._mode = STREAM
+        self._mode = PROBE  # most likely it is the batch at which the process ended
+        self._mode_next = STREAM
+        """The mode after PROBE."""
         self._failures = 0
         self._error: ChronosError | None = None
         """What the next `read` raises; a BatchUnreadable stays until a seek."""
@@ -181,16 +225,17 @@ class BoundedReader:
         try:
             self._receive(timeout_s)
         except ChronosError as error:
+            self._forget_child()
             self._error = error
 
     def _receive(self, timeout_s: float) -> None:
         """Take what the child has sent, for no longer than the time; begin one if there is none. Raises what it reports."""
         assert not self._records
         if self._child is None:
-            self._start()
+            self._start(timeout_s)
         child = self._child
         if child is None:
-            return  # the end is reached
+            return  # the end is reached, or the child of another reader runs
         assert child.stdout is not None
         ready = select.poll()
         ready.register(child.stdout, select.POLLIN)
@@ -222,7 +267,6 @@ class BoundedReader:
         del self._buffer[:at]
 
     def _raise(self, name: str, text: str, offset: int) -> None:
-        self._forget_child()
         if name == BatchUnreadable.__name__:
             raise BatchUnreadable(text, offset=offset)
         raise ERRORS.get(name, LogUnavailable)(text)
@@ -230,12 +274,14 @@ class BoundedReader:
     def _ended(self, child: subprocess.Popen[bytes]) -> None:
         """Decide what follows the end of a child: the position is behind everything that it has passed on."""
         code = child.wait()
-        had_records = self._has_records
+        had_records, interrupted = self._has_records, self._interrupted
         self._forget_child()
         self.position = max(self.position, self._after)
         mode = self._mode
+        if interrupted:
+            return
         if code == 0 and (mode == PROBE or self.position >= self._until):
-            self._mode, self._failures = SINGLE, 0  # the batch was read, or everything
+            self._mode, self._failures = self._mode_next, 0  # the batch was read, or everything
             return
         if code not in (-signal.SIGABRT, NO_MEMORY_EXIT):
             raise LogUnavailable(f"the process that reads {self._topic}/{self._partition} ended with {code}")
@@ -243,13 +289,13 @@ class BoundedReader:
             "no memory to read on", topic=self._topic, partition=self._partition, offset=self.position, mode=mode
         )
         if mode != PROBE or (had_records and code != NO_MEMORY_EXIT):
-            self._mode = SINGLE if mode == STREAM else PROBE
+            self._mode, self._mode_next = PROBE, SINGLE
             return
         self._failures += 1
         if self._failures < FAILURES:
             return
         header = self._log.batch_header(self._topic, self._partition, self.position)
-        if header.decompressed_bytes_max < SUSPECT_BYTES:
+        if header.memory_bytes_max < SUSPECT_BYTES:
             self._failures = 0
             raise LogUnavailable(
                 f"the process that reads {self._topic}/{self._partition} has too little memory at offset {self.position}"
@@ -271,17 +317,21 @@ class BoundedReader:
             self.position = self._after = header.last + 1
         raise LogUnavailable(f"{self._topic}/{self._partition} has only aborted records before offset {self.position}")
 
-    def _start(self) -> None:
-        """Begin a child at the position."""
+    def _start(self, timeout_s: float) -> None:
+        """Begin a child at the position, if it is this reader's turn within the time."""
+        if not _turns.take(self, timeout_s):
+            return
         settings = self._log.consumer_settings(self._topic)
         settings.pop("logger", None)
         until = self._until
         if self._mode == PROBE:
             header = self._next_visible()
             if header is None:
+                self._forget_child()
                 return
             until = header.last + 1
         settings |= {STREAM: {}, SINGLE: SINGLE_FETCHES, PROBE: PROBE_FETCHES}[self._mode]
+        self._interrupted = False
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -302,6 +352,12 @@ class BoundedReader:
         self._buffer = bytearray()
         self._has_records = False
 
+    def interrupt(self) -> None:
+        """End the child for another reader's turn; this reader goes on in its next turn. Any thread may call."""
+        self._interrupted = True
+        if (child := self._child) is not None:
+            child.kill()
+
     def _forget_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
@@ -309,6 +365,7 @@ class BoundedReader:
             child.wait()
             assert child.stdout is not None
             child.stdout.close()
+        _turns.leave(self)
 
 
 _encode = msgspec.msgpack.Encoder().encode

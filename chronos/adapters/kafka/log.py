@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from chronos.adapters.kafka.appender import KafkaAppender
 from chronos.adapters.kafka.batches import BatchHeader, batch_header
-from chronos.adapters.kafka.bounded import BoundedReader
+from chronos.adapters.kafka.bounded import PROBE_FETCHES, BoundedReader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader
@@ -47,13 +47,26 @@ class KafkaLog:
         self._topics = KafkaTopics(self._connection, progress_topic)
         self._offsets = KafkaOffsets(self._connection)
         self._appender = KafkaAppender(self._connection)
+        self._bounded_until: dict[tuple[str, int], int] = {}
+        """Topic and partition -> end of the stretch that is read in bounded memory."""
 
     # --- records
 
-    def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False) -> KafkaReader | BoundedReader:
-        """A consumer of its own for one partition; `bounded`: in a child process, up to the present end."""
+    def reader(
+        self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False
+    ) -> KafkaReader | BoundedReader:
+        """A consumer of its own for one partition; `bounded`: in a child process, up to its end at the first such request.
+
+        `alone`: one batch with each fetch, and none ahead.
+        """
         if bounded:
-            return BoundedReader(self, topic, partition, offset, until=self.stable_end(topic, partition))
+            at = topic, partition
+            if at not in self._bounded_until:
+                self._bounded_until[at] = self.stable_end(topic, partition)
+            return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
+        if alone:
+            settings = {**self.consumer_settings(topic), **PROBE_FETCHES}
+            return KafkaReader(Consumer(settings), topic, partition, offset)
         return self.plain_reader(topic, partition, offset)
 
     def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
