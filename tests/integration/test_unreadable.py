@@ -6,13 +6,16 @@ import resource
 import shutil
 import time
 import uuid
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
-from tests.harness.broker import Broker
+from tests.chaos.fleet import Fleet
+from tests.harness.broker import Broker, wait_until
 from tests.harness.service import Service
-from tests.integration.foreign import Sent, Tail, Topics, produce, progress_of, schedule
+from tests.harness.zookeeper import Ensemble
+from tests.integration.foreign import Sent, Tail, Topics, produce, progress_of, read_all, schedule
 
 DELAYED_S_MAX = 60
 """Longest delay of the messages behind such a batch."""
@@ -154,6 +157,63 @@ def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end
         tail.take(target, 3)
         assert [got.value for got in tail.settle().records[target]] == [b"before", b"behind", b"after"]
         assert [got.reason for got in tail.records[topics.dead_letter]] == ["too-large"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_nodes_step_over_such_batches_alike(broker: Broker, zookeeper: Ensemble, tmp_path: Path) -> None:
+    """The follower fetches them ahead, and each node has little memory: it ends twice at most, and is started again."""
+    topics = Topics.of(f"f{uuid.uuid4().hex[:8]}")
+    target = broker.create_topic(f"{topics.delay}.target")
+    message = schedule(target)
+    fleet = Fleet(
+        tmp_path,
+        bootstrap=broker.bootstrap,
+        zookeeper=zookeeper.hosts,
+        count=2,
+        shards=1,
+        settings={**topics.settings(), "delivery.transaction_timeout": "4s"},
+    )
+
+    def send(value: bytes, **settings: object) -> None:
+        produce(broker.bootstrap, topics.delay, [Sent(value, message)], **settings)
+
+    with fleet, Tail(broker.bootstrap, target) as tail:
+        fleet.start()
+        send(b"before")
+        tail.take(target, 1)
+        fleet.wait_alike()
+        limits = {name: data_bytes(node.pid) + 220_000_000 for name, node in fleet.nodes.items()}
+        ends = dict.fromkeys(limits, 0)
+        for name, node in fleet.nodes.items():
+            resource.prlimit(node.pid, resource.RLIMIT_DATA, (limits[name], limits[name]))
+        send(bytes(250_000_000), compression_codec="lz4", message_max_bytes=500_000_000)
+        send(b"between")
+        send(bytes(120_000_000), compression_codec="zstd", message_max_bytes=500_000_000)
+        send(b"after")
+
+        def is_settled() -> bool:
+            tail.read()
+            for name, node in fleet.nodes.items():
+                if not node.running:
+                    ends[name] += 1
+                    node.launch()
+                    resource.prlimit(node.pid, resource.RLIMIT_DATA, (limits[name], limits[name]))
+            if len(tail.records[target]) < 3 or not all(node.is_ready() for node in fleet.nodes.values()):
+                return False
+            try:
+                answers = [node.ask("GET", "/v1/shards/0/digest") for node in fleet.nodes.values()]
+            except (OSError, HTTPException):
+                return False  # it ended meanwhile
+            if any(status != 200 for status, _ in answers):
+                return False
+            return len({(answer["applied"], answer["digest"]) for _, answer in answers}) == 1
+
+        deadline_s = time.monotonic() + 2 * DELAYED_S_MAX
+        assert wait_until(is_settled, deadline=deadline_s), [node.tail() for node in fleet.nodes.values()]
+        assert [got.value for got in tail.settle().records[target]] == [b"before", b"between", b"after"]
+        assert [got.reason for got in read_all(broker.bootstrap, topics.rejected)] == ["unreadable"] * 2
+        assert max(ends.values()) <= UNCLEAN_ENDS_MAX, ends
 
 
 def data_bytes(pid: int) -> int:
