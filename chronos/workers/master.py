@@ -138,6 +138,9 @@ class Master:
             return self._committed_ms + PULL_LINGER_MS
         report = self._commit(staged, selection, len(records), now_ms, until_ms)
         self._puller.release(len(records))
+        if records:
+            # Not before: the end of the log is not reached in a step that is made again without these records.
+            self._reached_ms = reached_ms
         if staged.unreadable:
             self._puller.skip_to(staged.pull_offset)
         if records or selection.items or staged.unreadable:
@@ -208,17 +211,20 @@ class Master:
             self._is_blind = not rejected.is_patient(now_ms)
             return [], now_ms if self._is_blind else self._reached_ms
         # The cursor of a step that empties lanes follows the present time, so that what left is kept for its retention.
+        reached_ms = self._reached_ms
         asks = to_end or (something_leaves and not self._poison_search.separate)
         if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
             asked_ms, end = self._end(now_ms)
             records, reached = self._puller.batch_to(end, limits.messages, bytes_max)
             if reached:
-                self._reached_ms, self._awaited = asked_ms, None
+                reached_ms, self._awaited = asked_ms, None
         elif (something_due or something_leaves) and self._poison_search.separate and self._puller.waiting == 0:
             records = []
         else:
             records = self._puller.batch(limits.messages, bytes_max)
-        return records, self._reached_ms
+        if not records:
+            self._reached_ms = reached_ms
+        return records, reached_ms
 
     def _end(self, now_ms: int) -> tuple[int, int]:
         """Return a time (epoch ms) and the end of the log after it: the last stable offset, or the high watermark to wait for."""

@@ -58,7 +58,7 @@ FAULTS: dict[str, list[Change]] = {
         (Replica, "_resolve", "if follower.position < watermarks.high:", "if False:"),
     ],
     "messages are selected beyond the watermark": [
-        (Master, "_pull", "return records, self._reached_ms", "return records, now_ms"),
+        (Master, "_pull", "return records, reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
         (Shard, "replay_stage", "return stage(", "return self.stage(records) or stage("),
