@@ -346,6 +346,7 @@ class BoundedReader:
             "partition": self._partition,
             "offset": self.position,
             "until": until,
+            "parent": os.getpid(),
         }
         self._child.stdin.write(json.dumps(task).encode())
         self._child.stdin.close()
@@ -381,15 +382,14 @@ def _send(frame: Frame) -> None:
             at += os.write(1, rest[at : at + READ_BYTES])
 
 
-def read_for_parent(settings: dict[str, Any], topic: str, partition: int, offset: int, until: int) -> None:
-    """The child: pass on the records up to `until`."""
+def read_for_parent(settings: dict[str, Any], topic: str, partition: int, offset: int, until: int, parent: int) -> None:
+    """The child: pass on the records up to `until`, while the process `parent` is there."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     memory_bytes = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # Linux only: a container without memory for both loses the child, not the service
         Path("/proc/self/oom_score_adj").write_text("1000")
-    parent = os.getppid()
     reader = KafkaReader(Consumer(settings), topic, partition, offset)
     while reader.position < until and os.getppid() == parent:
         if not reader.wait(CHILD_WAIT_S):
