@@ -300,6 +300,31 @@ def test_the_bounded_readers_of_a_process_run_one_child_at_a_time(
         reader.close()
 
 
+def test_no_child_runs_beside_a_batch_that_is_read_alone(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take much memory. A child of another reader ends first, if its turn has lasted long enough."""
+    topic = broker.create_topic(topic_names(), partitions=2)
+    for partition in range(2):
+        produce(broker.bootstrap, topic, [Sent(b"%d" % number, partition=partition) for number in range(5)])
+    monkeypatch.setattr(bounded_readers, "TURN_S", 0.0)
+    bounded = log.reader(topic, 1, 0, bounded=True)
+    assert isinstance(bounded, BoundedReader)
+    bounded.wait(0)
+    assert bounded.child_pid is not None
+    alone = log.reader(topic, 0, 0, alone=True)
+    deadline = time.monotonic() + TIMEOUT_S
+    while bounded.child_pid is not None:
+        assert time.monotonic() < deadline
+        bounded.wait(0.1)  # notices that its child was killed, and gets no other one
+    bounded.wait(0.1)
+    assert bounded.child_pid is None
+    assert [record.value for record in read_until(alone, 5)] == [b"%d" % number for number in range(5)]
+    alone.close()
+    assert [record.value for record in read_until(bounded, 5)] == [b"%d" % number for number in range(5)]
+    bounded.close()
+
+
 def test_a_batch_of_many_tiny_records_counts_with_the_memory_of_its_records() -> None:
     """16 MB without compression, of records of eight bytes, take more than a child may allocate."""
     tiny = BatchHeader(first=5, last=2_000_004, bytes=16_000_000, codec=0)

@@ -14,7 +14,8 @@ A batch is unreadable only if two children ended for want of memory in PROBE mod
 answered with its header, and the batch is compressed so much, or has so many records, that it can exceed the bound. So an
 outage, a kill or a batch behind it never counts.
 
-The readers of a process take turns, and one child runs at a time, so that all shards together stay within the bound.
+The readers of a process take turns, and one child runs at a time, so that all shards together stay within the bound. A batch that
+a master could read before, and that exceeds the bound, is read again in this process (AloneReader), while no child runs.
 """
 
 import json
@@ -52,6 +53,9 @@ SUSPECT_BYTES = 16_000_000
 
 TURN_S = 10.0
 """How long a turn lasts while other readers wait: decompression takes seconds, but a shard may take no records for minutes."""
+
+ALONE_WAIT_S = 120.0
+"""How long a batch that is read alone waits for its turn: a turn lasts for some seconds, and each shard may have one before."""
 
 STREAM, SINGLE, PROBE = "stream", "single", "probe"
 
@@ -105,28 +109,30 @@ class Target(Protocol):
 
 
 class Turns:
-    """Which reader of this process may have a child. Any thread may call."""
+    """Which reader of this process may take much memory: it has a child, or reads a batch alone. Any thread may call."""
 
     def __init__(self) -> None:
         self._free = threading.Condition()
-        self._holder: BoundedReader | None = None
+        self._holder: BoundedReader | AloneReader | None = None
         self._since_s = 0.0
 
-    def take(self, reader: "BoundedReader", timeout_s: float) -> bool:
-        """Give the reader the turn if that is possible within the time: if no other one has it, or had it for TURN_S."""
+    def take(self, reader: "BoundedReader | AloneReader", timeout_s: float) -> bool:
+        """Give the reader the turn if that is possible within the time: if no other one has it, or had a child for TURN_S."""
         with self._free:
             if not self._free.wait_for(lambda: self._is_free_for(reader), timeout_s):
                 return False
-            if self._holder not in (None, reader):
+            if isinstance(self._holder, BoundedReader) and self._holder is not reader:
                 self._holder.interrupt()
             if self._holder is not reader:
                 self._holder, self._since_s = reader, time.monotonic()
             return True
 
-    def _is_free_for(self, reader: "BoundedReader") -> bool:
+    def _is_free_for(self, reader: "BoundedReader | AloneReader") -> bool:
+        if isinstance(self._holder, AloneReader):
+            return False  # it cannot be interrupted
         return self._holder in (None, reader) or time.monotonic() > self._since_s + TURN_S
 
-    def leave(self, reader: "BoundedReader") -> None:
+    def leave(self, reader: "BoundedReader | AloneReader") -> None:
         """End the turn of the reader, if it has it."""
         with self._free:
             if self._holder is reader:
@@ -366,6 +372,30 @@ class BoundedReader:
             child.wait()
             assert child.stdout is not None
             child.stdout.close()
+        _turns.leave(self)
+
+
+class AloneReader(KafkaReader):
+    """Reads a batch that exceeds the bound, one with each fetch, in this process: it has the turn until it is closed."""
+
+    def __init__(self, log: Target, topic: str, partition: int, offset: int) -> None:
+        """Raises LogUnavailable if other readers do not end their turns in time."""
+        deadline = time.monotonic() + ALONE_WAIT_S
+        # A turn that has lasted too long is noticed only when it is asked for.
+        while not (has_turn := _turns.take(self, 1.0)) and time.monotonic() < deadline:
+            pass
+        if not has_turn:
+            raise LogUnavailable(f"{topic}/{partition}: other partitions are still being read in bounded memory")
+        try:
+            consumer = Consumer({**log.consumer_settings(topic), **PROBE_FETCHES})
+            super().__init__(consumer, topic, partition, offset)
+        except BaseException:
+            _turns.leave(self)
+            raise
+
+    def close(self) -> None:
+        """Release the client, and the turn."""
+        super().close()
         _turns.leave(self)
 
 

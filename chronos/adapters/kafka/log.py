@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from chronos.adapters.kafka.appender import KafkaAppender
 from chronos.adapters.kafka.batches import BatchHeader, batch_header
-from chronos.adapters.kafka.bounded import PROBE_FETCHES, BoundedReader
+from chronos.adapters.kafka.bounded import AloneReader, BoundedReader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
 from chronos.adapters.kafka.reader import KafkaReader
@@ -65,8 +65,7 @@ class KafkaLog:
                 self._bounded_until[at] = self.stable_end(topic, partition)
             return BoundedReader(self, topic, partition, offset, until=self._bounded_until[at])
         if alone:
-            settings = {**self.consumer_settings(topic), **PROBE_FETCHES}
-            return KafkaReader(Consumer(settings), topic, partition, offset)
+            return AloneReader(self, topic, partition, offset)
         return self.plain_reader(topic, partition, offset)
 
     def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
