@@ -71,14 +71,14 @@ class Place:
         """Write to the delay topic."""
         produce(self.kafka.bootstrap, self.topics.delay, records)
 
-    def check_others(self, count: int, *, within_ms: int = OTHERS_MS) -> list[Got]:
-        """Assert that `count` messages are in the healthy topic, in order, each once, and none much too late."""
+    def check_others(self, count: int, *, within_ms: int = OTHERS_MS, judged_from: int = 0) -> list[Got]:
+        """Assert that `count` messages are in the healthy topic, in order, each once, and none after the first ones much too late."""
         with Tail(self.kafka.bootstrap, self.healthy) as tail:
             tail.take(self.healthy, count)
             found = tail.settle().records[self.healthy]
         numbers = [int(got.value or b"") for got in found]
         assert numbers == list(range(count))
-        late_ms = max(got.timestamp_ms - int(got.header("chronos-due-at") or b"") for got in found)
+        late_ms = max(got.timestamp_ms - int(got.header("chronos-due-at") or b"") for got in found[judged_from:])
         assert late_ms < within_ms, f"{late_ms} ms late"
         return found
 
@@ -528,9 +528,12 @@ def test_messages_for_leaderless_partitions_wait_in_lanes_and_others_do_not(tmp_
                 lambda: is_leaderless(lonely, dead) and is_leaderless(single, 0), deadline=time.monotonic() + 30
             )
             service.wait_ready()
+            # Chronos's own topics fail over too, which takes as long as Kafka needs: that is over once a message is delivered.
+            place.send(*place.others(0, 1))
+            place.arrived(place.healthy, 1)
             place.send(*many[:100], Sent(b"never", schedule(single), key=b"mine"), *many[100:])
-            place.send(*mixed(mixed(keyed, [*bare, *wanting]), place.others(0, 200)))
-            place.check_others(200)
+            place.send(*mixed(mixed(keyed, [*bare, *wanting]), place.others(1, 200)))
+            place.check_others(201, judged_from=1)
             with Tail(kafka.bootstrap, place.topics.dead_letter) as letters:
                 service.wait_until(
                     lambda: service.shards()[0]["parked"] == service.pending() == waiting + 1,
