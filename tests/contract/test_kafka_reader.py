@@ -24,6 +24,7 @@ from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavai
 from chronos.node.opening import own_topics
 from chronos.ports import Reader, TopicSpec
 from tests.harness.broker import Broker
+from tests.harness.inside import wait_until
 from tests.integration.foreign import Sent, alter_topic, produce
 
 TIMEOUT_S = 60.0
@@ -313,12 +314,13 @@ def test_no_child_runs_beside_a_batch_that_is_read_alone(
     bounded.wait(0)
     assert bounded.child_pid is not None
     alone = log.reader(topic, 0, 0, alone=True)
-    deadline = time.monotonic() + TIMEOUT_S
-    while bounded.child_pid is not None:
-        assert time.monotonic() < deadline
+
+    def is_without_child() -> bool:
         bounded.wait(0.1)  # notices that its child was killed, and gets no other one
-    bounded.wait(0.1)
-    assert bounded.child_pid is None
+        return bounded.child_pid is None
+
+    wait_until(is_without_child, TIMEOUT_S)
+    assert is_without_child()
     assert [record.value for record in read_until(alone, 5)] == [b"%d" % number for number in range(5)]
     alone.close()
     assert [record.value for record in read_until(bounded, 5)] == [b"%d" % number for number in range(5)]
@@ -363,3 +365,17 @@ def test_an_offset_is_found_by_its_time_behind_timestamps_in_the_future(
     assert log.offset_at(topic, 0, times[0] + 1) == 4
     assert log.offset_at(topic, 0, times[1] + 1) == 7
     assert log.offset_at(topic, 0, times[2] + 1) >= 10
+
+
+def test_the_offsets_of_a_topic_that_was_deleted_and_created_again_are_found(
+    broker: Broker, log: KafkaLog, topic_names: Callable[..., str]
+) -> None:
+    """Also by the clients kept from earlier requests, which were told meanwhile that it does not exist."""
+    topic, admin = broker.create_topic(topic_names()), broker.admin()
+    log.watermarks(topic, 0)
+    admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+    kept = [consumer._consumer for level in log._offsets._idle.values() for consumer in level]
+    assert len(kept) == 2
+    wait_until(lambda: not any(client.list_topics(topic).topics[topic].partitions for client in kept), TIMEOUT_S)
+    broker.create_topic(topic)
+    assert log.watermarks(topic, 0).high == 0

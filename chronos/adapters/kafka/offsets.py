@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from chronos.adapters.kafka.connection import Connection
-from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES
+from chronos.adapters.kafka.errors import COORDINATOR_MOVED_CODES, LEADER_MOVED_CODES, MISSING_CODES
 from chronos.adapters.kafka.settings import CONSUMER, LEADER_POLL_S, OFFSETS_CONSUMER, VALIDATING_CONSUMER
 from chronos.errors import LogUnavailable
 from chronos.ports import Watermarks
@@ -132,14 +132,25 @@ class KafkaOffsets:
     def _find(self, topic: str, partition: int, timestamp_ms: int, level: str) -> TopicPartition:
         """ListOffsets for a timestamp, or for OFFSET_BEGINNING or OFFSET_END; negative when no record is that young."""
         doing = f"asking for offsets of {topic}/{partition}"
-        consumer = self._consumer(level, doing)
+        consumer = self._kept(level) or self._new(level, doing)
+
+        def ask(left_s: float) -> TopicPartition:
+            return consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s))
+
+        def ask_again(left_s: float) -> TopicPartition:
+            nonlocal consumer
+            try:
+                return ask(left_s)
+            except KafkaException as error:
+                if consumer.is_new or error.args[0].code() not in MISSING_CODES:
+                    raise
+            # The topic was missing when this consumer last looked, seconds ago; it may have been created since.
+            consumer.close()
+            consumer = self._new(level, doing)
+            return ask(left_s)
+
         try:
-            found = self._retrying(
-                doing,
-                LEADER_MOVED_CODES,
-                self._connection.request_timeout_s,
-                lambda left_s: consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s)),
-            )
+            found = self._retrying(doing, LEADER_MOVED_CODES, self._connection.request_timeout_s, ask_again)
         except LogUnavailable:
             consumer.close()
             raise
@@ -152,11 +163,13 @@ class KafkaOffsets:
             raise self._connection.unanswered(doing)
         return found
 
-    def _consumer(self, level: str, doing: str) -> "_OffsetsConsumer":
+    def _kept(self, level: str) -> "_OffsetsConsumer | None":
         try:
             return self._idle[level].pop()
         except IndexError:
-            pass
+            return None
+
+    def _new(self, level: str, doing: str) -> "_OffsetsConsumer":
         try:
             return _OffsetsConsumer(self._connection.asking({**OFFSETS_CONSUMER, "isolation.level": level}))
         except KafkaException as error:
@@ -196,6 +209,8 @@ class _OffsetsConsumer:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
         self._assigned: set[tuple[str, int]] = set()
+        self.is_new = True
+        """No request of this consumer has been answered yet."""
 
     def ask(self, topic: str, partition: int, timestamp_ms: int, timeout_s: float) -> TopicPartition:
         """The leader's answer to ListOffsets. Raises KafkaException."""
@@ -203,6 +218,7 @@ class _OffsetsConsumer:
         self._consumer.poll(0)  # takes the client's events, which would be kept otherwise
         if found.error is not None:
             raise KafkaException(found.error)
+        self.is_new = False
         if (topic, partition) not in self._assigned and found.offset >= 0:
             end = found
             if timestamp_ms != OFFSET_END:
