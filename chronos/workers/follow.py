@@ -154,8 +154,6 @@ class Follower:
             try:
                 found = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
             except BatchUnreadable as error:
-                if not self._bounded:
-                    raise
                 found = self._read_alone(self._delay, error)
             records += found
             if not found and not self._delay.wait(WAIT_S):
@@ -165,7 +163,7 @@ class Follower:
         return records[:upto]
 
     def _read_alone(self, delay: Reader, error: BatchUnreadable) -> list[Record]:
-        """Return the records of the batch that takes more memory than the reader may use, and move the reader behind it.
+        """Return the records of a batch that is larger than the reader may read, and move the reader behind it.
 
         A master has read it, or else had stepped over it, so that there is no other way.
         """

@@ -29,13 +29,16 @@ from tests.integration.foreign import Sent, alter_topic, produce
 
 TIMEOUT_S = 60.0
 
+RECORD_BYTES_MAX = 1_000
+
 
 class Answer:
     """A message of the client: a record at an offset, or an error."""
 
-    def __init__(self, offset: int, error: int | None = None) -> None:
+    def __init__(self, offset: int, error: int | None = None, *, bytes_more: int = 0) -> None:
         self._offset = offset
         self._error = error
+        self._bytes_more = bytes_more
 
     def error(self) -> KafkaError | None:
         return None if self._error is None else KafkaError(self._error)
@@ -50,7 +53,7 @@ class Answer:
         return None
 
     def value(self) -> bytes:
-        return b"%d" % self._offset
+        return b"%d" % self._offset + bytes(self._bytes_more)
 
     def headers(self) -> None:
         return None
@@ -62,19 +65,27 @@ class Client:
     def __init__(self, errors: dict[int, list[int]]) -> None:
         self.errors = errors
         self.at = 0
+        self.large: set[int] = set()
+        """Offsets of records that are too large."""
+        self.assigned = True
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         (partition,) = partitions
         self.at = partition.offset
+        self.assigned = True
+
+    def unassign(self) -> None:
+        self.assigned = False
 
     def consume(self, count: int, timeout_s: float) -> list[Answer]:
+        assert self.assigned
         answers: list[Answer] = []
         while len(answers) < count and self.at < 10:
             errors = self.errors.get(self.at)
             if errors:
                 answers.append(Answer(self.at, errors.pop(0)))
             else:
-                answers.append(Answer(self.at))
+                answers.append(Answer(self.at, bytes_more=RECORD_BYTES_MAX if self.at in self.large else 0))
                 self.at += 1
         return answers
 
@@ -100,7 +111,7 @@ class Client:
 def test_an_error_among_records_costs_none_of_them(
     at: int, before: list[int], code: int, raised: type[ChronosError] | None
 ) -> None:
-    reader = KafkaReader(Client({at: [*before, code]}), "delay", 0, 0)  # type: ignore[arg-type]
+    reader = KafkaReader(Client({at: [*before, code]}), "delay", 0, 0, RECORD_BYTES_MAX)  # type: ignore[arg-type]
     found: list[int] = []
     failed: list[type[ChronosError]] = []
     for _ in range(10):
@@ -115,13 +126,34 @@ def test_an_error_among_records_costs_none_of_them(
 
 def test_an_error_is_raised_once_the_records_before_it_were_returned() -> None:
     """Raised earlier, it would keep every record before it from being read for as long as it lasts."""
-    reader = KafkaReader(Client({3: [KafkaError._BAD_COMPRESSION]}), "delay", 5, 0)  # type: ignore[arg-type]
+    reader = KafkaReader(Client({3: [KafkaError._BAD_COMPRESSION]}), "delay", 5, 0, RECORD_BYTES_MAX)  # type: ignore[arg-type]
     assert [record.offset for record in reader.read(10, 10**6)] == [0, 1, 2]
     with pytest.raises(BatchUnreadable, match="reading delay/5: a batch cannot be read") as raised:
         reader.read(10, 10**6)
     assert raised.value.offset == 3
     assert reader.position == 3
     assert [record.offset for record in reader.read(10, 10**6)] == [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_a_record_that_is_too_large_is_an_error_until_a_seek(at: int) -> None:
+    """Nothing is fetched meanwhile, and every record before it is read."""
+    client = Client({})
+    client.large = {at, at + 2}
+    reader = KafkaReader(client, "delay", 5, 0, RECORD_BYTES_MAX)  # type: ignore[arg-type]
+    found: list[int] = []
+    failed: list[int] = []
+    for _ in range(12):
+        try:
+            found += [record.offset for record in reader.read(4, 10**6)]
+        except BatchUnreadable as error:
+            assert not client.assigned
+            assert reader.wait(0)
+            failed.append(error.offset)
+            if len(failed) % 2 == 0:
+                reader.seek(error.offset + 1)
+    assert found == [offset for offset in range(10) if offset not in client.large]
+    assert failed == [at, at, at + 2, at + 2]
 
 
 @contextmanager

@@ -10,9 +10,12 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from chronos.adapters.kafka import bounded
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker, wait_until
+from tests.harness.inside import Inside
 from tests.harness.service import Service
 from tests.harness.zookeeper import Ensemble
 from tests.integration.foreign import Sent, Tail, Topics, produce, progress_of, read_all, schedule
@@ -27,11 +30,13 @@ UNCLEAN_ENDS_MAX = 2
 
 @pytest.mark.timeout(240)
 def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_path: Path) -> None:
-    """One record of 110 MB, then a batch of many and another one directly behind it; afterwards a new store replays all."""
+    """One record of 110 MB, then a batch of many and another one directly behind it; then such a record in other codecs.
+
+    Afterwards a new store replays all.
+    """
     topics = Topics.of(f"u{uuid.uuid4().hex[:8]}")
     target = broker.create_topic(f"{topics.delay}.target")
     compressed = {
-        "compression_codec": "zstd",
         "linger_ms": 5_000,
         "batch_size": 500_000_000,
         "message_max_bytes": 500_000_000,
@@ -41,9 +46,9 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
     def send(*values: bytes) -> None:
         produce(broker.bootstrap, topics.delay, [Sent(value, message, partition=0) for value in values])
 
-    def bomb(count: int, size: int) -> tuple[int, int]:
+    def bomb(count: int, size: int, codec: str = "zstd") -> tuple[int, int]:
         records = [Sent(bytes(size), message, partition=0)] * count
-        places = produce(broker.bootstrap, topics.delay, records, **compressed)
+        places = produce(broker.bootstrap, topics.delay, records, compression_codec=codec, **compressed)
         return places[0][1], places[-1][1]
 
     def arrived(*values: bytes) -> None:
@@ -68,7 +73,9 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
         send(b"between")
         ranges += [bomb(1_050, 100_000), bomb(1, 110_000_000)]
         send(b"after")
-        arrived(b"before", b"between", b"after")
+        ranges += [bomb(1, 110_000_000, "gzip"), bomb(1, 110_000_000, "lz4")]
+        send(b"behind")
+        arrived(b"before", b"between", b"after", b"behind")
         assert service.resident_bytes() < RESIDENT_BYTES_MAX
         service.stop()
         steps = [progress for _, progress in progress_of(broker.bootstrap, topics.progress)]
@@ -78,7 +85,7 @@ def test_batches_that_cannot_be_read_cost_only_themselves(broker: Broker, tmp_pa
         started_s = time.monotonic()
         service.start()
         send(b"again")
-        arrived(b"before", b"between", b"after", b"again")
+        arrived(b"before", b"between", b"after", b"behind", b"again")
         assert time.monotonic() - started_s < DELAYED_S_MAX
 
 
@@ -133,30 +140,37 @@ def test_a_batch_that_takes_too_much_memory_ends_the_process_twice_at_most(broke
 
 @pytest.mark.timeout(240)
 def test_a_large_batch_that_a_master_could_read_is_replayed_after_an_unclean_end(
-    broker: Broker, tmp_path: Path
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that starts next reads in bounded memory, which the batch exceeds; but its records were taken in."""
+    """The process that starts next reads in less memory than the batch needs; but its records were taken in."""
     topics = Topics.of(f"l{uuid.uuid4().hex[:8]}")
     target = broker.create_topic(f"{topics.delay}.target")
-    service = Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=topics.settings())
+    service = Service(tmp_path / "data", bootstrap=broker.bootstrap, settings=topics.settings())
+    inside = {
+        name.replace(".", "__"): value for name, value in service.settings.items() if name.startswith(("log.", "top"))
+    }
 
-    def send(value: bytes, **settings: object) -> None:
-        sent = [Sent(value, schedule(target), partition=0)]
-        produce(broker.bootstrap, topics.delay, sent, message_max_bytes=500_000_000, **settings)
+    def send(value: bytes) -> None:
+        produce(broker.bootstrap, topics.delay, [Sent(value, schedule(target), partition=0)])
 
-    with service.start(), Tail(broker.bootstrap, target, topics.dead_letter) as tail:
+    with service.start(), Tail(broker.bootstrap, target, topics.rejected) as tail:
         send(b"before")
-        send(bytes(250_000_000), compression_codec="lz4")
+        # It has no target and is rejected: in the store, it would be flushed at once, and the next process would begin behind it.
+        large = [Sent(bytes(90_000_000), partition=0)]
+        produce(broker.bootstrap, topics.delay, large, compression_codec="lz4", message_max_bytes=500_000_000)
         send(b"behind")
         tail.take(target, 2)
-        tail.take(topics.dead_letter, 1)
+        tail.take(topics.rejected, 1)
         service.kill()
-        service.start()
-        assert "reading in bounded memory" in service.log_path.read_text()
-        send(b"after")
-        tail.take(target, 3)
+        monkeypatch.setattr(bounded, "MEMORY_BYTES", 300_000_000)
+        with capture_logs() as lines, Inside(tmp_path, cluster=topics.delay, **inside):
+            send(b"after")
+            tail.take(target, 3)
+        events = [line["event"] for line in lines]
+        assert "reading in bounded memory" in events
+        assert "no memory to read on" in events
         assert [got.value for got in tail.settle().records[target]] == [b"before", b"behind", b"after"]
-        assert [got.reason for got in tail.records[topics.dead_letter]] == ["too-large"]
+        assert [got.reason for got in tail.records[topics.rejected]] == ["no-target"]
 
 
 @pytest.mark.slow

@@ -40,13 +40,15 @@ from msgspec import Struct
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.reader import KafkaReader
+from chronos.adapters.kafka.settings import RECEIVE_BYTES
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
 
 log = structlog.get_logger("chronos.kafka")
 
 MEMORY_BYTES = 512 * 1024 * 1024
-"""What a child may allocate. A batch of one record takes it three times: a record of about 100 MB can still be read."""
+"""What a child may allocate, in proportion more where a record may have more than RECEIVE_BYTES: a batch of one record takes
+its size three times."""
 
 SUSPECT_BYTES = 16_000_000
 """A batch that cannot take more memory than this is never unreadable for want of memory."""
@@ -101,6 +103,9 @@ class Target(Protocol):
     def consumer_settings(self, topic: str) -> dict[str, Any]:
         """Return the settings of a consumer of the topic."""
 
+    def record_bytes_max(self, topic: str) -> int:
+        """Return how large a record of the topic may be."""
+
     def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
         """Return the header of the batch that holds the offset."""
 
@@ -152,6 +157,7 @@ class BoundedReader:
         self._topic = topic
         self._partition = partition
         self._until = until
+        self._memory_bytes = MEMORY_BYTES * max(log_port.record_bytes_max(topic), RECEIVE_BYTES) // RECEIVE_BYTES
         self._plain: KafkaReader | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._interrupted = False
@@ -308,7 +314,7 @@ class BoundedReader:
             )
         raise BatchUnreadable(
             f"reading {self._topic}/{self._partition}: a batch cannot be read: the {header.bytes} bytes at offset"
-            f" {header.first} take more than {MEMORY_BYTES} bytes of memory",
+            f" {header.first} take more than {self._memory_bytes} bytes of memory",
             offset=max(self.position, header.first),
         )
 
@@ -352,6 +358,8 @@ class BoundedReader:
             "partition": self._partition,
             "offset": self.position,
             "until": until,
+            "record_bytes_max": self._log.record_bytes_max(self._topic),
+            "memory_bytes": self._memory_bytes,
             "parent": os.getpid(),
         }
         self._child.stdin.write(json.dumps(task).encode())
@@ -376,7 +384,7 @@ class BoundedReader:
 
 
 class AloneReader(KafkaReader):
-    """Reads a batch that exceeds the bound, one with each fetch, in this process: it has the turn until it is closed."""
+    """Reads a batch of any size, one with each fetch, in this process: it has the turn until it is closed."""
 
     def __init__(self, log: Target, topic: str, partition: int, offset: int) -> None:
         """Raises LogUnavailable if other readers do not end their turns in time."""
@@ -388,7 +396,7 @@ class AloneReader(KafkaReader):
             raise LogUnavailable(f"{topic}/{partition}: other partitions are still being read in bounded memory")
         try:
             consumer = Consumer({**log.consumer_settings(topic), **PROBE_FETCHES})
-            super().__init__(consumer, topic, partition, offset)
+            super().__init__(consumer, topic, partition, offset, record_bytes_max=sys.maxsize)
         except BaseException:
             _turns.leave(self)
             raise
@@ -412,15 +420,19 @@ def _send(frame: Frame) -> None:
             at += os.write(1, rest[at : at + READ_BYTES])
 
 
-def read_for_parent(settings: dict[str, Any], topic: str, partition: int, offset: int, until: int, parent: int) -> None:
+def read_for_parent(
+    settings: dict[str, Any], topic: str, partition: int, offset: int, until: int,
+    record_bytes_max: int, memory_bytes: int, parent: int,
+) -> None:  # fmt: skip
     """The child: pass on the records up to `until`, while the process `parent` is there."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    memory_bytes = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
+    if most != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, most)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # Linux only: a container without memory for both loses the child, not the service
         Path("/proc/self/oom_score_adj").write_text("1000")
-    reader = KafkaReader(Consumer(settings), topic, partition, offset)
+    reader = KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max)
     while reader.position < until and os.getppid() == parent:
         if not reader.wait(CHILD_WAIT_S):
             continue

@@ -22,10 +22,12 @@ some rounds and no longer checks it: the error then surfaces anywhere, or crashe
 class KafkaReader:
     """One partition through one consumer. See `ports.Reader`."""
 
-    def __init__(self, consumer: Consumer, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, consumer: Consumer, topic: str, partition: int, offset: int, record_bytes_max: int) -> None:
+        """`record_bytes_max`: a record with a larger value is a BatchUnreadable."""
         self._consumer = consumer
         self._topic = topic
         self._partition = partition
+        self._record_bytes_max = record_bytes_max
         self._polled: list[Message] = []
         self.seek(offset)
 
@@ -33,11 +35,13 @@ class KafkaReader:
         """Continue from another offset."""
         self.position = offset
         self._polled.clear()
+        self._too_large: tuple[str, int] | None = None
+        """The next record is too large: the text and the offset of the error until the next seek."""
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
 
     def wait(self, timeout_s: float) -> bool:
         """Poll one message and keep it for `read`; `consume(n, t)` would wait the whole time to fill n."""
-        if self._polled:
+        if self._polled or self._too_large is not None:
             return True
         message = self._consumer.poll(timeout_s)
         if message is None:
@@ -50,6 +54,9 @@ class KafkaReader:
 
         The records before an error are returned; the next call raises it.
         """
+        if self._too_large is not None:
+            text, offset = self._too_large
+            raise BatchUnreadable(text, offset=offset)
         start = self.position
         messages = self._polled
         self._polled = []
@@ -72,11 +79,21 @@ class KafkaReader:
             except SystemError:
                 headers = None  # a name is not UTF-8; a second call on this message would crash the process
             kind, timestamp_ms = message.timestamp()
-            record = Record(message.offset(), timestamp_ms, message.key(), message.value(), headers)  # type: ignore[arg-type]
+            value = message.value()
+            if value is not None and len(value) > self._record_bytes_max:
+                self._refuse(message.offset() or 0, len(value))
+                break
+            record = Record(message.offset(), timestamp_ms, message.key(), value, headers)  # type: ignore[arg-type]
             records.append(record if kind == TIMESTAMP_LOG_APPEND_TIME else replace(record, create_time=True))
         if records:
             self.position = max(self.position, records[-1].offset + 1)
         return records
+
+    def _refuse(self, offset: int, size: int) -> None:
+        """Fail from the next call on, and read nothing more: the memory of this record, and of those behind it, is free then."""
+        self._consumer.unassign()
+        text = f"decompressed, the record at offset {offset} has {size} bytes, more than {self._record_bytes_max}"
+        self._too_large = f"reading {self._topic}/{self._partition}: a batch cannot be read: {text}", offset
 
     def _check(self, error: KafkaError, message: Message) -> None:
         """Move the position at an end of the partition; raise every error that is not known to be harmless."""
