@@ -7,7 +7,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 IDLE = 5_000
 POLLS = 2_000
@@ -21,17 +21,30 @@ SPEAKERS = 16
 Statuses = Counter[str]
 """Number of answers by their status; `none` without an answer."""
 
-Campaign = Callable[[int, float, int], Coroutine[Any, Any, Statuses]]
-"""`(port, seconds, seed)`."""
+
+class Goal(NamedTuple):
+    """The service under attack."""
+
+    port: int
+    bootstrap: str = ""
+    """Its brokers; empty for the embedded log."""
+    delay: str = ""
+    """Its delay topic."""
+    target: str = ""
+    """A topic that messages may name."""
 
 
-async def quiet(_: int, seconds: float, __: int) -> Statuses:
+Campaign = Callable[[Goal, float, int], Coroutine[Any, Any, Statuses]]
+"""`(goal, seconds, seed)`."""
+
+
+async def quiet(_: Goal, seconds: float, __: int) -> Statuses:
     """Nothing: the load alone, to compare."""
     await asyncio.sleep(seconds)
     return Counter()
 
 
-async def connections(port: int, seconds: float, _: int) -> Statuses:
+async def connections(goal: Goal, seconds: float, _: int) -> Statuses:
     """5,000 idle connections, 2,000 long polls and 20 bombs."""
     statuses: Statuses = Counter()
     # Members of gzip follow each other, so one is enough.
@@ -43,7 +56,7 @@ async def connections(port: int, seconds: float, _: int) -> Statuses:
 
     async def one(request: bytes, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        statuses[await exchange(port, request)] += 1
+        statuses[await exchange(goal.port, request)] += 1
 
     def poll(at: int) -> bytes:
         # Of a topic that is there, and of some that are not.
@@ -61,13 +74,13 @@ async def connections(port: int, seconds: float, _: int) -> Statuses:
     return statuses
 
 
-async def reconnecting(port: int, seconds: float, _: int) -> Statuses:
+async def reconnecting(goal: Goal, seconds: float, _: int) -> Statuses:
     """5,000 idle connections, each opened again as soon as it is closed."""
     statuses: Statuses = Counter()
 
     async def one() -> None:
         while True:
-            statuses[await exchange(port, b"")] += 1
+            statuses[await exchange(goal.port, b"")] += 1
             await asyncio.sleep(1)
 
     tasks = [asyncio.ensure_future(one()) for _ in range(IDLE)]
@@ -78,7 +91,7 @@ async def reconnecting(port: int, seconds: float, _: int) -> Statuses:
     return statuses
 
 
-async def almost_http(port: int, seconds: float, seed: int) -> Statuses:
+async def almost_http(goal: Goal, seconds: float, seed: int) -> Statuses:
     """Requests with a few bytes changed, removed, repeated or added, cut off anywhere, as fast as they are answered."""
     statuses: Statuses = Counter()
     loop = asyncio.get_running_loop()
@@ -87,16 +100,10 @@ async def almost_http(port: int, seconds: float, seed: int) -> Statuses:
     async def speak(at: int) -> None:
         chance = random.Random(f"{seed}-{at}")
         while loop.time() < ends_s:
-            statuses[await exchange(port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
+            statuses[await exchange(goal.port, mutated(chance.choice(CORPUS), chance), timeout_s=2.0)] += 1
 
     await asyncio.gather(*(speak(at) for at in range(SPEAKERS)))
     return statuses
-
-
-CAMPAIGNS: dict[str, Campaign] = {
-    "quiet": quiet,
-    "connections": connections, "reconnecting": reconnecting, "http": almost_http,
-}  # fmt: skip
 
 
 def request(method: str, path: str, body: bytes = b"", *more: bytes) -> bytes:
@@ -174,8 +181,8 @@ async def exchange(port: int, data: bytes, timeout_s: float = 600.0) -> str:
     return found.split(b" ")[1].decode("ascii", "replace") if found.startswith(b"HTTP/1.") else "none"
 
 
-def attack(name: str, port: int, seconds: float, seed: int) -> Statuses:
+def attack(campaign: Campaign, goal: Goal, seconds: float, seed: int) -> Statuses:
     """Run a campaign, in a process of its own."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return asyncio.run(CAMPAIGNS[name](port, seconds, seed))
+    return asyncio.run(campaign(goal, seconds, seed))

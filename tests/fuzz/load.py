@@ -4,11 +4,14 @@ import http.client
 import json
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from chronos.core.timefmt import parse_time_ms
 from tests.harness.service import Service
+from tests.integration.foreign import Tail
 
 TOPIC = "load"
 EVERY_S = 0.01
@@ -39,9 +42,11 @@ class Figures(NamedTuple):
 class Load:
     """Schedules messages over one connection while it is entered, and reads what was delivered at the end."""
 
-    def __init__(self, service: Service, topic: str = TOPIC) -> None:
+    def __init__(self, service: Service, topic: str = TOPIC, bootstrap: str = "") -> None:
+        """`bootstrap`: the brokers of the service; empty for the embedded log."""
         self._service = service
         self._topic = topic
+        self._bootstrap = bootstrap
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
         self._accepted: list[str] = []
@@ -100,31 +105,50 @@ class Load:
     def figures(self) -> Figures:
         """Read all deliveries; call it after the load."""
         log_bytes = self._service.log_path.stat().st_size - self._log_bytes
-        delivered: dict[str, int] = {}
+        delivered: Counter[str] = Counter()
         late: list[int] = []
-        offset = 0
-        deadline_s = time.monotonic() + LATE_S
-        while time.monotonic() < deadline_s and len(delivered) < len(self._accepted):
-            status, found = self._service.ask(
-                "GET", f"/v1/topics/{self._topic}/records?limit=1000&wait=1s&offset={offset}"
-            )
-            if status != 200:
-                time.sleep(1)
-                continue
-            for record in found["records"]:
-                name = record["headers"]["chronos-id"]
-                delivered[name] = delivered.get(name, 0) + 1
-                late.append(parse_time_ms(record["timestamp"]) - int(record["headers"]["chronos-due-at"]))
-            offset = found["next_offset"]
+        read = self._delivered_on_kafka if self._bootstrap else self._delivered
+        for name, late_ms in read():
+            delivered[name] += 1
+            late.append(late_ms)
         return Figures(
             accepted=len(self._accepted),
             refused=self._refused,
-            wrong=sum(delivered.get(name, 0) != 1 for name in self._accepted),
+            wrong=sum(delivered[name] != 1 for name in self._accepted),
             late_ms=spread(late),
             answer_ms=spread(self._answers_ms),
             resident_bytes=self._resident_bytes,
             log_bytes=log_bytes,
         )
+
+    def _delivered(self) -> Iterator[tuple[str, int]]:
+        """The id and the lateness (ms) of each delivery, until there are enough or for LATE_S."""
+        found = offset = 0
+        deadline_s = time.monotonic() + LATE_S
+        while time.monotonic() < deadline_s and found < len(self._accepted):
+            status, answer = self._service.ask(
+                "GET", f"/v1/topics/{self._topic}/records?limit=1000&wait=1s&offset={offset}"
+            )
+            if status != 200:
+                time.sleep(1)
+                continue
+            for record in answer["records"]:
+                found += 1
+                headers = record["headers"]
+                yield headers["chronos-id"], parse_time_ms(record["timestamp"]) - int(headers["chronos-due-at"])
+            offset = answer["next_offset"]
+
+    def _delivered_on_kafka(self) -> Iterator[tuple[str, int]]:
+        """The same."""
+        with Tail(self._bootstrap, self._topic) as tail:
+            deadline_s = time.monotonic() + LATE_S
+            while time.monotonic() < deadline_s and len(tail.records[self._topic]) < len(self._accepted):
+                tail.read()
+            for got in tail.settle().records[self._topic]:
+                yield (
+                    (got.header("chronos-id") or b"").decode(),
+                    got.timestamp_ms - int(got.header("chronos-due-at") or 0),
+                )
 
 
 def spread(values: list[int]) -> tuple[int, int, int]:
