@@ -240,3 +240,24 @@ def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
         assert service.log_path.read_text().count('"event": "restored"') == 2 * SHARDS
         flow.wait_settled(service)
         assert flow.complaints() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_stopped_cluster_goes_on_with_the_other_coordinator(
+    broker: Broker, zookeeper: Ensemble, flow: KafkaFlow, tmp_path: Path
+) -> None:
+    """From ZooKeeper to Kafka and back, with messages pending and due meanwhile; role epochs only grow."""
+    settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
+    for life, hosts in enumerate((zookeeper.hosts, None, zookeeper.hosts), 1):
+        fleet = Fleet(tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, count=2, shards=SHARDS, settings=settings)
+        with fleet:
+            fleet.start()
+            flow.write(300, now_ms(), now_ms() + 15_000, keyed=0.5)
+            flow.flush()
+            for shard, master in fleet.masters().items():  # so that the epochs grow with every coordinator
+                (other,) = set(fleet.nodes) - {master}
+                assert fleet.any().post(f"/v1/shards/{shard}/transfer?to={other}", None)["result"] == "done"
+            if life == 3:
+                check_outcome(flow, fleet, broker)
+            for node in fleet.nodes.values():
+                node.stop()
