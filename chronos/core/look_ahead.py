@@ -6,14 +6,15 @@ last column). Otherwise the part is computed again, so a step with a look-ahead 
     part           computed from                                     holds while
     parsed         records of the delay partition                    the next batch begins with these records
     selection      the cursor after this step, and the wheel         nothing staged or edited changes the order before its end
-    transaction    that selection, the targets' limits               targets and poison record are as they were
+    transaction    that selection, and a basis: targets, dead-      the basis is as it was, and no message of it has expired
+                   letter topic, poison record, slow brokers        since or would not have expired yet
     writes         what this step staged, selected and decided       the same step is applied
 
 The master owns it. The look-ahead makes no decision of its own.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -55,14 +56,18 @@ class _NextTransaction(Struct, Generic[T], frozen=True, kw_only=True):
     """The transaction made of a selection."""
 
     selection: Selection
-    target_limits: Mapping[str, int]
-    """Target -> packed size in bytes up to which a message takes the fast path."""
-    poison_offset: int | None
+    basis: object
+    """Everything else that it was made of, compared by value."""
+    from_ms: int
+    """With `until_ms`: the times of a step (epoch ms) at which the same messages of it have expired."""
+    until_ms: int
     transaction: T
 
-    def holds(self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None) -> bool:
+    def holds(self, selection: Selection, now_ms: int, basis: Callable[[T], object]) -> bool:
         return (
-            self.selection is selection and self.target_limits == target_limits and self.poison_offset == poison_offset
+            self.selection is selection
+            and self.from_ms <= now_ms <= self.until_ms
+            and self.basis == basis(self.transaction)
         )
 
 
@@ -109,11 +114,11 @@ class LookAhead(Generic[T]):
         return following
 
     def keep_transaction(
-        self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None, transaction: T
+        self, selection: Selection, transaction: T, *, basis: object, from_ms: int, until_ms: int
     ) -> None:
-        """Keep the transaction that was made of a selection under these limits."""
+        """Keep the transaction that was made of a selection on this basis, for a step between these times (epoch ms)."""
         self._transaction = _NextTransaction(
-            selection=selection, target_limits=target_limits, poison_offset=poison_offset, transaction=transaction
+            selection=selection, basis=basis, from_ms=from_ms, until_ms=until_ms, transaction=transaction
         )
 
     def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
@@ -153,13 +158,14 @@ class LookAhead(Generic[T]):
             self._targets = (selection, Counter([entry.target for entry in selection.entries]))
         return self._targets[1]
 
-    def transaction(
-        self, selection: Selection, target_limits: Mapping[str, int], poison_offset: int | None
-    ) -> T | None:
-        """Return the transaction that was made of the selection early; None if there is none that holds."""
+    def transaction(self, selection: Selection, now_ms: int, basis: Callable[[T], object]) -> T | None:
+        """Return the transaction that was made of the selection early; None if there is none that holds.
+
+        `basis`: returns the present basis of the transaction that is passed to it.
+        """
         early, self._transaction = self._transaction, None
         self._targets = (None, {})
-        if early is not None and early.holds(selection, target_limits, poison_offset):
+        if early is not None and early.holds(selection, now_ms, basis):
             return early.transaction
         return None
 

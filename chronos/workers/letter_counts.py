@@ -36,10 +36,14 @@ class LetterCounts(Struct):
 
     def add(self, reason: Reason, target: str, message_id: bytes) -> None:
         """Count one."""
-        case = (reason, target)
-        self.cases[case if case in self.cases or len(self.cases) < CASES_MAX else (reason, OTHER)] += 1
+        self.count(reason, target, 1)
         if len(self.ids) < IDS_SHOWN:
             self.ids.append(message_id)
+
+    def count(self, reason: Reason, target: str, number: int) -> None:
+        """Count so many, without their ids."""
+        case = (reason, target)
+        self.cases[case if case in self.cases or len(self.cases) < CASES_MAX else (reason, OTHER)] += number
 
     def write(self, event: str, shard: int) -> None:
         """Write the log line."""

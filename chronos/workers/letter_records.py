@@ -25,6 +25,33 @@ from chronos.workers.targets import Targets
 
 Headers = list[tuple[str, bytes | None]]
 
+LETTER_BYTES = 2_048
+"""More than a dead letter has besides two copies of its packed message: receipt, reason, explanation, and the batch around it."""
+
+_LABELS = {reason: reason.label.encode() for reason in Reason}
+
+
+def letter_headers(entry: Entry, target: bytes) -> dict[str, bytes | None]:
+    """Return the headers of a dead letter between the receipt and the reason; `target`: the encoded target."""
+    headers: dict[str, bytes | None] = {TARGET_TOPIC: target}
+    if entry.key is not None:
+        headers[TARGET_KEY] = entry.key
+    if entry.expire_at_ms is not None:
+        headers[EXPIRE_AT] = b"%d" % entry.expire_at_ms
+    options = entry.options
+    if options is not None and options.attempts_max:
+        headers[ATTEMPTS] = b"%d" % options.attempts_max
+    if options is not None and options.repetition is not None and entry.occurrence == 1:
+        headers[OCCURRENCE] = b"1"
+    if entry.attempt == 1:
+        headers[ATTEMPT] = b"1"
+    return headers
+
+
+def pack_reason(reason: Reason, detail: str) -> tuple[bytes, bytes]:
+    """Return the values of the headers `chronos-reason` and `chronos-detail`."""
+    return _LABELS[reason], detail[:500].encode()
+
 
 class LetterRecords:
     """Makes these records for one shard."""
@@ -37,29 +64,24 @@ class LetterRecords:
         self._rules = rules
         self._source_prefix = source_prefix
         self._rejected_topic = rejected_topic
-        self._dead_letter_topic = dead_letter_topic
+        self.dead_letter_topic = dead_letter_topic
 
     def dead_letter(
         self, entry: Entry, offset: int, reason: Reason, detail: str, turn: Turn, now_ms: int, bytes_max: int
     ) -> Outgoing:
         """Return the dead letter; it carries all that is needed to send the message again: headers, target, reason."""
-        headers = [*self.with_receipt(entry, offset), (TARGET_TOPIC, entry.target.encode())]
-        if entry.key is not None:
-            headers.append((TARGET_KEY, entry.key))
-        if entry.expire_at_ms is not None:
-            headers.append((EXPIRE_AT, b"%d" % entry.expire_at_ms))
-        if entry.options is not None and entry.options.attempts_max:
-            headers.append((ATTEMPTS, b"%d" % entry.options.attempts_max))
-        if entry.options is not None and entry.options.repetition is not None and entry.occurrence == 1:
-            headers.append((OCCURRENCE, b"1"))
-        if entry.attempt == 1:
-            headers.append((ATTEMPT, b"1"))
-        # A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
-        has_key = entry.id is not None and parse_generated_id(entry.id, self._rules.shards) is None
-        key = entry.id if has_key else None
+        headers = [*self.with_receipt(entry, offset), *letter_headers(entry, entry.target.encode()).items()]
+        key = None if entry.id is None else self.key_of(entry.id)
         return self._with_reason(
-            self._dead_letter_topic, key, entry.value, headers, reason, detail, turn, now_ms, bytes_max
+            self.dead_letter_topic, key, entry.value, headers, reason, detail, turn, now_ms, bytes_max
         )
+
+    def key_of(self, message_id: bytes) -> bytes | None:
+        """Return the key of the dead letter of a message with an id of its own.
+
+        A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
+        """
+        return message_id if parse_generated_id(message_id, self._rules.shards) is None else None
 
     def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int, bytes_max: int) -> Outgoing:
         """Return the unchanged record with its source and the reason."""
@@ -89,7 +111,8 @@ class LetterRecords:
         info = self._targets.describe([topic], now_ms)[topic].info
         assert info is not None, "a topic that takes no records is not written to"
         partition = -1 if key is not None and not info.closed else turn[topic]
-        why: Headers = [(REASON, reason.label.encode()), (DETAIL, detail[:500].encode())]
+        label, packed_detail = pack_reason(reason, detail)
+        why: Headers = [(REASON, label), (DETAIL, packed_detail)]
         # The bound is several times as fast as the exact size, which is needed near the limit only.
         bytes_max = min(bytes_max, info.bytes_max)
         is_near = batch_bytes_max(key, value, headers + why) > bytes_max

@@ -6,11 +6,13 @@ which isolates the poison record by halving the selection.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
+
+from msgspec import Struct
 
 from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
-    TARGET_KEY,
     Entry,
     Reason,
     Record,
@@ -23,7 +25,7 @@ from chronos.core.selector import Selector
 from chronos.core.size import batch_bytes
 from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
-from chronos.ports import Log, TopicSpec
+from chronos.ports import Log, TopicInfo, TopicSpec
 from chronos.workers.fast_path import add_plain
 from chronos.workers.lanes import is_open, lane_for, why_parked
 from chronos.workers.letter_records import LetterRecords
@@ -33,17 +35,26 @@ from chronos.workers.planned import PlannedTransaction
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
 from chronos.workers.series import turn_of
+from chronos.workers.step_letters import MISSING, StepLetters, Terms, keyless_refusal, refusal_of, terms_of
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
 other messages wait and the time-out of the transaction, 10 s by default, runs."""
 
-RECEIPT_BYTES = 512
-"""More than a receipt adds to a message: a message smaller than its topic's limit by this much needs no exact size."""
-
 JITTER_STEPS = 1_000
 """Resolution of the jitter of a retry."""
+
+
+class Basis(Struct, frozen=True):
+    """Everything a transaction is planned on besides its selection and the time; one planned early holds while it is the same."""
+
+    terms: Mapping[str, Terms]
+    poison_offset: int | None
+    partition_changes: int
+    """`Turn.changes`."""
+    dead_letter_topic: TopicInfo | None
+    """None: the transaction has no dead letters."""
 
 
 class Pusher:
@@ -122,14 +133,19 @@ class Pusher:
             return plan
         plan.targets = look_ahead.targets(selection)
         targets = self.targets.describe(plan.targets, now_ms)
-        limits = self._fast_path_limits(targets, refusals, lanes)
-        attempted = refusals.attempted(selection, now_ms)
-        early = look_ahead.transaction(selection, limits, poison_offset)
-        if early is not None and early.turn.changes == plan.turn.changes:
-            plan.messages += early.messages
-            plan.due_ms, plan.turn = early.due_ms, early.turn
-            return plan
+        terms = self._terms(targets, refusals, lanes)
+        opened = partial(self._opened, plan, now_ms)
+        early = look_ahead.transaction(
+            selection,
+            now_ms,
+            lambda made: Basis(terms, poison_offset, plan.turn.changes, opened() if made.dead_letters else None),
+        )
+        if early is not None:
+            early.messages[:0] = plan.messages
+            early.targets = plan.targets
+            return early
 
+        attempted = refusals.attempted(selection, now_ms)
         plan.allowed = self.rates.allowed(targets, now_ms)
         # A due message follows the messages in its lane, unless all of them leave in this step, before it.
         occupied = lanes - {leaving.lane for leaving in selection.leaving if leaving.is_all}
@@ -160,7 +176,8 @@ class Pusher:
             made = plan.decisions[decided:]
             plan.undelivered[entry.target] += sum(decision.outcome is not Outcome.AGAIN for decision in made)
 
-        self._write(plan, selection, limits, poison_offset, decide, now_ms)
+        letters = self._step_letters(plan, terms, opened, poison_offset, now_ms)
+        self._write(plan, selection, letters, terms, poison_offset, decide, now_ms)
         return plan
 
     def refusal(self, topic: str, now_ms: int) -> Refusal | None:
@@ -190,25 +207,66 @@ class Pusher:
         look_ahead: LookAhead[PlannedTransaction],
         lanes: Set[Lane] = frozenset(),
     ) -> None:
-        """Compute what `plan` would return for the next selection, if every message of it takes the fast path."""
+        """Compute what `plan` would return for the next selection, if the outcome of every message of it is certain."""
         topics = look_ahead.targets(selection)
         if len(topics) > TARGETS_MAX:
             return  # the step will select fewer messages
-        limits = self._fast_path_limits(self.targets.known(topics), refusals, lanes)
+        terms = self._terms(self.targets.known(topics), refusals, lanes)
         plan = self._empty_plan(now_ms)
-        if self._write(plan, selection, limits, poison_offset, None, 0):
-            look_ahead.keep_transaction(selection, limits, poison_offset, plan)
+        letter_topic = self.targets.known([self.dead_letter_topic]).get(self.dead_letter_topic)
+        # One without an open partition is found by the step itself.
+        info = letter_topic.info if letter_topic is not None and letter_topic.is_open else None
+        letters = self._step_letters(plan, terms, lambda: info, poison_offset, now_ms)
+        if self._write(plan, selection, letters, terms, poison_offset, None, now_ms):
+            basis = Basis(terms, poison_offset, plan.turn.changes, info if plan.dead_letters else None)
+            look_ahead.keep_transaction(
+                selection, plan, basis=basis, from_ms=letters.from_ms, until_ms=letters.until_ms
+            )
+
+    def _opened(self, plan: PlannedTransaction, now_ms: int) -> TopicInfo | None:
+        """Return the description of the dead-letter topic if it takes every letter now; else None. Raises LogUnavailable.
+
+        While it takes none, this is noted in the plan, and the messages are deferred.
+        """
+        if not plan.defers_dead_letters:
+            plan.refusal = self.refusal(self.dead_letter_topic, now_ms)
+            plan.defers_dead_letters = plan.refusal is not None
+        if plan.defers_dead_letters or plan.dead_letter_bytes_max < UNBOUNDED:
+            return None
+        return self.targets.known([self.dead_letter_topic])[self.dead_letter_topic].info
+
+    def _step_letters(
+        self,
+        plan: PlannedTransaction,
+        terms: Mapping[str, Terms],
+        opened: Callable[[], TopicInfo | None],
+        poison_offset: int | None,
+        now_ms: int,
+    ) -> StepLetters:
+        return StepLetters(
+            plan,
+            self._letters,
+            terms,
+            opened,
+            shard=self._rules.shard,
+            source_prefix=self._source_prefix,
+            poison_offset=poison_offset,
+            now_ms=now_ms,
+        )
 
     def _write(
         self,
         plan: PlannedTransaction,
         selection: Selection,
-        limits: Mapping[str, int],
+        letters: StepLetters,
+        terms: Mapping[str, Terms],
         poison_offset: int | None,
         decide: Callable[[int, int, Entry], None] | None,
         now_ms: int,
     ) -> bool:
-        """Add the messages that need no decision; call `decide` for all others; without `decide`, return False at the first of them."""
+        """Add the messages whose outcome is certain; call `decide` for all others; without `decide`, return False at the first of
+        them."""
+        limits = {topic: of_target.plain_bytes for topic, of_target in terms.items() if of_target.is_plain}
         # With many targets a turn is longer: each partition more in a transaction costs the brokers time.
         count = TURN_MESSAGES * max(1, len(limits))
         for start in range(0, len(selection.items), count):
@@ -220,6 +278,7 @@ class Pusher:
                 selection.entries[part],
                 limits,
                 poison_offset,
+                letters.judge,
                 decide,
                 shard=self._rules.shard,
                 source_prefix=self._source_prefix,
@@ -230,22 +289,16 @@ class Pusher:
                 decisions=plan.decisions,
             ):
                 return False
+        letters.count()
         return True
 
-    def _fast_path_limits(self, targets: Mapping[str, Target], refusals: Refusals, lanes: Set[Lane]) -> dict[str, int]:
-        """Return, for each plain and allowed target that is not set aside and has no lane, the packed size in bytes up to which
-        a message needs no decision."""
-        with_lane, limited = {topic for topic, _ in lanes}, self.rates.limited(targets)
-        return {
-            topic: target.info.bytes_max - RECEIPT_BYTES
-            for topic, target in targets.items()
-            if target.info is not None
-            and target.is_plain
-            and topic not in refusals.set_aside
-            and topic not in with_lane
-            and self._rules.allows(topic)
-            and topic not in limited
+    def _terms(self, targets: Mapping[str, Target], refusals: Refusals, lanes: Set[Lane]) -> dict[str, Terms]:
+        """Return the terms of the targets for which an outcome may be certain: not set aside, without a lane or a rate limit."""
+        excluded = {topic for topic, _ in lanes} | self.rates.limited(targets) | refusals.set_aside.keys()
+        terms = {
+            topic: terms_of(topic, target, self._rules) for topic, target in targets.items() if topic not in excluded
         }
+        return {topic: of_target for topic, of_target in terms.items() if of_target is not None}
 
     def openings(self, refusals: Refusals, lanes: Mapping[Lane, int], now_ms: int) -> Openings:
         """Return the lanes that messages may leave, of these with their lengths: what keeps a message there is not so any more, and
@@ -285,22 +338,12 @@ class Pusher:
             return
         if entry.expire_at_ms is not None and now_ms > entry.expire_at_ms:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.EXPIRED, f"expired at {entry.expire_at_ms}")
-        elif not self._rules.allows(entry.target):
-            self._dead_letter(
-                plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "targets.allow and targets.deny"
-            )
+        elif (refusal := refusal_of(entry.target, target, self._rules)) is not None:
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, *refusal)
         elif info is None:
             self._miss(plan, due_ms, offset, entry, target, now_ms)
-        elif not info.writable:
-            self._dead_letter(
-                plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, "Kafka does not let Chronos write"
-            )
-        elif target.holds_progress:
-            detail = f"{entry.target} is the progress topic of a Chronos, which a message in it would end"
-            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.FORBIDDEN_TARGET, detail)
         elif info.compacted and entry.key is None:
-            detail = f"{entry.target} is compacted and takes no message without a key: set {TARGET_KEY}"
-            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.NO_KEY, detail)
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, *keyless_refusal(entry.target))
         elif is_poison:
             self._retry(plan, due_ms, offset, entry, now_ms, set_aside, why)
         elif (lane := lane_for(entry, info, occupied, has_token or set_aside is not None)) is not None:
@@ -364,8 +407,7 @@ class Pusher:
         assert target.missing_since_ms is not None
         # A description from before the message was due proves nothing: the topic may have been created since.
         if target.described_ms >= due_ms and target.is_missing:
-            detail = "two looks did not find the topic"
-            self._dead_letter(plan, due_ms, offset, entry, now_ms, Reason.TARGET_MISSING, detail)
+            self._dead_letter(plan, due_ms, offset, entry, now_ms, *MISSING)
         else:
             next_ms = max(target.described_ms + SECOND_LOOK_MS, now_ms + 1)
             detail = "the first look did not find the topic"
@@ -441,9 +483,7 @@ class Pusher:
 
         While the dead-letter topic takes no records, the message is deferred.
         """
-        if not plan.defers_dead_letters:
-            plan.refusal = self.refusal(self.dead_letter_topic, now_ms)
-            plan.defers_dead_letters = plan.refusal is not None
+        self._opened(plan, now_ms)
         if plan.defers_dead_letters:
             detail = f"{detail}; {self.dead_letter_topic} takes no records"
             self._defer(plan, due_ms, offset, entry, reason, detail, now_ms + REFUSED_PAUSE_MS)

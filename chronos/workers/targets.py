@@ -76,6 +76,12 @@ class Target(Struct, frozen=True, kw_only=True):
         return info is not None and info.writable and not info.compacted and not info.closed and not self.holds_progress
 
     @property
+    def is_open(self) -> bool:
+        """True if the topic takes records in some partition."""
+        info = self.info
+        return info is not None and info.writable and len(info.closed) < info.partitions
+
+    @property
     def is_missing(self) -> bool:
         """True if two descriptions, far enough apart, did not find the topic."""
         return self.missing_since_ms is not None and self.described_ms - self.missing_since_ms >= SECOND_LOOK_MS
