@@ -3,7 +3,7 @@
 Only messages with a decision have one. Every replica computes it from the progress record alone (law 9).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chronos.core.codec import PENDING, Failure, IdState
 from chronos.core.progress import Decision, Outcome
@@ -19,12 +19,26 @@ def failure_of(decision: Decision, details: Sequence[str]) -> Failure | None:
     return Failure(decision.reason, attempts, 0, detail)
 
 
-def dated(id_state: IdState, timestamp_ms: int) -> IdState:
-    """Return the id state of a decision whose progress record has this time (epoch ms)."""
-    failure = id_state.failure
-    if failure is None and id_state.state == PENDING:
-        return id_state
-    if failure is not None:
-        failure = Failure(failure.reason, failure.attempts, timestamp_ms, failure.detail)
-    settled_ms = 0 if id_state.state == PENDING else timestamp_ms
-    return IdState(id_state.state, id_state.due_ms, id_state.offset, settled_ms, failure)
+def fails_alike(one: Decision, other: Decision) -> bool:
+    """Return whether two decisions of one step have equal failures."""
+    return (
+        one.outcome == other.outcome
+        and one.reason == other.reason
+        and one.detail == other.detail
+        and one.attempt == other.attempt
+    )
+
+
+def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, IdState]:
+    """Return the id states of the decisions of one step whose progress record has this time (epoch ms)."""
+    found: dict[bytes, IdState] = {}
+    undated = failure = None
+    for message_id, id_state in id_states.items():
+        state = id_state.state
+        if id_state.failure is not undated:
+            undated = failure = id_state.failure
+            if undated is not None:
+                failure = Failure(undated.reason, undated.attempts, timestamp_ms, undated.detail)
+        settled_ms = 0 if state == PENDING else timestamp_ms
+        found[message_id] = IdState(state, id_state.due_ms, id_state.offset, settled_ms, failure)
+    return found

@@ -29,7 +29,7 @@ from chronos.core.codec import (
     pack_state,
     unpack_id_state,
 )
-from chronos.core.failures import dated, failure_of
+from chronos.core.failures import dated, fails_alike, failure_of
 from chronos.core.keys import (
     ID_STATE,
     MINUTE_MS,
@@ -41,9 +41,10 @@ from chronos.core.keys import (
     entry_key,
     entry_position,
     expiry_key,
+    generated_id,
 )
 from chronos.core.lanes import Lanes
-from chronos.core.message import Action, Entry, Record, Rejection, entry_id
+from chronos.core.message import Action, Entry, Record, Rejection
 from chronos.core.parsing import parse
 from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, count_outcomes
 from chronos.core.repetition import carried
@@ -297,11 +298,12 @@ class Shard:
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
                 puts.append((expiry_key(timestamp_ms, message_id), b""))
-        for message_id, id_state in writes.decided.items():
-            id_states[message_id] = known = dated(id_state, timestamp_ms)
+        expiry = expiry_key(timestamp_ms, b"")
+        for message_id, known in dated(writes.decided, timestamp_ms).items():
+            id_states[message_id] = known
             puts.append((ID_STATE + message_id, pack_id_state(known)))
             if known.state != PENDING:
-                puts.append((expiry_key(timestamp_ms, message_id), b""))
+                puts.append((expiry + message_id, b""))
         counts = self._count(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
         if minute > state.history_minute:
@@ -390,12 +392,17 @@ class Shard:
         if not decisions:
             return rescheduled, parked
         shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
-        for at, ((due_ms, offset, _), entry) in enumerate(zip(items, entries, strict=True)):
-            decision = decisions.get(offset)
-            if decision is None:
+        places = dict(zip([offset for _, offset, _ in items], range(len(items)), strict=True))
+        like: Decision | None = None
+        failure = None
+        for offset, decision in decisions.items():
+            if (at := places.get(offset, -1)) < 0:
                 continue
-            message_id = entry.id or entry_id(entry, shard, offset)
-            failure = failure_of(decision, details) if decision.reason else None
+            due_ms, entry = items[at][0], entries[at]
+            message_id = entry.id or generated_id(shard, entry.due_ms, offset)
+            # Of thousands of messages that fail in one step, nearly all fail alike.
+            if like is None or not fails_alike(decision, like):
+                failure, like = failure_of(decision, details), decision
             if id_states:
                 id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:

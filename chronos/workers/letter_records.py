@@ -61,8 +61,9 @@ class LetterRecords:
     ) -> None:
         """`source_prefix`: `<topic>/<partition>/` of the delay partition."""
         self._targets = targets
-        self._rules = rules
-        self._source_prefix = source_prefix
+        self._shards = rules.shards
+        self.shard = rules.shard
+        self.source_prefix = source_prefix
         self._rejected_topic = rejected_topic
         self.dead_letter_topic = dead_letter_topic
 
@@ -81,11 +82,11 @@ class LetterRecords:
 
         A user's key is kept; a generated id as key would be refused when the dead letter is sent again.
         """
-        return message_id if parse_generated_id(message_id, self._rules.shards) is None else None
+        return message_id if parse_generated_id(message_id, self._shards) is None else None
 
     def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int, bytes_max: int) -> Outgoing:
         """Return the unchanged record with its source and the reason."""
-        headers = [*(record.headers or ()), (SOURCE, self._source_prefix + b"%d" % record.offset)]
+        headers = [*(record.headers or ()), (SOURCE, self.source_prefix + b"%d" % record.offset)]
         reason, detail = rejection.reason, rejection.detail
         return self._with_reason(
             self._rejected_topic, record.key, record.value, headers, reason, detail, turn, now_ms, bytes_max
@@ -93,7 +94,7 @@ class LetterRecords:
 
     def with_receipt(self, entry: Entry, offset: int) -> Headers:
         headers = entry.headers.items() if isinstance(entry.headers, dict) else entry.headers
-        return [*headers, *receipt(entry, offset, self._rules.shard, self._source_prefix).items()]
+        return [*headers, *receipt(entry, offset, self.shard, self.source_prefix).items()]
 
     def _with_reason(
         self,

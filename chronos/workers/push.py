@@ -8,8 +8,6 @@ which isolates the poison record by halving the selection.
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
-from msgspec import Struct
-
 from chronos.core.keys import LIMITED, Lane, murmur2
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
@@ -35,7 +33,7 @@ from chronos.workers.planned import PlannedTransaction
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
 from chronos.workers.series import turn_of
-from chronos.workers.step_letters import MISSING, StepLetters, Terms, keyless_refusal, refusal_of, terms_of
+from chronos.workers.step_letters import MISSING, Basis, StepLetters, Terms, keyless_refusal, refusal_of, terms_of
 from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
 
 TARGETS_MAX = 100
@@ -44,17 +42,6 @@ other messages wait and the time-out of the transaction, 10 s by default, runs."
 
 JITTER_STEPS = 1_000
 """Resolution of the jitter of a retry."""
-
-
-class Basis(Struct, frozen=True):
-    """Everything a transaction is planned on besides its selection and the time; one planned early holds while it is the same."""
-
-    terms: Mapping[str, Terms]
-    poison_offset: int | None
-    partition_changes: int
-    """`Turn.changes`."""
-    dead_letter_topic: TopicInfo | None
-    """None: the transaction has no dead letters."""
 
 
 class Pusher:
@@ -176,7 +163,7 @@ class Pusher:
             made = plan.decisions[decided:]
             plan.undelivered[entry.target] += sum(decision.outcome is not Outcome.AGAIN for decision in made)
 
-        letters = self._step_letters(plan, terms, opened, poison_offset, now_ms)
+        letters = StepLetters(plan, self._letters, terms, opened, poison_offset, now_ms)
         self._write(plan, selection, letters, terms, poison_offset, decide, now_ms)
         return plan
 
@@ -216,7 +203,7 @@ class Pusher:
         letter_topic = self.targets.known([self.dead_letter_topic]).get(self.dead_letter_topic)
         # One without an open partition is found by the step itself.
         info = letter_topic.info if letter_topic is not None and letter_topic.is_open else None
-        letters = self._step_letters(plan, terms, lambda: info, poison_offset, now_ms)
+        letters = StepLetters(plan, self._letters, terms, lambda: info, poison_offset, now_ms)
         if self._write(plan, selection, letters, terms, poison_offset, None, now_ms):
             basis = Basis(terms, poison_offset, plan.turn.changes, info if plan.dead_letters else None)
             look_ahead.keep_transaction(
@@ -234,25 +221,6 @@ class Pusher:
         if plan.defers_dead_letters or plan.dead_letter_bytes_max < UNBOUNDED:
             return None
         return self.targets.known([self.dead_letter_topic])[self.dead_letter_topic].info
-
-    def _step_letters(
-        self,
-        plan: PlannedTransaction,
-        terms: Mapping[str, Terms],
-        opened: Callable[[], TopicInfo | None],
-        poison_offset: int | None,
-        now_ms: int,
-    ) -> StepLetters:
-        return StepLetters(
-            plan,
-            self._letters,
-            terms,
-            opened,
-            shard=self._rules.shard,
-            source_prefix=self._source_prefix,
-            poison_offset=poison_offset,
-            now_ms=now_ms,
-        )
 
     def _write(
         self,

@@ -26,6 +26,19 @@ NEVER_MS = 1 << 62
 
 MISSING = Reason.TARGET_MISSING, "two looks did not find the topic"
 
+
+class Basis(Struct, frozen=True):
+    """Everything that a transaction is planned on, besides its selection and the time; one planned early holds while it is the
+    same."""
+
+    terms: Mapping[str, "Terms"]
+    poison_offset: int | None
+    partition_changes: int
+    """`Turn.changes`."""
+    dead_letter_topic: TopicInfo | None
+    """None: the transaction has no dead letters."""
+
+
 Certain = tuple[Reason, str]
 """The reason of a dead letter, and its explanation."""
 
@@ -115,9 +128,6 @@ class StepLetters:
         records: LetterRecords,
         terms: Mapping[str, Terms],
         opened: Callable[[], TopicInfo | None],
-        *,
-        shard: int,
-        source_prefix: bytes,
         poison_offset: int | None,
         now_ms: int,
     ) -> None:
@@ -129,8 +139,6 @@ class StepLetters:
         self._info: TopicInfo | None = None
         self._asked = False
         self._bytes_max = 0
-        self._shard = shard
-        self._source_prefix = source_prefix
         self._poison_offset = poison_offset
         self._now_ms = now_ms
         self._cases = {
@@ -173,9 +181,9 @@ class StepLetters:
             return self._is_alive(expire_at_ms)
         due, at = b"%d" % entry.due_ms, b"%d" % offset
         headers = entry.headers.copy()
-        message_id = headers[ID] = entry.id or b"%d-%b-%b" % (self._shard, due, at)
+        message_id = headers[ID] = entry.id or b"%d-%b-%b" % (self._records.shard, due, at)
         headers[DUE_AT] = due
-        headers[SOURCE] = self._source_prefix + at
+        headers[SOURCE] = self._records.source_prefix + at
         if case is None:
             size = batch_bytes(entry.key, entry.value, headers)
             if size <= terms.bytes_max:
@@ -222,6 +230,7 @@ class StepLetters:
         plan = self._plan
         for reason, cases in self._cases.items():
             for target, case in cases.items():
-                plan.dead.count(reason, target, case.count)
-                plan.dead_letters += case.count
-                plan.undelivered[target] += case.count
+                if case.count:
+                    plan.dead.count(reason, target, case.count)
+                    plan.dead_letters += case.count
+                    plan.undelivered[target] += case.count

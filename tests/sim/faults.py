@@ -15,7 +15,7 @@ from typing import Any
 
 from chronos.core.assignment import _Table
 from chronos.core.lanes import Lanes
-from chronos.core.look_ahead import LookAhead, _NextSelection
+from chronos.core.look_ahead import LookAhead, _NextSelection, _NextTransaction
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
@@ -33,6 +33,7 @@ from chronos.workers.rates import ShardRates
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
 from chronos.workers.stall import _Still
+from chronos.workers.step_letters import StepLetters
 from chronos.workers.writer_epoch import WriterEpoch
 
 Change = tuple[type, str, str, str]
@@ -112,6 +113,10 @@ FAULTS: dict[str, list[Change]] = {
     "a selection computed early is used without a check": [
         (_NextSelection, "holds", "and not staged.removed", ""),
         (_NextSelection, "holds", "and self.edits == shard.wheel.edits", ""),
+    ],
+    "a transaction planned early is used without a check": [
+        (_NextTransaction, "holds", "and self.basis == basis(self.transaction)", ""),
+        (_NextTransaction, "holds", "and self.from_ms <= now_ms <= self.until_ms", ""),
     ],
     "an id state read early is used after it changed": [
         (LookAhead, "installed", "if changed:", "if False:"),
@@ -194,6 +199,7 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "an expired message is delivered": [
         (Pusher, "_decide", "now_ms > entry.expire_at_ms", "now_ms > entry.expire_at_ms + 600_000"),
+        (StepLetters, "judge", "self._now_ms > expire_at_ms", "self._now_ms > expire_at_ms + 600_000"),
     ],
     "the replicas of a lost node are not replaced": [
         (_Table, "_on_some_nodes", "node in self.members or not self._is_away_too_long(node)", "True"),
