@@ -15,7 +15,7 @@ from typing import Any
 
 from chronos.core.assignment import _Table
 from chronos.core.lanes import Lanes
-from chronos.core.look_ahead import LookAhead, _NextSelection, _NextTransaction
+from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
@@ -113,10 +113,6 @@ FAULTS: dict[str, list[Change]] = {
     "a selection computed early is used without a check": [
         (_NextSelection, "holds", "and not staged.removed", ""),
         (_NextSelection, "holds", "and self.edits == shard.wheel.edits", ""),
-    ],
-    "a transaction planned early is used without a check": [
-        (_NextTransaction, "holds", "and self.basis == basis(self.transaction)", ""),
-        (_NextTransaction, "holds", "and self.from_ms <= now_ms <= self.until_ms", ""),
     ],
     "an id state read early is used after it changed": [
         (LookAhead, "installed", "if changed:", "if False:"),
