@@ -18,7 +18,7 @@ from chronos.core.progress import Outcome, unpack_progress
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import Leaving, Selection, Staged
-from chronos.ports import TopicSpec
+from chronos.ports import Outgoing, TopicSpec
 from chronos.workers.planned import PlannedTransaction
 from chronos.workers.push import TARGETS_MAX, Pusher
 from chronos.workers.refusals import Refusals, SetAside
@@ -210,3 +210,47 @@ def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_de
         report = StepReport.of(plan, selection, staged, shard=0, pulled=0, committed_ms=late_ms + LATE_MS)
         assert (report.delivered, report.late) == ({"orders": 2}, late)
     assert report.dead.cases == {(Reason.EXPIRED, "orders"): 1}
+
+
+@pytest.mark.parametrize("change", ["none", "cancel", "replace", "lost role"])
+def test_a_step_with_dead_letters_that_was_prepared_is_decided_again_after(tmp_path: Path, change: str) -> None:
+    """Every fifth message has expired; the change comes between the first step of a backlog, which prepares the second, and
+    the second. Every message ends once."""
+    case, count = Case(tmp_path), 11_000
+    case.log.prepare([TopicSpec(name="orders", partitions=1, settings={})], create=True)
+    case.commit()
+    due_ms = case.clock.now + 1_000
+
+    def record(number: int, value: bytes | None, *headers: tuple[str, bytes]) -> Outgoing:
+        times = [("chronos-deliver-at", b"%d" % due_ms)] if value is not None else []
+        if value is not None and number % 5 == 0:
+            times.append(("chronos-expire-at", b"%d" % (due_ms + 1)))
+        target = [("chronos-target-topic", b"orders")] if value is not None else []
+        return "chronos.delay", b"k%d" % number, value, [*target, *times, *headers], 0
+
+    case.log.append([record(at, b"%d" % at) for at in range(count)], 10.0)
+    node, clock = case.other, case.clock
+    while node.replica.state.totals.accepted < count:
+        node.step()
+    clock.now = due_ms + 5_000
+    node.step()
+    settled = count - node.replica.state.pending
+    assert 0 < settled < count - 4_000
+    changed = settled + 7, settled - settled % 5 + 10
+    if change == "cancel":
+        case.log.append([record(at, None) for at in changed], 10.0)
+    elif change == "replace":
+        case.log.append([record(at, b"new", ("chronos-action", b"replace")) for at in changed], 10.0)
+    elif change == "lost role":
+        node.guard = "the disk is full"
+        node.step()
+        node.guard = None
+    for _ in range(20):
+        node.step()
+    assert node.replica.state.pending == 0
+    delivered = [record.value or b"" for record in case.log.reader("orders", 0, 0).read(2 * count, 10**9)]
+    letters = [record.value or b"" for record in case.log.reader("chronos.dead-letter", 0, 0).read(2 * count, 10**9)]
+    gone = {b"%d" % at for at in changed} if change in ("cancel", "replace") else set()
+    new = [b"new"] if change == "replace" else []
+    assert sorted(delivered) == sorted([b"%d" % at for at in range(count) if at % 5 and b"%d" % at not in gone] + new)
+    assert sorted(letters) == sorted([b"%d" % at for at in range(0, count, 5) if b"%d" % at not in gone] + new)
