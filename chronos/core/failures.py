@@ -35,6 +35,9 @@ def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, 
     undated = failure = None
     for message_id, id_state in id_states.items():
         state = id_state.state
+        if id_state.failure is None and state == PENDING:
+            found[message_id] = id_state
+            continue
         if id_state.failure is not undated:
             undated = failure = id_state.failure
             if undated is not None:

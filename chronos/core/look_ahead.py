@@ -6,8 +6,8 @@ last column). Otherwise the part is computed again, so a step with a look-ahead 
     part           computed from                                     holds while
     parsed         records of the delay partition                    the next batch begins with these records
     selection      the cursor after this step, and the wheel         nothing staged or edited changes the order before its end
-    transaction    that selection, and a basis: targets, dead-      the basis is as it was, and no message of it has expired
-                   letter topic, poison record, slow brokers        since or would not have expired yet
+    transaction    that selection, the time, and a basis: targets,  the basis is as it was, and the same messages have
+                   dead-letter topic, poison record, latencies      expired
     writes         what this step staged, selected and decided       the same step is applied
 
 The master owns it. The look-ahead makes no decision of its own.

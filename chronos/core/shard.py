@@ -401,7 +401,9 @@ class Shard:
             due_ms, entry = items[at][0], entries[at]
             message_id = entry.id or generated_id(shard, entry.due_ms, offset)
             # Of thousands of messages that fail in one step, nearly all fail alike.
-            if like is None or not fails_alike(decision, like):
+            if not decision.reason:
+                failure = like = None
+            elif like is None or not fails_alike(decision, like):
                 failure, like = failure_of(decision, details), decision
             if id_states:
                 id_states.pop(message_id, None)
