@@ -7,7 +7,7 @@ No implementation changes a value that it is given, and none keeps one to change
 specifications are the caller's.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -130,7 +130,7 @@ class Writer(Protocol):
         """Some records of the last transaction, evenly spread, the progress record and the first message among them; empty if
         the log has no brokers. The answers are entered as they come; any thread may read."""
 
-    def send(self, messages: Iterable[Outgoing], progress: bytes) -> None:
+    def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         """Begin a transaction and hand over the messages and one progress record; does not wait for the brokers.
 
         Neither the messages nor their headers are changed: the caller may use them again after an abort.

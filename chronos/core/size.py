@@ -12,12 +12,20 @@ RESPONSE_OVERHEAD = 1 << 20
 """Bytes by which a response to a fetch may exceed the batch in it, rounded up: a client that accepts less never reads it."""
 
 
+ONE_BYTE = 64
+"""A smaller number is a varint of one byte."""
+
+
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return the bytes of an uncompressed batch that holds only this record: the broker compares them with `max.message.bytes`."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     body = 3 + _field(key) + _field(value) + _varint(len(headers))  # attributes, timestamp delta, offset delta
+    # `_field` written out: two calls for each header would be most of the cost.
     for name, content in pairs:
-        body += _field(name.encode()) + _field(content)
+        size = len(name) if name.isascii() else len(name.encode())
+        body += size + 1 if size < ONE_BYTE else size + _varint(size)
+        size = 0 if content is None else len(content)
+        body += size + 1 if size < ONE_BYTE else size + _varint(size)
     return BATCH_OVERHEAD + _varint(body) + body
 
 
