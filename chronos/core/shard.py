@@ -392,13 +392,11 @@ class Shard:
         if not decisions:
             return rescheduled, parked
         shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
-        places = dict(zip([offset for _, offset, _ in items], range(len(items)), strict=True))
         like: Decision | None = None
         failure = None
-        for offset, decision in decisions.items():
-            if (at := places.get(offset, -1)) < 0:
-                continue
-            due_ms, entry = items[at][0], entries[at]
+        for at in [at for at, (_, offset, _) in enumerate(items) if offset in decisions]:
+            (due_ms, offset, _), entry = items[at], entries[at]
+            decision = decisions[offset]
             message_id = entry.id or generated_id(shard, entry.due_ms, offset)
             # Of thousands of messages that fail in one step, nearly all fail alike.
             if not decision.reason:
