@@ -34,6 +34,9 @@ SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}
 INTEGRATION_FOLDERS = {"integration"}
 """All tests in these need Java, or take as long as those that do; tests/spark/conftest.py marks those of Spark."""
 
+SERVICES = "tests/node/"
+"""Tests of these are requests to a service: they wait for most of their time."""
+
 SLOW_MODULES = {"test_openapi.py"}
 """All tests of these are slow, and so is the import of what they use."""
 
@@ -52,6 +55,19 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
     """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give every other worker tests of services first, and the other ones tests that compute; then what is left.
+
+        A service's test waits more than it computes, so that the processor would idle while all workers run them. The
+        run of everything keeps its order, in which the longest tests are the first.
+        """
+        if "not integration" in self.config.getoption("markexpr"):
+            serves = self.nodes.index(node) % 2 == 0
+            preferred = next((scope for scope in self.workqueue if scope.startswith(SERVICES) == serves), None)
+            if preferred is not None:
+                self.workqueue.move_to_end(preferred, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/"):

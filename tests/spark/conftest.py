@@ -30,12 +30,12 @@ IN_PYTHON = {*WITHOUT_SPARK, "test_backfill_records.py", "test_codec.py", "test_
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules that import PySpark or Arrow where `./scripts/test fast` has installed neither."""
+    """Leave out modules of which `./scripts/test fast` runs no test, or that import PySpark or Arrow and neither is installed."""
     is_fast = "not integration" in config.getoption("markexpr")
-    if not is_fast or collection_path.suffix != ".py" or importlib.util.find_spec("pyspark") is not None:
+    if not is_fast or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    is_test = collection_path.name.startswith("test_")
-    return True if is_test and collection_path.name not in WITHOUT_SPARK else None
+    runs = WITHOUT_SPARK if importlib.util.find_spec("pyspark") is None else IN_PYTHON
+    return True if collection_path.name not in runs else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
