@@ -64,6 +64,7 @@ T = TypeVar("T")
 Answer = tuple[int, object] | web.Response
 
 _decode_message_info = msgspec.json.Decoder(MessageInfo).decode
+_decode_action_result = msgspec.json.Decoder(ActionResult).decode
 _decode_reschedule = msgspec.json.Decoder(Reschedule).decode
 
 
@@ -103,45 +104,45 @@ class Messages:
         query: MessageQuery = call.query
         message_id = id_of(call.request)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        _, found, is_complete = await self._look(
-            call, message_id, deadline_s, pending_first=False, payload=query.payload
-        )
+        _, found, behind = await self._look(call, message_id, deadline_s, pending_first=False, payload=query.payload)
         if found is None or not _is_for(call.sender, found):
-            raise _not_found(message_id, is_complete=is_complete)
+            raise _not_found(message_id, behind)
         return 200, found
 
     async def _look(
         self, call: Call, message_id: bytes, deadline_s: float, *, pending_first: bool, payload: bool = False
-    ) -> tuple[int, MessageInfo | None, bool]:
-        """`(shard, message, True if every shard had applied its log)`.
+    ) -> tuple[int, MessageInfo | None, list[int]]:
+        """`(shard, message, shards that had not applied their log in time)`.
 
-        Looks in the id's home shard first, then in all other shards if ids may be in any shard.
+        Looks in the id's home shard first. What is unknown there may still be forwarded from another shard: so it looks again
+        once the others have pulled what they hold now.
         """
         query: ShardsQuery = call.query
         allowed = set(self._context.peers.requested(query.shards))
         home, others = self._shards_of(message_id)
-        found, is_complete = None, True
+        found: MessageInfo | None = None
+        behind: list[int] = []
         if home in allowed:
-            found, is_complete = await self._look_in([home], message_id, deadline_s, payload=payload)
-            if found is not None and (found.state == "pending" or not pending_first):
-                return home, found, is_complete
+            found, behind = await self._look_in([home], message_id, deadline_s, payload=payload)
+            if behind or (found is not None and (found.state == "pending" or not pending_first)):
+                return home, found, behind
         others = [shard for shard in others if shard in allowed]
         if others:
-            elsewhere, is_complete_elsewhere = await self._look_in(others, message_id, deadline_s, payload=payload)
-            is_complete &= is_complete_elsewhere
-            if elsewhere is not None and (found is None or elsewhere.state == "pending"):
-                return elsewhere.shard, elsewhere, is_complete
-        return home, found, is_complete
+            _, behind = await self._look_in(others, message_id, deadline_s, payload=False)
+            if home in allowed:
+                found, home_behind = await self._look_in([home], message_id, deadline_s, payload=payload)
+                behind = behind or home_behind
+        return home, found, behind
 
     async def _look_in(
         self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool
-    ) -> tuple[MessageInfo | None, bool]:
-        """The message as one of these shards knows it, a pending one first; True if all of them had applied their log."""
+    ) -> tuple[MessageInfo | None, list[int]]:
+        """The message as one of these shards knows it, a pending one first; those that had not applied their log in time."""
         context = self._context
         held, missing = context.peers.split(shards)
         groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
         caught_up, answers = await asyncio.gather(
-            self._caught_up(held, deadline_s),
+            asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
             asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), asked) for group in groups)),
         )
         found = await context.in_thread(lambda: [self._message_info(shard, message_id, payload) for shard in held])
@@ -151,10 +152,8 @@ class Messages:
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
         known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
-        return known[0] if known else None, caught_up
-
-    async def _caught_up(self, shards: list[int], deadline_s: float) -> bool:
-        return all(await asyncio.gather(*(self._context.caught_up(shard, deadline_s) for shard in shards)))
+        behind = [shard for shard, is_current in zip(held, caught_up, strict=True) if not is_current]
+        return known[0] if known else None, behind
 
     def _message_info(self, shard: int, message_id: bytes, payload: bool) -> MessageInfo | None:
         driver = self._context.shards[shard]
@@ -170,13 +169,13 @@ class Messages:
         return answer
 
     def _shards_of(self, message_id: bytes) -> tuple[int, list[int]]:
-        """The id's home shard, and the other shards where it may be."""
+        """The id's home shard, and the other shards from which records of it may still be forwarded."""
         count = len(self._context.shards)
         address = parse_generated_id(message_id, count)
         if address is not None:
             return address[0], []
         home = partition_of(message_id, count)
-        if self._context.rules[home].refuse_wrong_shard:
+        if self._context.rules[home].misplaced != "forward":
             return home, []
         return home, [shard for shard in range(count) if shard != home]
 
@@ -246,15 +245,19 @@ class Messages:
         message_id = id_of(call.request)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
+        behind: list[int] = []
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
         elif others or call.sender.is_limited:
-            shard, found, is_complete = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
+            shard, found, behind = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
             if not _is_for(call.sender, found):
-                raise _not_found(message_id, is_complete=is_complete)
+                raise _not_found(message_id, behind)
         if not context.peers.holds(shard):
             path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
             status, body = await context.peers.ask([shard], call.request.method, path, {}, call.body or None)
+            if status == 200 and behind and (told := _decode_action_result(body)).result == "unknown":
+                told.result = "accepted"
+                return 202, told
             kind = "application/json" if status < 400 else PROBLEM_JSON
             return web.Response(status=status, body=body, content_type=kind)
         record = plan_action(message_id, verb, time, context.rules[shard], context.delay_topic, context.now_ms())
@@ -270,6 +273,8 @@ class Messages:
             answer.result = "cancelled"
         elif reason == Reason.TOO_LATE:
             answer.result = "too_late"
+        elif reason == Reason.UNKNOWN and behind:
+            return 202, answer  # the message may still be forwarded here
         elif reason == Reason.UNKNOWN:
             answer.result = "unknown"
         else:
@@ -289,12 +294,24 @@ def _is_for(sender: Sender, found: MessageInfo | None) -> bool:
     return found is not None and found.target is not None and sender.may_target(found.target.topic)
 
 
-def _not_found(message_id: bytes, *, is_complete: bool) -> ProblemError:
+def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
+    """`behind`: shards whose records, not applied yet, may be about the id."""
+    if behind:
+        return ProblemError(
+            503, "not-applied", f"nothing is known of {id_text(message_id)} so far: {_shards(behind)} in time",
+            hint="try again; if it persists, run `chronos status`",
+        )  # fmt: skip
     return ProblemError(
         404, "not-found", f"nothing is known of {id_text(message_id)}",
-        hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over"
-        if is_complete else "some records of the log are not applied yet: ask again",
+        hint="it was never scheduled, was rejected (see the rejected topic), or its retention is over",
     )  # fmt: skip
+
+
+def _shards(behind: list[int]) -> str:
+    named = ", ".join(map(str, sorted(behind)))
+    return (
+        f"shard {named} has not applied its log" if len(behind) == 1 else f"shards {named} have not applied their logs"
+    )
 
 
 def _accepted(planned: Planned, appended: Appended) -> Accepted:

@@ -66,7 +66,8 @@ def _overdue_s(context: Context, shard: ShardDriver) -> float | None:
 
 def _lag(context: Context, shard: ShardDriver) -> float | None:
     end = context.end_offset(shard.number)
-    return None if end is None else float(end - shard.state.pull_offset)
+    # Forwarded records come in transactions, whose markers take offsets.
+    return None if end is None else float(max(0, end - max(shard.state.pull_offset, shard.pulled)))
 
 
 def _held_back(context: Context, shard: ShardDriver) -> tuple[float, float]:
@@ -86,6 +87,7 @@ METRICS: tuple[Series, ...] = (
     _total("changed", "Messages rescheduled or fired by an action.", "changed"),
     _total("carried", "Times a message stayed pending with a new due time: a retry or a deferral.", "carried"),
     _total("parked", "Times a message was parked, because its partition had no leader or the rate of its target was used up when it was due.", "parked"),
+    _total("forwarded", "Records written on to the partition that their id belongs to.", "forwarded"),
     _total("ignored", "Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a cancelled message.", "ignored"),
     Series(
         name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",

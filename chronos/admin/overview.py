@@ -101,7 +101,7 @@ class Overview:
             ),
             pull_offset=state.pull_offset,
             end_offset=end,
-            lag=None if end is None else end - state.pull_offset,
+            lag=None if end is None else max(0, end - max(state.pull_offset, shard.pulled)),
             held_back=self._held_back(shard.number),
             waits_for=shard.waits_for(now_ms),
             dead_recently=self._dead_recently(shard.number, now_ms),

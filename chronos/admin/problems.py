@@ -27,6 +27,7 @@ TITLES = {
     "no-token": "A token is needed",
     "forbidden": "The token does not permit this",
     "not-found": "There is no message with this id",
+    "not-applied": "Records that may be about this id are not applied yet",
     "no-dead-letter": "There is no dead letter with this id",
     "no-topic": "There is no such topic",
     "no-partition": "There is no such partition",

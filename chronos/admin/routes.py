@@ -34,7 +34,7 @@ BODY = {
 }
 ACTION = {
     200: "The result of the action.",
-    202: "The action is in the log, but was not applied in time.",
+    202: "The action is in the log, but was not applied in time, or its message may still be forwarded.",
     422: "The id or the time is not valid.",
     **UNAVAILABLE,
 }
@@ -99,7 +99,8 @@ def routes(
             query=schemas.MessageQuery,
             summary="State, times and target of a message. Waits up to 1 s until all records that are in the log now are applied.",
             answer=schemas.MessageInfo,
-            answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.", **ELSEWHERE},
+            answers={200: "The message.", 404: "Nothing is known of the id.", 422: "The id is not valid.",
+                     503: "No node with a replica of the shard answers, or a shard that may hold records of the id has not applied them."},
         ),
         Route(
             method="DELETE", path="/v1/messages/{id}", name="cancel", role="write", scope="targets", handler=messages.cancel, parameters=by_id,

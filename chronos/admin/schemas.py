@@ -590,6 +590,7 @@ class Counters(Struct, kw_only=True):
             " cancelled message.",
         ),
     ]
+    forwarded: Annotated[int, Meta(ge=0, description="Records written on to the partition that their id belongs to.")]
     probes: Annotated[int, Meta(ge=0, description="Probes: records of Chronos's own that test a shard's delivery.")]
     parked: Annotated[
         int,

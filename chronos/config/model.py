@@ -105,11 +105,10 @@ class TopicsConfig(Section):
         "chronos.cluster",
         "Topic of the heartbeats and roles of a cluster with `coordinator.kind: kafka`; unused otherwise.",
     )
-    partitioner: Literal["any", "murmur2"] = key(
-        "any",
-        "`murmur2`: all producers partition keys as Java clients do, and a record whose id belongs to another "
-        "shard is refused. `any`: the record is accepted with a warning, and ids are unique per shard only. "
-        "`any` is the default because librdkafka clients partition keys differently unless configured.",
+    misplaced: Literal["forward", "reject"] = key(
+        "forward",
+        "What is done with a record in another partition than that of its id, which is where Java clients place it as a key. "
+        "`forward`: it is written on to its own partition, so that producers may use any partitioner. `reject`: it is refused.",
     )
     create: bool = key(
         True,

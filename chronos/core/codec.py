@@ -15,8 +15,9 @@ from chronos.errors import StoreCorrupt
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
 LANE_STATE_VERSION = b"\x01"
 
-PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD = 1, 2, 3, 4, 5
-"""States of an id. A replaced message has no state of its own: its id belongs to the message that replaced it."""
+PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD, ABSENT = 1, 2, 3, 4, 5, 6
+"""States of an id. A replaced message has no state of its own: its id belongs to the message that replaced it. No message has an
+id that is absent: a cancel named it, and what was written before that cancel may still be forwarded."""
 
 STATE_NAMES = {PENDING: "pending", DELIVERED: "delivered", CANCELLED: "cancelled", EXPIRED: "expired", DEAD: "dead"}
 
@@ -45,6 +46,8 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     """Broker time (epoch ms) at which the message stopped being pending; 0 while it is pending."""
     failure: Failure | None = None
     """Of a message that is retried, deferred or parked, and of one that expired or is dead."""
+    first_ms: int = 0
+    """The first timestamp (epoch ms) of the record that scheduled the message, or of a later cancel."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
@@ -65,6 +68,8 @@ class Totals(Struct, frozen=True, array_like=True, gc=False):
     probes: int = 0
     parked: int = 0
     """Times a message was parked in a lane."""
+    forwarded: int = 0
+    """Records written on to the partition that their id belongs to."""
 
 
 class LaneState(Struct, frozen=True, array_like=True, gc=False):

@@ -42,6 +42,8 @@ ID_BYTES_MAX = 1024
 
 MINUTE_MS = 60_000
 
+MURMUR2_MULTIPLIER, MURMUR2_SEED = 0x5BD1E995, 0x9747B28C
+
 _PARTITIONS = 2**32
 _position = Struct(">cQQ")
 _position_alone = Struct(">xQQ")
@@ -52,6 +54,8 @@ _GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][
 
 STATE_KEY = META + b"state"
 IDENTITY_KEY = META + b"identity"
+PLACED_KEY = META + b"placed"
+"""The row of a store in which every pending message has an id of its shard."""
 
 
 def entry_key(due_ms: int, offset: int) -> bytes:
@@ -142,9 +146,9 @@ def parse_generated_id(message_id: bytes, shards: int) -> tuple[int, int, int] |
 
 def murmur2(data: bytes) -> int:
     """Return MurmurHash2, 32 bits unsigned, as `org.apache.kafka.common.utils.Utils.murmur2` computes it."""
-    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    multiplier, mask = MURMUR2_MULTIPLIER, 0xFFFFFFFF
     length = len(data)
-    hashed = 0x9747B28C ^ length
+    hashed = MURMUR2_SEED ^ length
     words_end = length & ~3
     for at in range(0, words_end, 4):
         word = int.from_bytes(data[at : at + 4], "little") * multiplier & mask

@@ -5,6 +5,7 @@ Values only: `parsing` makes commands of records, `rules` holds what the configu
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -38,6 +39,9 @@ ATTEMPT = "chronos-attempt"
 REASON = "chronos-reason"
 DETAIL = "chronos-detail"
 REPLAYED = "chronos-replayed"
+
+FORWARDED = "chronos-forwarded"
+"""The hop of a forwarded record: `<topic>/<partition>/<offset>;<epoch ms>`, its source and its first timestamp."""
 
 RESOLUTION = "chronos-resolution"
 RESOLVED = "chronos-resolved"
@@ -73,6 +77,7 @@ class Reason(IntEnum):
     IGNORED = 16
     TOO_LATE = 17
     UNKNOWN = 18
+    FORWARDED = 20
     UNREADABLE = 21
     CREATE_TIME = 23
     BEYOND_EXPIRY = 24
@@ -191,7 +196,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     """The producer's headers in order. A dict if no name repeats: half the cost of a list to pack and to send."""
     value: bytes | None
     timestamp_ms: int
-    """The broker's clock when the record was appended (`LogAppendTime`)."""
+    """The broker's clock when the record was appended (`LogAppendTime`); of a forwarded record, the first of these."""
     expire_at_ms: int | None = None
     """Time (epoch ms) after which the message is not delivered."""
     occurrence: int = 1
@@ -230,6 +235,8 @@ class Action(Struct, frozen=True, gc=False):
     id: bytes
     due_ms: int | None = None
     """The new due time (epoch ms) of a `reschedule`."""
+    first_ms: int | None = None
+    """The first timestamp (epoch ms) of a forwarded record; None: it was not forwarded."""
 
 
 class Rejection(Struct, frozen=True, gc=False):
@@ -237,6 +244,15 @@ class Rejection(Struct, frozen=True, gc=False):
 
     reason: Reason
     detail: str
+    id: ClassVar[None] = None
+    """A rejected record names no message."""
+
+
+class Misplaced(Rejection, frozen=True, gc=False):
+    """A record whose id belongs to another shard, to which it is forwarded."""
+
+    partition: int
+    """The partition of the id."""
 
 
 PROBE_ID = b""

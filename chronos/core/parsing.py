@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from chronos.core.keys import ID_BYTES_MAX, parse_generated_id, partition_of
+from chronos.core.keys import ID_BYTES_MAX, parse_generated_id
 from chronos.core.message import (
     ACTION,
     CONFLICT_POLICIES,
     DELAY,
     DELIVER_AT,
     EXPIRE_AT,
+    FORWARDED,
     ID,
     ON_CONFLICT,
     OPTIONAL,
@@ -31,6 +32,7 @@ from chronos.core.message import (
     ConditionalSchedule,
     Entry,
     Headers,
+    Misplaced,
     OnConflict,
     Options,
     Reason,
@@ -39,6 +41,7 @@ from chronos.core.message import (
     Verb,
 )
 from chronos.core.options import has_time, parse_options, repeats_by_cron
+from chronos.core.placement import first_timestamp_ms, misplaced
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_duration, parse_duration_ms
 from chronos.core.values import names, shown, text_of, time_of
@@ -69,10 +72,22 @@ def parse(record: Record, rules: Rules) -> Command:
             return Rejection(Reason.REPEATED_HEADER, f"{repeated[:80]} is given more than once")
         headers = passed if len(own) == len(passed) else own
 
+    if FORWARDED in control:
+        return _forwarded(record, control, headers, rules)
     if len(control) == 2:
         plain = _plain(record, control, headers, rules)
         if plain is not None:
             return plain
+    return _any(record, control, headers, rules)
+
+
+def _any(
+    record: Record,
+    control: dict[str, bytes | None],
+    headers: dict[str, bytes | None] | list[tuple[str, bytes | None]],
+    rules: Rules,
+) -> Command:
+    """Parse a record with any control headers."""
     verb = _verb(record, control)
     if isinstance(verb, Rejection):
         return verb
@@ -81,6 +96,25 @@ def parse(record: Record, rules: Rules) -> Command:
     if verb is Verb.SCHEDULE or verb is Verb.REPLACE or verb is Verb.REPLAY:
         return _message(record, control, headers, verb, rules)
     return _action(record, control, verb, rules)
+
+
+def _forwarded(
+    record: Record,
+    control: dict[str, bytes | None],
+    headers: dict[str, bytes | None] | list[tuple[str, bytes | None]],
+    rules: Rules,
+) -> Command:
+    """Parse a forwarded record as if it had been written to this partition at its first timestamp."""
+    first_ms = first_timestamp_ms(control.pop(FORWARDED), record.timestamp_ms, rules)
+    if isinstance(first_ms, Rejection):
+        return first_ms
+    record = Record(record.offset, first_ms, record.key, record.value, record.headers)
+    command = _plain(record, control, headers, rules) if len(control) == 2 else None
+    if command is None:
+        command = _any(record, control, headers, rules)
+    if isinstance(command, Misplaced):
+        return misplaced(command.partition, rules, was_forwarded=True)
+    return replace(command, first_ms=first_ms) if isinstance(command, Action) else command
 
 
 def _plain(
@@ -99,7 +133,7 @@ def _plain(
     topic, due_ms, key = rules.topics_seen.get(target), int(at), record.key
     if topic is None or not rules.min_time_ms <= due_ms <= record.timestamp_ms + rules.max_delay_ms:
         return None
-    if key is not None and (key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key or rules.refuse_wrong_shard):
+    if key is not None and (key[:1].isdigit() or len(key) > ID_BYTES_MAX or not key):
         rejection = _check_id(key, rules, own=True)
         if rejection is not None:
             return rejection
@@ -288,13 +322,5 @@ def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None
         if own:
             return Rejection(Reason.RESERVED_ID, "this key looks like the id Chronos gives to a message without one")
         if named[0] != rules.shard:
-            return Rejection(
-                Reason.WRONG_SHARD, f"this id belongs to shard {named[0]}, the record came to {rules.shard}"
-            )
-    elif rules.refuse_wrong_shard and partition_of(message_id, rules.shards) != rules.shard:
-        return Rejection(
-            Reason.WRONG_SHARD,
-            f"murmur2 places this id in shard {partition_of(message_id, rules.shards)}, the record came to {rules.shard}:"
-            " the producer's partitioner differs (librdkafka: partitioner=murmur2_random)",
-        )
+            return misplaced(named[0], rules)
     return None

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.codec import (
+    ABSENT,
     DELIVERED,
     PENDING,
     STATE_NAMES,
@@ -95,6 +96,8 @@ def find(view: StoreView, state: State, shard: int, shards: int, message_id: byt
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
+        if id_state.state == ABSENT:
+            return None
         position = (id_state.due_ms, id_state.offset)
         (stored,) = view.get([entry_key(*position)])
         lane: Lane | None = None

@@ -23,7 +23,6 @@ from chronos.core.codec import (
     IdState,
     LaneState,
     State,
-    Totals,
     pack_entry,
     pack_id_state,
     pack_state,
@@ -44,8 +43,9 @@ from chronos.core.keys import (
     generated_id,
 )
 from chronos.core.lanes import Lanes
-from chronos.core.message import Action, Entry, Record, Rejection
+from chronos.core.message import PROBE_ID, Action, Entry, Record
 from chronos.core.parsing import parse
+from chronos.core.placement import check_places
 from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, count_outcomes
 from chronos.core.repetition import carried
 from chronos.core.rules import Rules
@@ -59,6 +59,7 @@ from chronos.core.step import (
     Staged,
     StoreView,
     Writes,
+    add_totals,
     count_settled,
     fitting,
     placed_ms,
@@ -76,6 +77,10 @@ READ_AHEAD_BYTES = 8_000_000
 
 COUNTS_CACHED_MAX = 200_000
 """Minutes whose pending count is cached: 138 days, at most about 20 MB."""
+
+
+WITHOUT_ID = frozenset({None, PROBE_ID})
+"""Ids of commands that name no message."""
 
 
 class Shard:
@@ -118,19 +123,26 @@ class Shard:
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
         commands = [parse(record, rules) for record in records]
+        ids = [command.id for command in commands]
+        if (
+            rules.misplaced is not None
+            and rules.shards > 1
+            and any(ids)
+            and check_places(records, commands, ids, rules)
+        ):
+            ids = [command.id for command in commands]
+        named_ids: set[bytes] = {*ids}  # type: ignore[arg-type]
+        named_ids -= WITHOUT_ID
         places = [
             (command.due_ms, pack_entry(command)) if type(command) is Entry and command.options is None else None
             for command in commands
         ]
-        named_ids = {
-            command.id for command in commands if not isinstance(command, Rejection) and command.id is not None
-        }
         return Parsed(
             records=records,
             commands=commands,
             places=places,
             known=self._read_id_states(named_ids),
-            named_ids=frozenset(named_ids),
+            named_ids=named_ids,
             action_ids=frozenset(command.id for command in commands if type(command) is Action),
         )
 
@@ -294,7 +306,14 @@ class Shard:
         puts, deletes, id_states = writes.puts.copy(), writes.deletes.copy(), writes.id_states.copy()
         for message_id, id_state in writes.id_states.items():
             if id_state.state != PENDING:
-                settled = IdState(id_state.state, id_state.due_ms, id_state.offset, timestamp_ms)
+                if id_state.settled_ms:
+                    # Settled before: a cancel has changed its first timestamp, and prolongs the time for which it is kept.
+                    puts.append((ID_STATE + message_id, pack_id_state(id_state)))
+                    puts.append((expiry_key(max(timestamp_ms, id_state.first_ms), message_id), b""))
+                    continue
+                settled = IdState(
+                    id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None, id_state.first_ms
+                )
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
                 puts.append((expiry_key(timestamp_ms, message_id), b""))
@@ -321,7 +340,7 @@ class Shard:
             node=progress.node,
             progress_ms=timestamp_ms,
             history_minute=max(minute, state.history_minute),
-            totals=_added(state.totals, staged, selection, progress.decisions),
+            totals=add_totals(state.totals, staged, selection, progress.decisions),
             parked=state.parked + writes.parked,
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
@@ -388,7 +407,8 @@ class Shard:
         for at in selection.with_id:
             due_ms, offset, _ = items[at]
             if not decisions or offset not in decisions:
-                id_states[entries[at].id] = IdState(DELIVERED, due_ms if at >= left else _settled_ms(cursor), offset)  # type: ignore[index]
+                entry, place_ms = entries[at], due_ms if at >= left else _settled_ms(cursor)
+                id_states[entry.id] = IdState(DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms)  # type: ignore[index]
         if not decisions:
             return rescheduled, parked
         shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
@@ -407,18 +427,18 @@ class Shard:
                 id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
-                decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure)
+                decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure, entry.timestamp_ms)
                 continue
             if decision.next_due_ms:
                 next_ms, next_entry = carried(entry, decision, message_id, shard)
                 next_ms = max(next_ms, next_floor_ms)
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
-                decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure)
+                decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure, entry.timestamp_ms)
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is not a decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
                 place_ms = due_ms if at >= left else _settled_ms(cursor)
-                decided[message_id] = IdState(ended, place_ms, offset, 0, failure)
+                decided[message_id] = IdState(ended, place_ms, offset, 0, failure, entry.timestamp_ms)
         return rescheduled, parked
 
     def _count(self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]) -> dict[int, int]:
@@ -473,24 +493,3 @@ def _all_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
 def _settled_ms(cursor: Position) -> int:
     """Return the due time of the settled entry of a message that left a lane: behind the cursor, whatever its offset."""
     return cursor[0] - 1
-
-
-def _added(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
-    outcomes = [decision.outcome for decision in decisions]
-    rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
-    # `again` reschedules the series, but this occurrence was delivered.
-    again = outcomes.count(Outcome.AGAIN)
-    return Totals(
-        accepted=totals.accepted + staged.accepted,
-        delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
-        cancelled=totals.cancelled + staged.cancelled,
-        replaced=totals.replaced + staged.replaced,
-        changed=totals.changed + staged.changed,
-        expired=totals.expired + outcomes.count(Outcome.EXPIRED),
-        dead=totals.dead + outcomes.count(Outcome.DEAD),
-        carried=totals.carried + rescheduled,
-        rejected=totals.rejected + len(staged.refused) - staged.ignored,
-        ignored=totals.ignored + staged.ignored,
-        probes=totals.probes + staged.probes,
-        parked=totals.parked + outcomes.count(Outcome.PARKED),
-    )

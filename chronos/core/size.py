@@ -37,7 +37,9 @@ def batch_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) ->
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     size = 100 + len(key or b"") + len(value or b"")
-    return size + sum(10 + 3 * len(name) + len(content or b"") for name, content in pairs)
+    for name, content in pairs:
+        size += 10 + 3 * len(name) + len(content or b"")
+    return size
 
 
 def memory_bytes(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from chronos.core.codec import CANCELLED, DELIVERED, PENDING, IdState, State, pack_entry, unpack_entry
+from chronos.core.clock import CLOCK_TOLERANCE_MS
+from chronos.core.codec import ABSENT, CANCELLED, DELIVERED, PENDING, IdState, State, pack_entry, unpack_entry
 from chronos.core.keys import entry_key, generated_id, lane_key, parse_generated_id
 from chronos.core.lanes import lane_of
 from chronos.core.message import (
@@ -18,6 +19,7 @@ from chronos.core.message import (
     Command,
     ConditionalSchedule,
     Entry,
+    Misplaced,
     OnConflict,
     Reason,
     Record,
@@ -29,6 +31,9 @@ from chronos.core.repetition import moved, shift_ms
 from chronos.core.rules import Rules
 from chronos.core.step import Parsed, Staged, StoreView, placed_ms
 from chronos.errors import LogMismatch
+
+CHANGED_NOTHING = frozenset({Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED})
+"""Reasons of refused cancels that count for the order of the records of their id all the same."""
 
 
 def stage(
@@ -81,22 +86,33 @@ class _Staging:
                 staged.watermark_ms = record.timestamp_ms
             if replayed is not None and offset in replayed:
                 staged.refuse(offset, replayed[offset])
+                if replayed[offset] in CHANGED_NOTHING:
+                    self._note_cancel(record, command, replayed[offset])
                 continue
             if place is not None:
-                message_id, due_ms = command.id, place[0]  # type: ignore[union-attr]
+                message_id, due_ms = command.id, place[0]
                 # Most records have no id, or a new one: there is no conflict and nothing to replace.
                 if message_id is None or (message_id not in id_states and message_id not in known):
                     if due_ms < floor_ms or due_ms < record.timestamp_ms:
-                        due_ms = self._place(command, offset, record.timestamp_ms)  # type: ignore[arg-type]
+                        due_ms = self._place(command, offset, command.timestamp_ms)  # type: ignore[arg-type, union-attr]
                     else:
                         placed[offset] = place
                     if message_id is not None:
-                        id_states[message_id] = IdState(PENDING, due_ms, offset)
+                        id_states[message_id] = IdState(PENDING, due_ms, offset, 0, None, command.timestamp_ms)  # type: ignore[union-attr]
                     staged.accepted += 1
                     continue
-            rejection = command if type(command) is Rejection else self._execute(record, command)
+            if type(command) is Misplaced and replayed is None:
+                staged.refuse(offset, Reason.FORWARDED)
+                staged.forwards.append((record, command.partition))
+                continue
+            if isinstance(command, Rejection):
+                self._refuse(record, command)
+                continue
+            rejection = self._execute(record, command)
             if rejection is not None:
                 self._refuse(record, rejection)
+                if rejection.reason in CHANGED_NOTHING:
+                    self._note_cancel(record, command, rejection.reason)
         if parsed.records:
             assert parsed.records[0].offset >= self.state.pull_offset, "a record is staged twice"
             staged.pull_offset = parsed.records[-1].offset + 1
@@ -124,10 +140,25 @@ class _Staging:
         found = {}
         for (message_id, (_, due_ms, offset)), data in zip(generated, rows, strict=True):
             # An entry with an id was moved here or has a key: the generated id of this position is not its id.
-            if data is not None and unpack_entry(data).id is None:
-                settled = (due_ms, offset) <= self.state.cursor
-                found[message_id] = IdState(DELIVERED if settled else PENDING, due_ms, offset)
+            if data is not None and (entry := unpack_entry(data)).id is None:
+                state = DELIVERED if (due_ms, offset) <= self.state.cursor else PENDING
+                found[message_id] = IdState(state, due_ms, offset, 0, None, entry.timestamp_ms)
         return found
+
+    def _note_cancel(self, record: Record, command: Command, reason: int) -> None:
+        """Keep the first timestamp of a cancel that changed nothing: an older record of its id may still be forwarded."""
+        if type(command) is not Action or command.verb is not Verb.CANCEL:
+            return
+        if parse_generated_id(command.id, self.rules.shards) is not None:
+            return  # no record but that of the message itself can give it its id
+        id_state = self.staged.id_states.get(command.id) or self.known.get(command.id)
+        first_ms = _first_ms(record, command)
+        if reason == Reason.UNKNOWN:
+            if id_state is not None and id_state.state == ABSENT:
+                first_ms = max(first_ms, id_state.first_ms)
+            self.staged.id_states[command.id] = IdState(ABSENT, 0, 0, 0, None, first_ms)
+        elif id_state is not None and id_state.state != PENDING and first_ms > id_state.first_ms:
+            self.staged.id_states[command.id] = replace(id_state, first_ms=first_ms)
 
     def _execute(self, record: Record, command: Command) -> Rejection | None:
         """Execute a command that concerns an id; return the rejection if it cannot be executed."""
@@ -140,15 +171,20 @@ class _Staging:
             self.staged.probes += 1
             return None
         id_state = self._id_state(command.id)
-        if id_state is None:
+        if id_state is None or id_state.state == ABSENT:
             return Rejection(Reason.UNKNOWN, "no message has this id")
         if id_state.state != PENDING:
             if command.verb is Verb.CANCEL and id_state.state == CANCELLED:
                 return Rejection(Reason.IGNORED, "the message is cancelled already")
             return Rejection(Reason.TOO_LATE, "the message is no longer pending")
+        first_ms = _first_ms(record, command)
+        # The clocks of two brokers differ by less than this, so the message was scheduled after the action was written.
+        if self.replayed is None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS and command.first_ms is not None:
+            return Rejection(Reason.TOO_LATE, "the message was scheduled after this record was written")
         if command.verb is Verb.CANCEL:
             self._remove(id_state)
-            self.staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset)
+            first_ms = max(first_ms, id_state.first_ms)
+            self.staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset, 0, None, first_ms)
             self.staged.cancelled += 1
             return None
         return self._move(id_state, record, command)
@@ -161,15 +197,18 @@ class _Staging:
             return id_state
         _, due_ms, offset = parsed
         place_ms, data = self.staged.placed.get(offset, (None, b""))
-        if place_ms != due_ms or entry_id(unpack_entry(data), self.rules.shard, offset) != message_id:
+        if place_ms != due_ms:
             return None
-        return IdState(PENDING, due_ms, offset)
+        entry = unpack_entry(data)
+        if entry_id(entry, self.rules.shard, offset) != message_id:
+            return None
+        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
         """Execute a `schedule`, `replace` or `replay`; most of those without an id are placed by `run`."""
         message_id = command.entry.id
         if message_id is None:
-            self._place(command.entry, record.offset, record.timestamp_ms)
+            self._place(command.entry, record.offset, command.entry.timestamp_ms)
             self.staged.accepted += 1
             return None
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
@@ -178,20 +217,26 @@ class _Staging:
                 message_id
             )
         if self.replayed is None:
+            first_ms = command.entry.timestamp_ms
+            if id_state is not None and first_ms < min(record.timestamp_ms, id_state.first_ms):
+                return Rejection(Reason.TOO_LATE, "a later record of this id came first")
             rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
                 return rejection
         if id_state is not None and id_state.state == PENDING:
             self._remove(id_state)
             self.staged.replaced += 1
-        due_ms = self._place(command.entry, record.offset, record.timestamp_ms)
-        self.staged.id_states[message_id] = IdState(PENDING, due_ms, record.offset)
+        first_ms = command.entry.timestamp_ms
+        due_ms = self._place(command.entry, record.offset, first_ms)
+        self.staged.id_states[message_id] = IdState(PENDING, due_ms, record.offset, 0, None, first_ms)
         self.staged.accepted += 1
         return None
 
     def _check_conflict(
         self, id_state: IdState | None, record: Record, command: ConditionalSchedule
     ) -> Rejection | None:
+        if id_state is not None and id_state.state == ABSENT:
+            id_state = None
         if command.verb is Verb.REPLACE:
             if id_state is None:
                 return Rejection(Reason.UNKNOWN, "no message has this id: there is nothing to replace")
@@ -234,8 +279,9 @@ class _Staging:
         else:
             data = place[1]
         entry = unpack_entry(data)
-        is_fired = action.due_ms is None
-        is_next = id_state.due_ms <= max(record.timestamp_ms, self.state.cursor_due_ms + 1)
+        # A forwarded action may be older than the message by the difference of two brokers' clocks.
+        is_fired, first_ms = action.due_ms is None, max(_first_ms(record, action), entry.timestamp_ms)
+        is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
         if is_fired and is_next and entry.occurrence:
             self.staged.changed += 1
             return None
@@ -245,22 +291,20 @@ class _Staging:
                 Reason.BEYOND_EXPIRY, f"the new time is after the message's {EXPIRE_AT}, {entry.expire_at_ms}"
             )
         message_id = entry_id(entry, self.rules.shard, id_state.offset)
-        due_ms = record.timestamp_ms if action.due_ms is None else action.due_ms
+        due_ms = first_ms if action.due_ms is None else action.due_ms
         self.staged.changed += 1
         self._remove(id_state)
-        place_ms = self._place(
-            moved(entry, message_id, due_ms), id_state.offset, record.timestamp_ms, spreads=not is_fired
-        )
-        self.staged.id_states[message_id] = replace(id_state, due_ms=place_ms)
+        place_ms = self._place(moved(entry, message_id, due_ms), id_state.offset, first_ms, spreads=not is_fired)
+        self.staged.id_states[message_id] = replace(id_state, due_ms=place_ms, first_ms=entry.timestamp_ms)
         return None
 
-    def _place(self, entry: Entry, offset: int, timestamp_ms: int, *, spreads: bool = True) -> int:
+    def _place(self, entry: Entry, offset: int, first_ms: int, *, spreads: bool = True) -> int:
         """Stage an entry by the placement rule; one that leaves the position in its generated id carries that id."""
         shift = shift_ms(entry, self.rules.shard, offset) if spreads else 0
-        place_ms = placed_ms(entry.due_ms + shift, timestamp_ms, self.state.cursor_due_ms)
+        place_ms = placed_ms(entry.due_ms + shift, first_ms, self.state.cursor_due_ms)
         if entry.id is None and place_ms != entry.due_ms:
             entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
-            self.staged.id_states[entry.id] = IdState(PENDING, place_ms, offset)  # type: ignore[index]
+            self.staged.id_states[entry.id] = IdState(PENDING, place_ms, offset, 0, None, entry.timestamp_ms)  # type: ignore[index]
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
         return place_ms
 
@@ -283,6 +327,11 @@ class _Staging:
         lane = lane_of(self.view, due_ms, offset)
         assert lane is not None, "a pending message is neither after the cursor nor in a lane"
         return lane_key(lane, due_ms, offset)
+
+
+def _first_ms(record: Record, action: Action) -> int:
+    """Return the first timestamp (epoch ms) of an action."""
+    return record.timestamp_ms if action.first_ms is None else action.first_ms
 
 
 def _replayed(entry: Entry) -> bytes | None:

@@ -5,15 +5,16 @@ makes it has returned. `Staged` is the one that is not frozen: its counters are 
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from chronos.core.codec import IdState, LaneState, State, unpack_entry
+from chronos.core.codec import IdState, LaneState, State, Totals, unpack_entry
 from chronos.core.keys import MINUTE_MS, Lane
 from chronos.core.message import Command, Entry, Reason, Record, Rejection
+from chronos.core.progress import Decision, Outcome
 from chronos.core.size import count_within
 from chronos.core.wheel import Item, Position
 
@@ -55,7 +56,7 @@ class Parsed(Struct, frozen=True, kw_only=True):
     """Requested due time and packed entry of each plain message, before placement; None for all other commands."""
     known: dict[bytes, IdState]
     """The stored states of the named ids."""
-    named_ids: frozenset[bytes]
+    named_ids: Set[bytes]
     """Ids that the records name, stored or not."""
     action_ids: frozenset[bytes]
     """Ids that an action names: only these can be generated ids."""
@@ -80,11 +81,14 @@ class Staged(Struct, kw_only=True):
     """`(offset, Reason)` of every refused record, in order."""
     rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
     """Records that go to the rejected topic; empty on replay."""
+    forwards: list[tuple[Record, int]] = msgspec.field(default_factory=list)
+    """Records that go on to another partition of the delay topic, and its number; empty on replay."""
     accepted: int = 0
     cancelled: int = 0
     replaced: int = 0
     changed: int = 0
     ignored: int = 0
+    forwarded: int = 0
     probes: int = 0
     unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with them."""
@@ -94,6 +98,23 @@ class Staged(Struct, kw_only=True):
         self.refused.append((offset, reason))
         if reason == Reason.IGNORED:
             self.ignored += 1
+        elif reason == Reason.FORWARDED:
+            self.forwarded += 1
+
+    def reject_forwards(self, too_large: Mapping[int, str]) -> None:
+        """Reject records that were to be forwarded: offset -> why they are too large."""
+        forwards, self.forwards = self.forwards, []
+        for record, partition in forwards:
+            why = too_large.get(record.offset)
+            if why is None:
+                self.forwards.append((record, partition))
+            else:
+                self.rejections.append((record, Rejection(Reason.TOO_LARGE, why)))
+        self.rejections.sort(key=lambda rejection: rejection[0].offset)
+        self.refused = [
+            (offset, Reason.TOO_LARGE if offset in too_large else reason) for offset, reason in self.refused
+        ]
+        self.forwarded -= len(too_large)
 
 
 class Leaving(Struct, frozen=True, kw_only=True):
@@ -205,3 +226,26 @@ def count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
         end = bisect_left(items, ((minute + 1) * MINUTE_MS,), lo=at)
         delta[minute] -= end - at
         at = end
+
+
+def add_totals(totals: Totals, staged: Staged, selection: Selection, decisions: Sequence[Decision]) -> Totals:
+    """Return the totals after a step."""
+    outcomes = [decision.outcome for decision in decisions]
+    rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
+    # `again` reschedules the series, but this occurrence was delivered.
+    again = outcomes.count(Outcome.AGAIN)
+    return Totals(
+        accepted=totals.accepted + staged.accepted,
+        delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
+        cancelled=totals.cancelled + staged.cancelled,
+        replaced=totals.replaced + staged.replaced,
+        changed=totals.changed + staged.changed,
+        expired=totals.expired + outcomes.count(Outcome.EXPIRED),
+        dead=totals.dead + outcomes.count(Outcome.DEAD),
+        carried=totals.carried + rescheduled,
+        rejected=totals.rejected + len(staged.refused) - staged.ignored - staged.forwarded,
+        ignored=totals.ignored + staged.ignored,
+        probes=totals.probes + staged.probes,
+        parked=totals.parked + outcomes.count(Outcome.PARKED),
+        forwarded=totals.forwarded + staged.forwarded,
+    )

@@ -55,7 +55,8 @@ def make_shard(
         deny=config.targets.deny,
         max_delay_ms=config.limits.max_delay,
         deduplication_ms=config.retention.deduplication,
-        refuse_wrong_shard=topics.partitioner == "murmur2",
+        misplaced=topics.misplaced,
+        delay_topic=topics.delay,
         attempts_max=delivery.attempts_max,
         next_cron=next_cron,
     )

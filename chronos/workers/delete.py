@@ -7,6 +7,7 @@ counts from what was pulled, not from now. The worker runs in the thread of its 
 a time.
 """
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.codec import PENDING, unpack_id_state
 from chronos.core.keys import (
     CURSOR_HISTORY,
@@ -97,7 +98,10 @@ class Deleter:
         deletes = [key for key, _ in rows]
         for (key, _), message_id, data in zip(rows, ids, id_states, strict=True):
             id_state = None if data is None else unpack_id_state(data)
-            if id_state is not None and id_state.state != PENDING and id_state.settled_ms == key_number(key):
+            if id_state is None or id_state.state == PENDING or id_state.settled_ms > key_number(key):
+                continue
+            # A cancel that came after the end of its message counts as long; the row with its own time is still to come.
+            if id_state.first_ms <= max(before_ms, id_state.settled_ms + CLOCK_TOLERANCE_MS):
                 deletes.append(id_key(message_id))
         self._store.write([], deletes)
         return len(rows) == BATCH_KEYS

@@ -6,6 +6,7 @@ from chronos.core.message import (
     ATTEMPTS,
     DETAIL,
     EXPIRE_AT,
+    FORWARDED,
     OCCURRENCE,
     REASON,
     SOURCE,
@@ -85,8 +86,9 @@ class LetterRecords:
         return message_id if parse_generated_id(message_id, self._shards) is None else None
 
     def rejected(self, record: Record, rejection: Rejection, turn: Turn, now_ms: int, bytes_max: int) -> Outgoing:
-        """Return the unchanged record with its source and the reason."""
-        headers = [*(record.headers or ()), (SOURCE, self.source_prefix + b"%d" % record.offset)]
+        """Return the record with its source and the reason, unchanged but for the hop of a forwarded one."""
+        own = [header for header in record.headers or () if header[0] != FORWARDED]
+        headers = [*own, (SOURCE, self.source_prefix + b"%d" % record.offset)]
         reason, detail = rejection.reason, rejection.detail
         return self._with_reason(
             self._rejected_topic, record.key, record.value, headers, reason, detail, turn, now_ms, bytes_max

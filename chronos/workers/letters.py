@@ -1,7 +1,7 @@
-"""Whether the rejected and the dead-letter topic take records at the moment.
+"""Whether the rejected and the dead-letter topic take records at the moment, and the other partitions forwarded ones.
 
 Keeps its part of law 8: one of them that takes no records stops only what would go there. While the rejected topic takes
-none, no further record is pulled; while the dead-letter topic takes none, messages that would go there are deferred.
+none, or another partition takes no forwarded record, no further record is pulled; while the dead-letter topic takes none, messages that would go there are deferred.
 Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
 """
 
@@ -39,7 +39,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class LetterTopic(Struct, kw_only=True):
-    """One of the two topics, as one shard finds it."""
+    """One of the two topics, as one shard finds it, or the partitions that records are forwarded to."""
 
     problem: str | None = None
     """Why it takes no records; None as long as it is not known to refuse any."""
@@ -110,19 +110,29 @@ class LetterTopic(Struct, kw_only=True):
 
 
 class LetterTopics(Struct, kw_only=True):
-    """Both topics."""
+    """Both topics, and the other partitions of the delay topic."""
 
     rejected: LetterTopic
     dead_letter: LetterTopic
+    forwards: LetterTopic
+
+    def holding(self, now_ms: int) -> list[LetterTopic]:
+        """Return those that take no records, for which pulling pauses."""
+        return [topic for topic in (self.rejected, self.forwards) if not topic.is_open(now_ms)]
 
     def degraded(self, rejected_topic: str, dead_letter_topic: str) -> list[str]:
         """Return what cannot be done while one of them takes no records, for people."""
-        rejected, dead_letter = self.rejected.problem, self.dead_letter.problem
+        rejected, dead_letter, forwards = self.rejected.problem, self.dead_letter.problem, self.forwards.problem
         texts = []
         if rejected is not None:
             texts.append(
                 f"{rejected_topic} takes no records ({rejected}): nothing more is pulled until it does, and cancels are not"
                 " seen; what is pending is delivered"
+            )
+        if forwards is not None:
+            texts.append(
+                f"records cannot be forwarded to the partition of their id ({forwards}): nothing more is pulled until they can,"
+                " and cancels are not seen; what is pending is delivered"
             )
         if dead_letter is not None:
             texts.append(

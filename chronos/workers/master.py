@@ -92,6 +92,8 @@ class Master:
         self._reached_ms = 0
         self._awaited: tuple[int, int] | None = None
         """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is not reached yet."""
+        self._delivers_only = False
+        """This step pulls nothing: the last one forwarded records, and messages are due by what was pulled before."""
         self._is_blind = False
         """This step selects messages without regard to records that are not pulled."""
         self._stepped_ms = clock.stepped_ms()
@@ -125,6 +127,8 @@ class Master:
         else:
             staged = self._shard.stage(records, self._look_ahead.parsed(records))
         self._check_pulled(staged, now_ms)
+        if staged.forwards and not self._can_forward(staged, now_ms):
+            return now_ms
         if staged.rejections:
             refusal = self._pusher.refusal(self._pusher.rejected_topic, now_ms)
             if refusal is not None:
@@ -133,7 +137,7 @@ class Master:
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
         if not selection.items and not records and not staged.unreadable and not is_heartbeat:
-            return self._idle(now_ms)
+            return now_ms if self._delivers_only else self._idle(now_ms)
         if not selection.items and not staged.unreadable and self._may_linger(staged, len(records), now_ms):
             return self._committed_ms + PULL_LINGER_MS
         report = self._commit(staged, selection, len(records), now_ms, until_ms)
@@ -160,6 +164,16 @@ class Master:
         log.warning("batch stepped over", shard=self._shard.rules.shard, first=first, last=last, why=str(error))
         return staged
 
+    def _can_forward(self, staged: Staged, now_ms: int) -> bool:
+        """Return whether the partitions that records are forwarded to take them; those that are too large are rejected."""
+        forwards, letter = self._pusher.forwards, self._letters.forwards
+        refusal = forwards.refusal(staged, now_ms)
+        if refusal is not None:
+            letter.refuse(now_ms, refusal)
+            return False
+        forwards.reject_too_large(staged, letter.bound(now_ms), now_ms)
+        return True
+
     def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
         """Return whether a few records that are not due soon should wait for more before a transaction is spent on them."""
         if pulled >= LINGERING_MAX or not 0 <= now_ms - self._committed_ms < PULL_LINGER_MS:
@@ -174,8 +188,9 @@ class Master:
     @property
     def lingering(self) -> bool:
         """True if pulled records wait for more, or nothing is pulled: the caller sleeps instead of waiting for records."""
-        rejected = self._letters.rejected
-        return self._puller.waiting > 0 or not self._limits.pull or rejected.problem is not None
+        letters = self._letters
+        is_held = letters.rejected.problem is not None or letters.forwards.problem is not None
+        return self._puller.waiting > 0 or not self._limits.pull or is_held
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if it can do everything."""
@@ -198,27 +213,36 @@ class Master:
         """
         limits = self._limits
         due_ms = self.due_ms = self._shard.next_due_ms()
+        self._delivers_only = False
         self._is_blind = not limits.pull
         if self._is_blind:
             return [], now_ms
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
-        rejected = self._letters.rejected
-        bytes_max = min(limits.bytes, rejected.bound(now_ms))
-        if not rejected.is_open(now_ms):
+        letters, search = self._letters, self._poison_search
+        bytes_max = min(limits.bytes, letters.rejected.bound(now_ms), letters.forwards.bound(now_ms))
+        if holding := letters.holding(now_ms):
             # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
-            self._is_blind = not rejected.is_patient(now_ms)
+            self._is_blind = not all(topic.is_patient(now_ms) for topic in holding)
             return [], now_ms if self._is_blind else self._reached_ms
+        # Records are forwarded without deliveries, so that messages wait in other partitions for a short time only; then those
+        # come first that are due by what was pulled before.
+        proven_ms = max(self._reached_ms, self._shard.state.watermark_ms)
+        is_proven = something_leaves or (something_due and due_ms <= proven_ms)  # type: ignore[operator]
+        self._delivers_only = search.forwarded and is_proven and not to_end
+        search.forwarded = False
+        if self._delivers_only:
+            return [], self._reached_ms
         # The cursor of a step that empties lanes follows the present time, so that what left is kept for its retention.
         reached_ms = self._reached_ms
-        asks = to_end or (something_leaves and not self._poison_search.separate)
+        asks = to_end or (something_leaves and not search.separate)
         if asks or (something_due and due_ms > self._reached_ms):  # type: ignore[operator]
             asked_ms, end = self._end(now_ms)
             records, reached = self._puller.batch_to(end, limits.messages, bytes_max)
             if reached:
                 reached_ms, self._awaited = asked_ms, None
-        elif (something_due or something_leaves) and self._poison_search.separate and self._puller.waiting == 0:
+        elif (something_due or something_leaves) and search.separate and self._puller.waiting == 0:
             records = []
         else:
             records = self._puller.batch(limits.messages, bytes_max)
@@ -246,7 +270,7 @@ class Master:
     def _select(self, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool) -> Selection:
         limits, search = self._limits, self._poison_search
         apart = search.separate or self._letters.rejected.failures > 0
-        if not limits.push or (apart and staged.rejections):
+        if not limits.push or staged.forwards or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         if not open_lanes:
             return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, search.messages_max, limits.bytes)
@@ -295,7 +319,10 @@ class Master:
             rejected_bytes_max=letters.rejected.bound(now_ms),
             dead_letter_bytes_max=letters.dead_letter.bound(now_ms),
             lanes=self._occupied_lanes(),
+            forwards=staged.forwards,
         )
+        if staged.forwards:
+            search.forwarded = True
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
         progress = self._writer_epoch.progress(staged, selection, plan.decisions, plan.details)
@@ -310,6 +337,8 @@ class Master:
             raise
         if staged.rejections:
             letters.rejected.took()
+        if staged.forwards:
+            letters.forwards.took()
         if plan.dead_letters:
             letters.dead_letter.took()
         letters.dead_letter.judge(now_ms, failed=False)
@@ -445,10 +474,9 @@ class Master:
         wake_ms = self._committed_ms + HEARTBEAT_MS
         if limits.push and self._shard.state.parked:
             wake_ms = min(wake_ms, self.lanes.next_look_ms())
-        rejected = self._letters.rejected
-        if not rejected.is_open(now_ms):
-            wake_ms = min(wake_ms, rejected.until_ms)
-            if rejected.is_patient(now_ms):
+        if holding := self._letters.holding(now_ms):
+            wake_ms = min(wake_ms, *(topic.until_ms for topic in holding))
+            if all(topic.is_patient(now_ms) for topic in holding):
                 return wake_ms
         elif due_ms is not None and due_ms <= now_ms and self._awaited is not None:
             due_ms = now_ms + TRANSACTION_POLL_MS

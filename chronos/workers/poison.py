@@ -46,6 +46,8 @@ class PoisonSearch(Struct, kw_only=True):
     """Source offset of the poison record: the next plan retries or dead-letters it."""
     separate: bool = False
     """A message and rejected records failed together: from now on they take turns."""
+    forwarded: bool = False
+    """The last step forwarded records, and delivered nothing: messages that are due come first now."""
     refusals: Refusals = msgspec.field(default_factory=Refusals)
     """The targets of the poison records found."""
 
@@ -58,6 +60,7 @@ class PoisonSearch(Struct, kw_only=True):
         error, selection, now_ms = failure.error, failure.selection, failure.now_ms
         attempted, size = self.refusals.attempted(selection, now_ms), len(selection.items)
         letters.dead_letter.judge(now_ms, failed=True)
+        pusher.forwards.forget()
         if error.poison_likely:
             pusher.targets.forget_all()
             if self._may_be_letters(failure, letters, pusher):
@@ -80,13 +83,16 @@ class PoisonSearch(Struct, kw_only=True):
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
     def _may_be_letters(self, failure: Failure, letters: LetterTopics, pusher: Pusher) -> bool:
-        """Return whether records for the rejected or the dead-letter topic may have failed the transaction.
+        """Return whether records for the rejected or the dead-letter topic, or forwarded ones, may have failed the transaction.
 
         The next one does without them, or has nothing else: so they are found without halving, and hold up no message.
         """
         plan, now_ms, why = failure.plan, failure.now_ms, str(failure.error)
         letter_topic = pusher.rejected_topic if failure.staged.rejections else pusher.dead_letter_topic
         refused_bytes = _bytes_for(letter_topic, plan) if failure.error.too_large else 0
+        if failure.staged.forwards:
+            refused_bytes_forwarded = _bytes_for(pusher.forwards.topic, plan) if failure.error.too_large else 0
+            letters.forwards.fail(now_ms, why, refused_bytes_forwarded)
         if failure.staged.rejections:
             if failure.selection.items:
                 self.separate = True
@@ -97,7 +103,7 @@ class PoisonSearch(Struct, kw_only=True):
         elif plan.dead_letters:
             letters.dead_letter.suspect(now_ms, why, refused_bytes)
         else:
-            return False
+            return bool(failure.staged.forwards)
         return True
 
 

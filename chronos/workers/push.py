@@ -25,6 +25,7 @@ from chronos.core.step import Selection
 from chronos.core.timefmt import format_time
 from chronos.ports import Log, TopicInfo, TopicSpec
 from chronos.workers.fast_path import add_plain
+from chronos.workers.forwards import Forwards
 from chronos.workers.lanes import is_open, lane_for, why_parked
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, UNBOUNDED, Refusal
@@ -68,6 +69,7 @@ class Pusher:
         `rates`: the rate limits of targets; None: there are none. `selector`: see `Partitions`.
         """
         own = {spec.name: spec for spec in own_topics}
+        self.forwards = Forwards(log_port, delay_topic, rules.shard)
 
         def creates(topic: str) -> TopicSpec | None:
             if topic in own or not (create_topics and rules.allows(topic)):
@@ -103,8 +105,9 @@ class Pusher:
         rejected_bytes_max: int = UNBOUNDED,
         dead_letter_bytes_max: int = UNBOUNDED,
         lanes: Set[Lane] = frozenset(),
+        forwards: Sequence[tuple[Record, int]] = (),
     ) -> PlannedTransaction:
-        """Return the transaction for the selected messages and the rejected records. Raises LogUnavailable.
+        """Return the transaction for the selected messages, the rejected and the forwarded records. Raises LogUnavailable.
 
         `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
         `refusals`: messages of targets that are set aside are deferred, unless this selection attempts them.
@@ -116,6 +119,7 @@ class Pusher:
         plan.defers_dead_letters, plan.dead_letter_bytes_max = defers_dead_letters, dead_letter_bytes_max
         for record, rejection in rejections:
             plan.messages.append(self._letters.rejected(record, rejection, plan.turn, now_ms, rejected_bytes_max))
+        plan.messages += self.forwards.records(forwards)
         if not selection.items:
             return plan
         plan.targets = look_ahead.targets(selection)

@@ -129,7 +129,7 @@ class Replica(ReplicaView):
         self._restore = restore
         self._bounded = bounded
         self._poison_search = PoisonSearch(messages_max=limits.messages)
-        self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic())
+        self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic(), forwards=LetterTopic())
         self._backoff = Backoff()
         self._sleeping = False
         """True if records that arrive do not end the wait after the last step, but only time does."""

@@ -140,10 +140,12 @@ def progress_of(bench: Bench, topic: str, partition: int) -> list[tuple[int, Pro
     return found
 
 
-def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool, failing: float = 0.0) -> tuple[float, float]:
+def throughput(
+    bench: Bench, *, shards: int, keyed: bool, drain: bool, failing: float = 0.0, misplaced: bool = False
+) -> tuple[float, float]:
     """`(ingested, drained)` messages per second, by the broker's timestamps of the progress records.
 
-    `failing`: the share of them that is too large for its target, which is dead-lettered.
+    `failing`: the share of them that is too large for its target, which is dead-lettered. `misplaced`: each is forwarded.
     """
     prefix = bench.name("flow")
     target = f"{prefix}.out"
@@ -159,7 +161,16 @@ def throughput(bench: Bench, *, shards: int, keyed: bool, drain: bool, failing: 
         # Due after the end of the ingest, whose duration is estimated from the reference.
         due_ms = time.time_ns() // 1_000_000 + 25_000 + int(count / bench.tuned * 4_000)
     failed = int(count * failing)
-    load.fill(bench.broker.bootstrap, delay, target, count - failed, due_ms, keyed=keyed, partitions=shards)
+    load.fill(
+        bench.broker.bootstrap,
+        delay,
+        target,
+        count - failed,
+        due_ms,
+        keyed=keyed,
+        partitions=shards,
+        misplaced=misplaced,
+    )
     if failed:
         small = f"{prefix}.small"
         bench.broker.create_topic(small, config={"max.message.bytes": "100"})
@@ -213,6 +224,24 @@ def figure_throughput(bench: Bench) -> None:
     bench.add_references()
     for name, figure, bar in figures:
         bench.add_ratio(figure, statistics.median(runs[name]), bar)
+
+
+def figure_forwarding(bench: Bench) -> None:
+    """Ingest into four shards of one process, of keys that are well placed and of keys that all have to be forwarded."""
+    well, misplaced = [], []
+    for _ in range(3):
+        well.append(throughput(bench, shards=4, keyed=True, drain=False)[0])
+        misplaced.append(throughput(bench, shards=4, keyed=True, drain=False, misplaced=True)[0])
+        bench.say(f"     well placed {well[-1]:,.0f}/s  misplaced {misplaced[-1]:,.0f}/s")
+    share = statistics.median(misplaced) / statistics.median(well)
+    bench.add(
+        f"ingest {bench.messages:,} keys, four shards in one process, each key forwarded",
+        f"{statistics.median(misplaced):,.0f}/s, {share:.2f} of well-placed keys",
+        ">= 0.5",
+        share >= 0.5,
+        well=well,
+        misplaced=misplaced,
+    )
 
 
 def figure_steady(bench: Bench, seconds: float = 60.0) -> None:
@@ -443,6 +472,7 @@ def figure_spark(bench: Bench) -> None:
 
 FIGURES: dict[str, Callable[[Bench], None]] = {
     "throughput": figure_throughput,
+    "forwarding": figure_forwarding,
     "steady": figure_steady,
     "single": figure_single,
     "memory": figure_memory,

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from chronos.core.keys import partition_of
+
 VALUE_BYTES = 200
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -78,8 +80,11 @@ def payload(at: int) -> bytes:
 
 
 def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, keyed: bool, partitions: int,
-         spread_ms: int = 1_000) -> None:  # fmt: skip
-    """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions."""
+         spread_ms: int = 1_000, misplaced: bool = False) -> None:  # fmt: skip
+    """Write `count` messages, due within `spread_ms` from `due_ms` on, evenly over the partitions.
+
+    `misplaced`: each key goes to another partition than that of its id.
+    """
     producer = Producer({**PRODUCER, "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
     for at in range(count):
         value = payload(at)
@@ -88,6 +93,8 @@ def fill(bootstrap: str, topic: str, target: str, count: int, due_ms: int, *, ke
         while True:
             try:
                 partition = -1 if keyed else at % partitions
+                if misplaced and key is not None:
+                    partition = (partition_of(key, partitions) + 1) % partitions
                 producer.produce(topic, value, key, partition, headers=headers(due, target))
                 break
             except BufferError:

@@ -45,8 +45,11 @@ UNKNOWN_MAX = 0.1
 
 
 def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) -> None:
-    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients, dead letters are replayed over HTTP."""
-    flow = MixedFlow(broker, seed)
+    """Kill a node on a Kafka broker; the producer and the consumer are Kafka clients, dead letters are replayed over HTTP.
+
+    Half of the plain records with an id come to any partition, and are forwarded.
+    """
+    flow = MixedFlow(broker, seed, misplaced=0.5)
     dice = random.Random(seed + 1)
     with Service(directory / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
         flow.begin(service)

@@ -86,8 +86,8 @@ class Seen:
 class MixedFlow(KafkaFlow):
     """A flow with mixed messages; `sent` and everything else in the base class is about the plain ones."""
 
-    def __init__(self, kafka: Clients, seed: int) -> None:
-        super().__init__(kafka, seed)
+    def __init__(self, kafka: Clients, seed: int, *, misplaced: float = 0.0) -> None:
+        super().__init__(kafka, seed, misplaced=misplaced)
         self.mixed: list[Mixed] = []
         self.targets = {name: f"{self.prefix}.{name}" for name in ("mixed", "limited", "closed", "nowhere")}
         for name in ("mixed", "limited", "closed"):

@@ -30,7 +30,7 @@ from chronos.admin.schemas import (
     PATTERN_TEXTS,
     TIME_PATTERN,
 )
-from chronos.client import AsyncClient, headers
+from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
 from chronos.node import Node
@@ -527,8 +527,8 @@ def test_a_reschedule_needs_a_valid_time(service, body):
     assert service.ask("PATCH", "/v1/messages/whatever", body)[0] == 422
 
 
-def test_an_id_is_found_in_any_shard(tmp_path):
-    """A producer with another partitioner than murmur2 chose the shard: look-ups and actions find it there."""
+def test_an_id_that_came_to_another_shard_is_found_in_its_own(tmp_path):
+    """A producer with another partitioner than murmur2 chose the shard: the record is forwarded, and look-ups wait for it."""
     config = load(None, {}, [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0"])
     node = Node(config)
     node.start()
@@ -540,19 +540,51 @@ def test_an_id_is_found_in_any_shard(tmp_path):
             async with AsyncClient(server.url) as client:
                 for at in range(6):
                     name = f"stray-{at}"
-                    shard = (partition_of(name.encode(), 3) + 1 + at % 2) % 3
+                    shard = partition_of(name.encode(), 3)
+                    other = (shard + 1 + at % 2) % 3
                     due = dict(headers(target="t", delay="1h"))
-                    node.log.append([(config.topics.delay, name.encode(), b"v", due, shard)], 10)
+                    node.log.append([(config.topics.delay, name.encode(), b"v", due, other)], 10)
                     assert (await client.get(name)).shard == shard
                     for act in (client.reschedule(name, delay="2h"), client.cancel(name)):
                         done = await act
                         assert (bool(done), done.shard) == (True, shard)
                     assert (await client.get(name)).state == "cancelled"
+                with pytest.raises(NotFound):
+                    await client.get("nobody")
         finally:
             await server.stop()
 
     try:
         asyncio.run(follow())
+    finally:
+        node.stop()
+
+
+def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path):
+    """While a shard has not pulled what it holds, status 503 names it, and an action on an unknown id has no result yet."""
+    settings = [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0", "workers.pull=off"]
+    config = load(None, {}, settings)
+    node = Node(config)
+    node.start()
+    name = next(f"id-{at}" for at in range(99) if partition_of(f"id-{at}".encode(), 3) == 0)
+
+    async def ask() -> None:
+        server = Server(node)
+        await server.start()
+        try:
+            async with AsyncClient(server.url, retries=0) as client:
+                with pytest.raises(NotFound):
+                    await client.get(name)
+                due = dict(headers(target="t", delay="1h"))
+                node.log.append([(config.topics.delay, name.encode(), b"v", due, 1)], 10)
+                with pytest.raises(ServiceFailed, match="so far: shard 1 has not applied its log in time"):
+                    await client.get(name)
+                assert (await client.cancel(name)).result == "accepted"
+        finally:
+            await server.stop()
+
+    try:
+        asyncio.run(ask())
     finally:
         node.stop()
 

@@ -247,13 +247,15 @@ class Brokers:
         return not transaction.unmarked
 
     def pause(self, broker: int, until_ms: int) -> None:
-        """Let a broker answer no request for a time; a master waits for a closed rejected topic as for an election."""
+        """Let a broker answer no request for a time; a master waits as for an election while it cannot write
+        to the rejected topic or forward records."""
         now_ms, before_ms = self.world.now_ms, self.paused[broker]
         self.paused_since[broker] = now_ms if before_ms < now_ms - ELECTION_MS else self.paused_since[broker]
         self.paused[broker] = max(before_ms, until_ms)
-        leads_rejected = any(place.broker == broker for place in self.topics[REJECTED])
-        if leads_rejected and self.paused[broker] - self.paused_since[broker] >= ELECTION_MS:
-            self.refused_until_ms[REJECTED] = max(self.paused[broker], self.refused_until_ms.get(REJECTED, 0))
+        if self.paused[broker] - self.paused_since[broker] >= ELECTION_MS:
+            for topic in (REJECTED, DELAY):
+                if any(place.broker == broker for place in self.topics[topic]):
+                    self.refused_until_ms[topic] = max(self.paused[broker], self.refused_until_ms.get(topic, 0))
 
     def refuse(self, topic: str, until_ms: int) -> None:
         """Let a topic refuse records for a time, although a look finds it writable."""

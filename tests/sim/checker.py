@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.repetition import spread_shift_ms
@@ -74,6 +76,11 @@ class Checker:
         """Clocks of nodes are set in this seed: their measurements prove nothing."""
         self.attempts_max = 0
         """How often a message is attempted that has no limit of its own."""
+        self.shards = 1
+        self.rejects_misplaced = False
+        """Records whose id belongs to another shard are rejected, not forwarded."""
+        self.forwarded: set[tuple[int, int]] = set()
+        """(shard, offset) of each record that was written on to its own partition."""
         self.deduplication_ms = 0
         """How long a delivered id is taken."""
         self.waits_for_transactions = False
@@ -132,7 +139,10 @@ class Checker:
             decision.offset: decision.next_due_ms for decision in progress.decisions if decision.next_due_ms
         }
         self.next_ms.update({(shard, offset): next_ms for offset, next_ms in self.goes_on.items()})
+        moved = [(partition, at) for partition, at in transaction.written if partition.topic == DELAY]
+        written.pop(DELAY, None)
         self._record_refusals(shard, progress, written.pop(REJECTED, []))
+        self._record_forwards(shard, progress, moved)
         for record in written.pop(DEAD_LETTER, []):
             self._record_dead(shard, record, progress)
         delivered = 0
@@ -176,7 +186,8 @@ class Checker:
 
     def _record_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
         before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
-        unseen = {offset for offset, reason in progress.refused if reason != Reason.IGNORED}
+        silent = (Reason.IGNORED, Reason.FORWARDED)
+        unseen = {offset for offset, reason in progress.refused if reason not in silent}
         for offset, reason in progress.refused:
             if not before <= offset < progress.pull_offset:
                 raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
@@ -197,7 +208,47 @@ class Checker:
         if unseen:
             raise broken("1", f"shard {shard} refused {sorted(unseen)}, which are not in the rejected topic")
 
+    def _record_forwards(self, shard: int, progress: Progress, moved: list[tuple[Partition, int]]) -> None:
+        """Each record listed as forwarded is written once, unchanged, to the partition of its id, and delivers nothing."""
+        listed = {offset for offset, reason in progress.refused if reason == Reason.FORWARDED}
+        if listed and progress.selected:
+            raise broken("8", f"shard {shard} forwards records and delivers messages in one transaction")
+        for partition, at in moved:
+            record = partition.items[at][0]
+            assert record is not None
+            headers = list(record.headers or ())
+            name, hop = headers.pop()
+            place, _, first_ms = (hop or b"").decode().partition(";")
+            topic, number, offset = place.split("/")
+            source = (int(number), int(offset))
+            if name != "chronos-forwarded" or topic != DELAY or source[0] != shard or source[1] not in listed:
+                raise broken(
+                    "3", f"shard {shard} wrote {partition.name}/{at} with the hop {hop!r}, which is not listed once"
+                )
+            listed.discard(source[1])
+            expected, origin = self.expected[source], self.brokers.topics[DELAY][shard].items[source[1]][0]
+            assert origin is not None
+            if (record.key, record.value, headers) != (origin.key, origin.value, list(origin.headers or ())):
+                raise broken("1", f"{source} was forwarded as another record")
+            if expected.malformed or expected.first_ms is not None or partition.number != self.home(shard, expected):
+                raise broken("1", f"{source} was forwarded to {partition.name}, without need or twice")
+            if int(first_ms) != origin.timestamp_ms:
+                raise broken("1", f"{source} was forwarded with the time {first_ms}, not {origin.timestamp_ms}")
+            self.forwarded.add(source)
+            self.expected[partition.number, at] = replace(expected, first_ms=origin.timestamp_ms)
+        if listed:
+            raise broken("1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them")
+
+    def home(self, shard: int, expected: Expectation) -> int:
+        """Return the shard that the id of a record in this shard belongs to."""
+        if expected.id is None:
+            return shard
+        address = parse_generated_id(expected.id, self.shards)
+        return partition_of(expected.id, self.shards) if address is None else address[0]
+
     def _source(self, shard: int, record: Record) -> tuple[int, int]:
+        if "chronos-forwarded" in dict(record.headers or ()):
+            raise broken("1", f"shard {shard} passes on a hop: {record.headers}")
         source = dict(record.headers or ()).get("chronos-source") or b""
         topic, number, offset = source.decode().split("/")
         if topic != DELAY or int(number) != shard or (shard, int(offset)) not in self.expected:
@@ -246,7 +297,9 @@ class Checker:
         first_ms = _first_written_ms if self.waits_for_transactions else _first_readable_ms
         unread_ms = first_ms(delay, progress.pull_offset)
         # Law 8 comes first: while the rejected topic takes no records, nothing is pulled and what is pending is delivered.
-        pulls = self.world.now_ms > self.brokers.refused_until_ms.get(REJECTED, 0) + REFUSED_PAUSE_MS + TRANSACTION_MS
+        # So it is while another partition takes no forwarded record.
+        refused_ms = max(self.brokers.refused_until_ms.get(topic, 0) for topic in (REJECTED, DELAY))
+        pulls = self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
         if unread_ms is not None and unread_ms < due_ms - EARLY_MS and pulls:
             raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
 
@@ -322,6 +375,8 @@ class Checker:
         """Law 1: each record has exactly one outcome. Return offset and due time of the messages still pending."""
         staged_in = self._staged_in(shard)
         holders: dict[bytes, int] = {}
+        order: dict[bytes, tuple[int, int]] = {}
+        """Id -> greatest first timestamp of its last message and of later cancels, and the own timestamp of that record."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -342,6 +397,35 @@ class Checker:
             reason = self.refused.get(source)
             expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
             is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
+            first_ms = record.timestamp_ms if expected.first_ms is None else expected.first_ms
+            before = order.get(named)
+            is_schedule = expected.verb in ("schedule", "replace", "replay")
+            # The state of an id is kept for the deduplication window; brokers' clocks differ by half a second at most.
+            is_older = (
+                before is not None
+                and first_ms < record.timestamp_ms
+                and (
+                    first_ms < before[0]
+                    if is_schedule
+                    else alive and holder is not None and first_ms < self._first_of(shard, holder) - EARLY_MS
+                )
+            )
+            is_kept = before is not None and record.timestamp_ms - before[1] < self.deduplication_ms
+            must_be_refused = is_older and is_kept
+            self._check_place(source, expected, reason)
+            counts = reason is None or (not alive and reason in (Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED))
+            if expected.verb == "cancel" and counts and (before is None or first_ms > before[0]):
+                order[named] = (first_ms, record.timestamp_ms)
+            if reason is None and is_schedule and not expected.malformed:
+                if must_be_refused:
+                    raise broken("6", f"{source} of {first_ms} was accepted after a later record of its id: {before}")
+                order[named] = (first_ms, record.timestamp_ms)
+            if reason == Reason.FORWARDED:
+                continue
+            if reason is None and not is_schedule and must_be_refused:
+                raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it")
+            if is_older and reason == Reason.TOO_LATE:
+                continue
             if expected.unreadable != (reason == Reason.UNREADABLE):
                 raise broken("8", f"{source} was refused as unreadable though it is not, or the other way round")
             if reason is not None:
@@ -369,8 +453,9 @@ class Checker:
                     moved.add((holder, expected.due_ms))
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
-                    fired |= {(holder, record.timestamp_ms), (holder, pending[holder])}
-                    pending[holder] = min(pending[holder], record.timestamp_ms)
+                    fired_ms = max(first_ms, self._first_of(shard, holder))
+                    fired |= {(holder, fired_ms), (holder, pending[holder])}
+                    pending[holder] = min(pending[holder], fired_ms)
                 continue
             if alive:
                 assert holder is not None
@@ -399,6 +484,24 @@ class Checker:
             if on == shard and offset not in accepted:
                 raise broken("1", f"{(shard, offset)} has an outcome although it was refused or never committed")
         return sorted(pending.items())
+
+    def _first_of(self, shard: int, offset: int) -> int:
+        """Return the first timestamp of a record."""
+        first_ms = self.expected[shard, offset].first_ms
+        record = self.brokers.topics[DELAY][shard].items[offset][0]
+        assert record is not None
+        return record.timestamp_ms if first_ms is None else first_ms
+
+    def _check_place(self, source: tuple[int, int], expected: Expectation, reason: int | None) -> None:
+        """An id is accepted in its own shard only, and a record without need is neither forwarded nor refused for it."""
+        is_here = self.home(source[0], expected) == source[0]
+        if (reason == Reason.FORWARDED) != (source in self.forwarded):
+            raise broken("1", f"{source} is listed as forwarded and was not written, or the other way round")
+        if not is_here and reason is None and not expected.malformed:
+            raise broken("1", f"{source} was accepted, its id belongs to another shard")
+        may_be_wrong = self.rejects_misplaced or expected.first_ms is not None
+        if reason == Reason.WRONG_SHARD and (is_here or not may_be_wrong):
+            raise broken("1", f"{source} was refused as in the wrong shard")
 
     def _check_duplicate(self, shard: int, record: Record, holder: int | None, step: int) -> None:
         """Law 3: an id is taken for a while after the delivery of its message."""
@@ -455,6 +558,8 @@ class Checker:
         elif reason == Reason.BEYOND_EXPIRY:
             if not (alive and beyond_expiry):
                 raise broken("1", f"{source} was refused though the message does not expire before the new time")
+        elif reason == Reason.WRONG_SHARD:
+            return  # see `_check_place`
         elif reason in (Reason.CONFLICT, Reason.IGNORED):
             if not known:
                 raise broken("1", f"{source} was refused as a duplicate, and no message had its id before")

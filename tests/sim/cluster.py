@@ -43,6 +43,7 @@ class Cluster:
         self.leader_dice = random.Random(f"leaders {seed}")
         self.rate_dice = random.Random(f"rates {seed}")
         self.replay_dice = random.Random(f"letter-replays {seed}")
+        self.place_dice = random.Random(f"misplaced {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -51,6 +52,7 @@ class Cluster:
         node_count = draw.choice([1, 2, 3, 3])
         self.fault_ms = draw.randrange(5_000, 40_000)
         self.settings = self._draw_settings()
+        checker.shards, checker.rejects_misplaced = self.shards, self.settings.misplaced == "reject"
         checker.settled_too = self.settings.delivered_ms is None
         checker.attempts_max = self.settings.attempts_max
         checker.deduplication_ms = self.settings.deduplication_ms
@@ -129,6 +131,7 @@ class Cluster:
             delivered_ms=draw.choice([None, None, 3_000, 60_000]),
             deduplication_ms=draw.choice([2_000, HOUR_MS]),
             max_delay_ms=MAX_DELAY_MS,
+            misplaced="reject" if self.place_dice.random() < 0.1 else "forward",
             poll_ms=draw.choice([200, 1_000, 3_000]),
         )
 

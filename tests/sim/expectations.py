@@ -29,5 +29,7 @@ class Expectation(Struct, kw_only=True):
     spread_ms: int = 0
     attempts: int = 0
     """Its own limit of attempts; 0: it has none."""
+    first_ms: int | None = None
+    """The first timestamp of a forwarded record, or of one with a hop that a producer forged; None: it has no hop."""
     replayed: bytes | None = None
     """Of a replay: the source of the dead letter that it schedules again."""

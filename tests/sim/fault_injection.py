@@ -133,6 +133,9 @@ class FaultInjection(ClusterPart):
         if self.cluster.replays is not None:
             for _ in range(dice.choice([3, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self.cluster.replays.one)
+        dice = self.producers.place_dice
+        for _ in range(dice.choice([0, 3, 12]) if self.producers.share_elsewhere and self.shards > 1 else 0):
+            world.after(dice.randrange(self.fault_ms), self.producers.race)
         dice = self.cluster.leave_dice
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):

@@ -7,12 +7,13 @@ planting fails, and the table has to be adapted.
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
+from chronos.core import parsing, placement
 from chronos.core.assignment import _Table
 from chronos.core.lanes import Lanes
 from chronos.core.look_ahead import LookAhead, _NextSelection
@@ -23,7 +24,9 @@ from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.forwards import Forwards
 from chronos.workers.lanes import LaneTurns
+from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import LetterTopic
 from chronos.workers.master import Master
 from chronos.workers.membership import Membership
@@ -36,10 +39,56 @@ from chronos.workers.stall import _Still
 from chronos.workers.step_letters import StepLetters
 from chronos.workers.writer_epoch import WriterEpoch
 
-Change = tuple[type, str, str, str]
-"""Class, function, the text in it, its replacement."""
+Change = tuple[type | ModuleType, str, str, str]
+"""Class or module, function, the text in it, its replacement."""
 
 FAULTS: dict[str, list[Change]] = {
+    "a record is forwarded twice": [
+        (Forwards, "records", "for record, partition in forwards:", "for record, partition in [*forwards, *forwards[:1]]:"),
+    ],
+    "a forwarded record is not written": [
+        (Master, "_commit", "forwards=staged.forwards,", "forwards=staged.forwards[1:],"),
+    ],
+    "a record is forwarded and executed here too": [
+        (_Staging, "run", "staged.refuse(offset, Reason.FORWARDED)", "pass"),
+    ],
+    "the first timestamp of a forwarded record is lost": [
+        (Forwards, "_headers", "hop(self.topic, self._shard, record)", "hop(self.topic, self._shard, record).replace(b';', b';1')"),
+    ],
+    "a forwarded record is accepted after a later cancel of its id": [
+        (_Staging, "_schedule", "if id_state is not None and first_ms < min(record.timestamp_ms, id_state.first_ms):", "if False:"),
+    ],
+    "a cancel that finds nothing leaves no trace": [
+        (_Staging, "_note_cancel", "if reason == Reason.UNKNOWN:", "if reason == Reason.UNKNOWN:\n    return\nif False:"),
+    ],
+    "a cancel that comes after the end of its message leaves no trace": [
+        (_Staging, "_note_cancel", "and first_ms > id_state.first_ms:", "and False:"),
+    ],
+    "a replica does not note the cancels that changed nothing": [
+        (_Staging, "run", "if replayed[offset] in CHANGED_NOTHING:", "if False:"),
+    ],
+    "a forwarded action changes a message that was scheduled after it": [
+        (_Staging, "_execute", "if self.replayed is None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS and command.first_ms is not None:", "if False:"),
+    ],
+    "a hop that cannot be true is believed": [
+        (parsing, "_forwarded", "if isinstance(first_ms, Rejection):", "first_ms = record.timestamp_ms if isinstance(first_ms, Rejection) else first_ms\nif False:"),
+    ],
+    "a record is forwarded again": [
+        (parsing, "_forwarded", "if isinstance(command, Misplaced):", "if False:"),
+        (placement, "_was_forwarded", "return record.headers is not None", "return False"),
+    ],
+    "the hop is passed on to the rejected topic": [
+        (LetterRecords, "rejected", "if header[0] != FORWARDED", ""),
+    ],
+    "a record is placed by the time of its own partition": [
+        (parsing, "_forwarded", "Record(record.offset, first_ms,", "Record(record.offset, record.timestamp_ms,"),
+    ],
+    "the end of the log counts as reached though its records are not staged": [
+        (Master, "_pull", "reached_ms, self._awaited = asked_ms, None", "reached_ms = self._reached_ms = asked_ms"),
+    ],
+    "messages are delivered in the transaction that forwards records": [
+        (Master, "_select", "if not limits.push or staged.forwards or", "if not limits.push or"),
+    ],
     "a retry or deferral is forgotten on apply": [
         (Shard, "_settle", "if decision.next_due_ms:", "if decision.next_due_ms:\n    continue\nif 0:"),
     ],
@@ -68,8 +117,8 @@ FAULTS: dict[str, list[Change]] = {
         (
             _Staging,
             "_place",
-            "placed_ms(entry.due_ms + shift, timestamp_ms, self.state.cursor_due_ms)",
-            "max(entry.due_ms, timestamp_ms)",
+            "placed_ms(entry.due_ms + shift, first_ms, self.state.cursor_due_ms)",
+            "max(entry.due_ms, first_ms)",
         ),
     ],
     "the pull offset counts records, not offsets": [
@@ -278,7 +327,7 @@ FAULTS: dict[str, list[Change]] = {
 @contextmanager
 def planted(name: str, faults: Mapping[str, Sequence[Change]] = FAULTS) -> Iterator[None]:
     """Plant the fault of a table for the duration of a `with`."""
-    undo: list[tuple[type, str, Any]] = []
+    undo: list[tuple[type | ModuleType, str, Any]] = []
     try:
         for owner, function, old, new in faults[name]:
             undo.append((owner, function, owner.__dict__[function]))
@@ -289,7 +338,7 @@ def planted(name: str, faults: Mapping[str, Sequence[Change]] = FAULTS) -> Itera
             setattr(owner, function, before)
 
 
-def _changed(owner: type, function: str, old: str, new: str) -> Callable[..., Any]:
+def _changed(owner: type | ModuleType, function: str, old: str, new: str) -> Callable[..., Any]:
     current = owner.__dict__[function]
     source = getattr(current, "__planted__", None) or textwrap.dedent(inspect.getsource(current))
     if source.count(old) != 1:
@@ -300,9 +349,7 @@ def _changed(owner: type, function: str, old: str, new: str) -> Callable[..., An
         raise LookupError("several lines can only replace whole lines")
     source = source.replace(old, new.replace("\n", "\n" + indent))
     names: dict[str, Any] = {}
-    exec(
-        compile(source, f"<planted in {owner.__name__}.{function}>", "exec"), vars(sys.modules[owner.__module__]), names
-    )
+    exec(compile(source, f"<planted in {owner.__name__}.{function}>", "exec"), current.__globals__, names)
     made: Callable[..., Any] = names[function]
     made.__planted__ = source  # type: ignore[attr-defined]
     return made

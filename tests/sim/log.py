@@ -17,7 +17,7 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Appended, Outgoing, Sent, TopicInfo, TopicSpec, Watermarks
-from tests.sim.broker import DEAD_LETTER, PROGRESS, REJECTED, Brokers, Partition, Transaction
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition, Transaction
 from tests.sim.world import World
 
 POISON = b"poison"
@@ -183,7 +183,7 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
-            is_poison = value == POISON and topic not in (REJECTED, DEAD_LETTER)
+            is_poison = value == POISON and topic not in (DELAY, REJECTED, DEAD_LETTER)
             if is_poison or not brokers.accepts(topic, key, value):
                 self._has_poison = True
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -53,6 +54,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     delivered_ms: int | None
     deduplication_ms: int
     max_delay_ms: int
+    misplaced: Literal["forward", "reject"]
     poll_ms: int
     """Longest sleep of a thread."""
 

@@ -49,6 +49,8 @@ class ReplicaThread:
             deny=("forbidden",),
             max_delay_ms=settings.max_delay_ms,
             deduplication_ms=settings.deduplication_ms,
+            misplaced=settings.misplaced,
+            delay_topic=DELAY,
             next_cron=next_cron,
         )
         self.replica = Replica(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from chronos.core.keys import partition_of
@@ -45,6 +46,10 @@ class Producers:
         self.sent = 0
         self.share_unreadable = draw.choice([0.0, 0.0, 0.05])
         self.attempts_dice = Random(f"tries-max {seed}")
+        self.place_dice = Random(f"partitioner {seed}")
+        self.share_elsewhere = self.place_dice.choice([0.0, 0.3, 1.0])
+        """Of the records with an id, those of a producer with another partitioner."""
+        self.share_forged = self.place_dice.choice([0.0, 0.0, 0.1])
         self.share_attempts = 0.5 if self.attempts_dice.random() < 0.25 else 0.0
 
     def send(self) -> None:
@@ -70,6 +75,30 @@ class Producers:
             partition.unreadable |= dict.fromkeys(range(first, first + count), (first, first + count - 1))
             for _ in range(count):
                 self.write(None, shard, Expectation(verb="schedule", malformed=True, unreadable=True), [])
+
+    def race(self) -> None:
+        """Schedule with one partitioner and cancel with another, in either order, so that one of the records is forwarded."""
+        dice = self.place_dice
+        named = dice.choice([*self.ids, b"race-%d" % self.sent])
+        home = partition_of(named, self.shards)
+        elsewhere = (home + dice.randrange(1, max(2, self.shards))) % self.shards
+        first, second = dice.choice([(elsewhere, home), (home, elsewhere), (elsewhere, elsewhere)])
+        steps = [partial(self._schedule_in, first, named), partial(self._cancel_in, second, named)]
+        if dice.random() < 0.3:
+            steps.reverse()
+        steps[0]()
+        self.world.after(dice.choice([1, 20, 300, 900, 2_500]), steps[1])
+
+    def _schedule_in(self, shard: int, named: bytes) -> None:
+        due_ms, verb = self.world.now_ms + self.place_dice.choice([0, 500, 5_000]), "schedule"
+        policy = self.place_dice.choice(["reject", "replace"])
+        headers: Pairs = [("chronos-target-topic", b"a"), ("chronos-deliver-at", b"%d" % due_ms)]
+        headers.append(("chronos-on-conflict", policy.encode()))
+        expected = Expectation(verb=verb, id=named, due_ms=due_ms, target="a", value=b"race", policy=policy)
+        self.write(None, shard, expected, headers, named)
+
+    def _cancel_in(self, shard: int, named: bytes) -> None:
+        self.write(None, shard, Expectation(verb="cancel", id=named), [], named)
 
     def act(self) -> None:
         """Send one action on an id that may be pending."""
@@ -145,10 +174,32 @@ class Producers:
                       expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "", every_ms=every_ms,
                       times=times, late_policy=late_policy, spread_ms=spread_ms, attempts=attempts)  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
+        if key is not None:
+            shard = self._place(shard)
+        if not flaw and self._forge(headers, expected, shard):
+            flaw = "hop"
         create_time_ms = 1_000 * self.world.now_ms if flaw == "create-time" else None
         offset = self.write(transaction, shard, expected, None if flaw == "names" else headers, key, create_time_ms)
         if key is None and not flaw:
             self.addresses.append((shard, b"%d-%d-%d" % (shard, due_ms, offset)))
+
+    def _place(self, shard: int) -> int:
+        """Return the partition that the producer of a record with an id chooses: the right one, or any."""
+        if self.place_dice.random() < self.share_elsewhere:
+            return self.place_dice.randrange(self.shards)
+        return shard
+
+    def _forge(self, headers: Pairs, expected: Expectation, shard: int) -> bool:
+        """Pretend that Chronos forwarded the record; return True if the hop cannot be true, so that it must be refused."""
+        if self.place_dice.random() >= self.share_forged or any(name == "chronos-delay" for name, _ in headers):
+            return False
+        now_ms = self.world.now_ms
+        other = (shard + 1) % self.shards
+        place, first_ms = self.place_dice.choice([(shard, now_ms - 9), (other, now_ms + 9), (other, now_ms - 900)])
+        headers.append(("chronos-forwarded", b"%b/%d/%d;%d" % (DELAY.encode(), place, 0, first_ms)))
+        expected.malformed |= place == shard or first_ms > now_ms
+        expected.first_ms = first_ms
+        return expected.malformed
 
     def _spoil(self, flaw: str, headers: Pairs, key: bytes | None) -> bytes | None:
         if flaw == "header":
@@ -191,6 +242,9 @@ class Producers:
             key = None
         elif verb == "cancel":
             headers = []
+        shard = self._place(shard)
+        if headers:
+            self._forge(headers, expected, shard)
         self.write(transaction, shard, expected, headers, key)
 
     def write(

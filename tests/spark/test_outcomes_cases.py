@@ -80,6 +80,8 @@ def ended_otherwise() -> list[Case]:
         Case("ids of other shards are others", {A: ("missing", None)}).send(0, DUE, **mine),
         Case("refused", {A: ("rejected", "conflict")})
         .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="conflict"),
+        Case("forwarded: it is judged in its own shard", {})
+        .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="forwarded"),
         Case("a replace that was refused ends nothing", {A: ("delivered", None), B: ("rejected", "too-late")})
         .send(0, DUE, **mine).send(1, LATER, id=b"mine", verb="replace", on_conflict="replace")
         .decide("refused", 1, LATER, reason="too-late").deliver(0, DUE, DUE),
@@ -265,16 +267,57 @@ def known_or_not() -> list[Case]:
     ]  # fmt: skip
 
 
+LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED = range(10, 17)
+"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, and two that are not listed."""
+
+
+def hop(offset: int, topic: str = DELAY) -> list[dict[str, object]]:
+    """The headers of a record that was forwarded from that offset of the first shard."""
+    return [{"name": "chronos-forwarded", "value": b"%b/0/%d;%d" % (topic.encode(), offset, T - 60_000)}]
+
+
+def forwarded() -> list[Case]:
+    """Cases decided by the hops of records; the first one has their sources."""
+    mine = {"id": b"mine", "on_conflict": "reject"}
+    return [
+        Case("the source of the others", {(LOST, 1): ("missing", "not-forwarded")})
+        .send(LISTED, DUE, **mine).decide("refused", LISTED, T - 50_000, reason="forwarded")
+        .send(DOUBLED, DUE, **mine).decide("refused", DOUBLED, T - 50_000, reason="forwarded")
+        .send(REFUSED, DUE, **mine).decide("refused", REFUSED, T - 50_000, reason="forwarded")
+        .send(LOST, DUE, **mine).decide("refused", LOST, T - 50_000, reason="forwarded")
+        .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded"),
+        Case("forwarded here, and listed", {A: ("delivered", None)})
+        .send(0, DUE, **mine, headers=hop(LISTED)).deliver(0, DUE, DUE),
+        Case("a hop that its source's shard does not list", {A: ("duplicated", "hop-not-listed")})
+        .send(0, DUE, **mine, headers=hop(UNLISTED)).deliver(0, DUE, DUE),
+        Case("the same, refused", {A: ("rejected", "conflict")})
+        .send(0, DUE, **mine, headers=hop(UNLISTED)).decide("refused", 0, T - 50_000, reason="conflict"),
+        Case("a copy of a hop whose record was refused", {A: ("rejected", "conflict"), B: ("duplicated", "hop-not-listed")})
+        .send(0, DUE, **mine, headers=hop(REFUSED)).decide("refused", 0, T - 50_000, reason="conflict")
+        .send(1, DUE, **mine | {"id": b"again"}, headers=hop(REFUSED)).deliver(1, DUE, DUE),
+        Case("a cancel with a hop that is not listed", {A: ("cancelled", None), B: ("duplicated", "hop-not-listed")})
+        .send(0, DUE, **mine).send(1, None, verb="cancel", id=b"mine", target=None, timestamp_ms=T, headers=hop(UNLISTED)),
+        Case("a hop of a step that may not be archived yet", {A: ("delivered", None)})
+        .send(0, DUE, **mine, timestamp_ms=READ_MS - 60_000, headers=hop(UNPROVED)).deliver(0, DUE, DUE),
+        Case("a hop of another topic is a header like others", {A: ("delivered", None)})
+        .send(0, DUE, **mine, headers=hop(UNLISTED, topic="another")).deliver(0, DUE, DUE),
+        Case("forwarded twice", {A: ("delivered", None), B: ("duplicated", "hop-not-listed")})
+        .send(0, DUE, **mine, headers=hop(DOUBLED)).deliver(0, DUE, DUE)
+        .send(1, DUE, **mine | {"id": b"again"}, headers=hop(DOUBLED)).deliver(1, DUE, DUE),
+    ]  # fmt: skip
+
+
 CASES = [*delivered_or_not(), *ended_otherwise(), *carried_on(), *judged_or_not(), *known_or_not()]
+FORWARDED = forwarded()
+ALL = [*CASES, *FORWARDED]
 
 Found = dict[tuple[int, int], tuple[str, str | None]]
 
 
-@pytest.fixture(scope="module")
-def found(spark: SparkSession) -> list[Found]:
+def outcomes_of(spark: SparkSession, cases: list[Case]) -> list[Found]:
     """The outcomes of each case."""
-    rows = judge(archive_of(spark, CASES), DELAY, WINDOW).outcomes.collect()
-    outcomes: list[Found] = [{} for _ in CASES]
+    rows = judge(archive_of(spark, cases), DELAY, WINDOW).outcomes.collect()
+    outcomes: list[Found] = [{} for _ in cases]
     for row in rows:
         token = row["source_offset"], row["occurrence"]
         assert token not in outcomes[row["shard"]], "one row for each promised delivery"
@@ -282,7 +325,13 @@ def found(spark: SparkSession) -> list[Found]:
     return outcomes
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> list[Found]:
+    """The outcomes of each case. Whether a hop is lost depends on all shards, so its cases are an archive of their own."""
+    return [*outcomes_of(spark, CASES), *outcomes_of(spark, FORWARDED)]
+
+
+@pytest.mark.parametrize("number", range(len(ALL)), ids=[case.name for case in ALL])
 def test_each_case_has_the_expected_outcomes(found: list[Found], number: int) -> None:
     """Exactly the expected deliveries, each with its outcome and reason."""
-    assert found[number] == CASES[number].expects
+    assert found[number] == ALL[number].expects

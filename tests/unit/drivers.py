@@ -24,6 +24,7 @@ from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, with_leaving
 from tests.unit.histories import (
     DEDUPLICATION_MS,
+    ELSEWHERE,
     LANES,
     MAX_DELAY_MS,
     SHARD,
@@ -57,13 +58,25 @@ MASTER_RULES = Rules(
     deny=["secret"],
     max_delay_ms=MAX_DELAY_MS,
     deduplication_ms=DEDUPLICATION_MS,
+    misplaced="forward",
+    delay_topic="d",
     next_cron=next_cron,
 )
 
+ANY_ID_RULES = Rules(
+    shard=SHARD,
+    shards=SHARDS,
+    allow=["orders"],
+    max_delay_ms=MAX_DELAY_MS,
+    deduplication_ms=DEDUPLICATION_MS,
+    next_cron=next_cron,
+)
+"""Those of a master that does not ask where an id belongs."""
+
 OTHER_RULES = [
-    Rules(shard=SHARD, shards=SHARDS, allow=["nothing"]),
+    Rules(shard=SHARD, shards=SHARDS, allow=["nothing"], misplaced="forward", delay_topic="other"),
     Rules(shard=SHARD, shards=SHARDS, own_topics=["orders"], deduplication_ms=0, max_delay_ms=1),
-    Rules(shard=SHARD, shards=SHARDS, deduplication_ms=10**12, max_delay_ms=10**12, refuse_wrong_shard=True),
+    Rules(shard=SHARD, shards=SHARDS, deduplication_ms=10**12, max_delay_ms=10**12, misplaced="reject"),
 ]
 
 
@@ -85,6 +98,8 @@ def pending_rows(rows: Rows, state: State) -> list[tuple[int, int, bytes]]:
 class Master:
     """Runs a history: both logs, a store, and a model that must agree with them."""
 
+    rules = MASTER_RULES
+
     def __init__(self, chunk: int = 1_000_000) -> None:
         self.store = Rows(chunk=chunk)
         self._open()
@@ -96,7 +111,7 @@ class Master:
         self.now_ms = START_MS
 
     def _open(self) -> None:
-        self.shard = opened(self.store)
+        self.shard = opened(self.store, self.rules)
         self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
     def play(self, history: Sequence[Step]) -> None:
@@ -147,7 +162,10 @@ class Master:
         refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
         assert staged.refused == refused
         assert [record.offset for record, _ in staged.rejections] == [
-            offset for offset, reason in refused if reason not in (Reason.IGNORED, Reason.UNREADABLE)
+            offset for offset, reason in refused if reason not in (Reason.IGNORED, Reason.UNREADABLE, Reason.FORWARDED)
+        ]
+        assert [(record.offset, partition) for record, partition in staged.forwards] == [
+            (offset, ELSEWHERE) for offset, reason in refused if reason is Reason.FORWARDED
         ]
         self._check_selection(staged, selection, until_ms, step)
         chosen = self._decide(selection, step)
@@ -312,7 +330,7 @@ class Master:
         """The answer of a query: the stored state of the id, else the entry at a generated id's position."""
         id_state = self.store.rows.get(id_key(message_id))
         if id_state is not None:
-            return STATE_NAMES[unpack_id_state(id_state).state]
+            return STATE_NAMES.get(unpack_id_state(id_state).state)
         parsed = parse_generated_id(message_id, SHARDS)
         data = parsed and self.store.rows.get(entry_key(*parsed[1:]))
         if not data or not parsed or entry_id(unpack_entry(data), SHARD, parsed[2]) != message_id:

@@ -24,7 +24,9 @@ START_MS = 1_000 * MINUTE_MS - 20
 MAX_DELAY_MS, DEDUPLICATION_MS = 30 * MINUTE_MS, 15
 LANES = (WHOLE_TOPIC, 0, 1, LIMITED)
 """The partitions whose lanes messages are parked in."""
-USER_IDS = (b"a", b"b", b"0-5")
+USER_IDS = (b"a", b"c", b"0-5")
+ELSEWHERE, ELSEWHERE_ID, ELSEWHERE_ADDRESS = 2, b"b", b"2-77-77"
+"""Another shard, a key and a generated id that belong to it."""
 SCHEDULING = ("schedule", "replace", "replay")
 
 
@@ -45,6 +47,8 @@ class Sent:
     repeat: str = ""
     late: str = ""
     spread_ms: int = 0
+    hop_ms: int | None = None
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,15 @@ sents = st.builds(
     after_ms=st.sampled_from([0, 0, 0, 1, 4]),
     policy=st.sampled_from(["reject", "replace", "ignore"]),
     form=st.integers(0, 2),
-    flaw=_often("", "forbidden", "far", "unknown-header", "create-time"),
+    flaw=_often("", "forbidden", "far", "unknown-header", "create-time", "forged-hop"),
     lasts_ms=st.sampled_from([None, None, None, 0, 3, 8]),
     size=st.sampled_from([0, 0, 30, 300]),
     gap=st.sampled_from([1, 1, 1, 2]),
     repeat=_often("", "every 100ms", "backoff 100ms 1.5 1s", "cron */5 * * * *"),
     late=st.sampled_from(["", "fire-all", "skip"]),
     spread_ms=st.sampled_from([0, 0, 0, 2, 9]),
+    hop_ms=st.sampled_from([None] * 6 + [0, 1, 5, 400, 700]),
+    elsewhere=st.sampled_from([False, False, False, False, True]),
 )
 
 disturbances = st.sampled_from(
@@ -152,12 +158,13 @@ class Producers:
 
     def _intent(self, sent: Sent) -> Intent:
         due_ms = self._timestamp_ms + sent.in_ms
-        flaw = sent.flaw if sent.verb in SCHEDULING or sent.flaw == "create-time" else ""
+        flaw = sent.flaw if sent.verb in SCHEDULING or sent.flaw in ("create-time", "forged-hop") else ""
         rejection = {
             "forbidden": Reason.FORBIDDEN_TARGET,
             "far": Reason.BEYOND_MAX_DELAY,
             "unknown-header": Reason.UNKNOWN_HEADER,
             "create-time": Reason.CREATE_TIME,
+            "forged-hop": Reason.BAD_VALUE,
         }.get(flaw)
         is_message = sent.verb in SCHEDULING
         spread_ms = sent.spread_ms if is_message else 0
@@ -166,13 +173,16 @@ class Producers:
             repetition = replace(repetition, late_policy=LATE_POLICIES[sent.late.encode()])
         first_is_left = repetition is not None and repetition.kind == Repeat.CRON and flaw != "far" and sent.form != 1
         if first_is_left:
-            due_ms = self._timestamp_ms
+            due_ms = self._timestamp_ms - (sent.hop_ms or 0)
+        message_id = self._id(sent)
         expires = is_message and sent.lasts_ms is not None and flaw != "far" and not first_is_left
         return Intent(
             offset=self._offset,
             timestamp_ms=self._timestamp_ms,
             verb=sent.verb,
-            id=self._id(sent),
+            id=message_id,
+            hop_ms=sent.hop_ms,
+            elsewhere=ELSEWHERE if message_id in (ELSEWHERE_ID, ELSEWHERE_ADDRESS) else None,
             due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
             expire_at_ms=due_ms + spread_ms + (sent.lasts_ms or 0) if expires else None,
             policy=sent.policy,
@@ -187,6 +197,10 @@ class Producers:
 
     def _id(self, sent: Sent) -> bytes | None:
         """A user's id, or the generated id of an earlier message, which may have a key and so another id."""
+        if sent.elsewhere and (sent.id_number < len(USER_IDS) or sent.verb == "replace"):
+            return ELSEWHERE_ID
+        if sent.elsewhere and sent.verb != "schedule":
+            return ELSEWHERE_ADDRESS
         if sent.id_number < len(USER_IDS):
             return USER_IDS[sent.id_number]
         if sent.verb == "schedule":
@@ -220,7 +234,7 @@ def render(intent: Intent, form: int = 0) -> Record:
             if policy is not LatePolicy.FIRE_ONCE or form == 1:
                 headers.append(("chronos-late-policy", policy.name.lower().replace("_", "-").encode()))
     if intent.verb in (*SCHEDULING, "reschedule") and not intent.first_is_left:
-        delay_ms = intent.due_ms - intent.timestamp_ms
+        delay_ms = intent.due_ms - intent.first_ms
         by_delay = form == 2 and delay_ms >= 0
         name, time_ms = ("chronos-delay", delay_ms) if by_delay else ("chronos-deliver-at", intent.due_ms)
         headers.append((name, b"%d" % time_ms))
@@ -232,11 +246,16 @@ def render(intent: Intent, form: int = 0) -> Record:
         key = None if form == 1 else key
     if intent.replayed is not None:
         headers.append(("chronos-replayed", intent.replayed))
-        if intent.id is not None and intent.id not in USER_IDS:
+        if intent.id is not None and intent.id not in (*USER_IDS, ELSEWHERE_ID):
             key = None
             headers.append(("chronos-id", intent.id))
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
+    if intent.rejection is Reason.BAD_VALUE:
+        forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), b"d/0/7;%d" % (intent.timestamp_ms + 1), b"d/0/7")
+        headers.append(("chronos-forwarded", forged[form]))
+    elif intent.hop_ms is not None:
+        headers.append(("chronos-forwarded", b"d/0/7;%d" % intent.first_ms))
     if intent.rejection is Reason.CREATE_TIME:
         return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)

@@ -34,6 +34,7 @@ from chronos.core.keys import (
     lane_state_key,
     pack_lane,
     parked_key,
+    parse_generated_id,
 )
 from chronos.core.message import Entry, Options, Reason, Repetition
 from chronos.core.repetition import spread_shift_ms
@@ -41,7 +42,9 @@ from chronos.core.repetition import spread_shift_ms
 SHARD = 1
 MINUTE_MS = 60_000
 LAST = 2**64 - 1
-STATES = {"pending": 1, "delivered": 2, "cancelled": 3, "expired": 4, "dead": 5}
+STATES = {"pending": 1, "delivered": 2, "cancelled": 3, "expired": 4, "dead": 5, "absent": 6}
+SKEW_MS = 500
+"""Most by which the clocks of two brokers differ."""
 
 
 class Rows:
@@ -91,6 +94,15 @@ class Intent:
     spread_ms: int = 0
     rejection: Reason | None = None
     """Return the reason for which it must be refused regardless of the shard's state."""
+    hop_ms: int | None = None
+    """Of a forwarded record: how long before its own time its first timestamp is."""
+    elsewhere: int | None = None
+    """The shard that its id belongs to, if that is another one."""
+
+    @property
+    def first_ms(self) -> int:
+        """The time that counts for its order and for its due time."""
+        return self.timestamp_ms - (self.hop_ms or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +164,7 @@ class Message:
                 key=None,
                 headers={} if intent.replayed is None else {"chronos-replayed": intent.replayed},
                 value=intent.value,
-                timestamp_ms=intent.timestamp_ms,
+                timestamp_ms=intent.first_ms,
                 expire_at_ms=self.expire_at_ms,
                 occurrence=self.occurrence,
                 attempt=self.attempt,
@@ -177,6 +189,8 @@ class Model:
     """Id -> state, place, offset and settling time, for every message there ever was."""
     failures: dict[bytes, Failure] = field(default_factory=dict)
     """Id -> why it was not delivered when it was last tried."""
+    firsts: dict[bytes, int] = field(default_factory=dict)
+    """Id -> first timestamp of its message, or of a later cancel."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -190,7 +204,7 @@ class Model:
     def lookup(self, message_id: bytes) -> str | None:
         """The state of the message with this id, None when there is none."""
         known = self.id_states.get(message_id)
-        return known[0] if known else None
+        return known[0] if known and known[0] != "absent" else None
 
     def _holder(self, message_id: bytes) -> Message | None:
         return next((message for message in self.pending.values() if message.id == message_id), None)
@@ -201,6 +215,7 @@ class Model:
         """Execute the records in order; return the offsets of the refused ones with their reasons."""
         refused = []
         self.ended: list[bytes] = []
+        self.prolonged: set[bytes] = set()
         for intent in intents:
             self.pull_offset = intent.offset + 1
             if intent.rejection is not Reason.CREATE_TIME:
@@ -208,12 +223,13 @@ class Model:
             reason = intent.rejection or self._execute(intent)
             if reason is not None:
                 refused.append((intent.offset, reason))
-                self.totals["ignored" if reason is Reason.IGNORED else "rejected"] += 1
+                counted = {Reason.IGNORED: "ignored", Reason.FORWARDED: "forwarded"}
+                self.totals[counted.get(reason, "rejected")] += 1
         return refused
 
     def step_over(self, first: int, last: int) -> list[tuple[int, Reason]]:
         """Refuse a range of offsets as one record, and count nothing else."""
-        self.ended = []
+        self.ended, self.prolonged = [], set()
         self.pull_offset = last + 1
         self.totals["rejected"] += 1
         return [(first, Reason.UNREADABLE)]
@@ -222,33 +238,58 @@ class Model:
         if intent.verb == "probe":
             self.totals["probes"] += 1
             return None
+        if intent.elsewhere is not None:
+            return Reason.FORWARDED if intent.hop_ms is None else Reason.WRONG_SHARD
         if intent.verb in ("schedule", "replace", "replay"):
             return self._schedule(intent)
         assert intent.id is not None
         state = self.lookup(intent.id)
         if state is None:
+            self._note(intent)
             return Reason.UNKNOWN
         holder = self._holder(intent.id)
         if holder is None:
+            self._note(intent)
             return Reason.IGNORED if (intent.verb, state) == ("cancel", "cancelled") else Reason.TOO_LATE
+        if intent.hop_ms is not None and intent.first_ms < holder.intent.first_ms - SKEW_MS:
+            return Reason.TOO_LATE
+        since_ms = max(intent.first_ms, holder.intent.first_ms)
         if intent.verb == "cancel":
             del self.pending[holder.offset]
             self._set_state(holder, "cancelled")
+            self.firsts[intent.id] = max(self.firsts[intent.id], intent.first_ms)
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
             if holder.expire_at_ms is not None and intent.due_ms + holder.shift_ms > holder.expire_at_ms:
                 return Reason.BEYOND_EXPIRY
-            self._move(holder, intent.due_ms, intent.timestamp_ms, holder.shift_ms)
-        elif self._place(0, intent.timestamp_ms) < holder.place_ms or holder.occurrence == 0:
-            self._move(holder, intent.timestamp_ms, intent.timestamp_ms, 0)
+            self._move(holder, intent.due_ms, since_ms, holder.shift_ms)
+        elif self._place(0, since_ms) < holder.place_ms or holder.occurrence == 0:
+            self._move(holder, since_ms, since_ms, 0)
         else:
             self.totals["changed"] += 1
         return None
+
+    def _note(self, intent: Intent) -> None:
+        """A cancel that changes nothing still comes after everything of its id that was written before it."""
+        assert intent.id is not None
+        if intent.verb != "cancel" or parse_generated_id(intent.id, SHARD + 1) is not None:
+            return
+        if self.lookup(intent.id) is None:
+            self.id_states[intent.id] = ("absent", 0, 0, 0)
+            self.stored_ids.add(intent.id)
+            self.ended.append(intent.id)
+        elif intent.first_ms > self.firsts[intent.id]:
+            self.prolonged.add(intent.id)
+        self.firsts[intent.id] = max(self.firsts.get(intent.id, 0), intent.first_ms)
 
     def _schedule(self, intent: Intent) -> Reason | None:
         if intent.id is not None:
             holder = self._holder(intent.id)
             known = self.id_states.get(intent.id)
+            if known is not None and intent.hop_ms and intent.first_ms < self.firsts[intent.id]:
+                return Reason.TOO_LATE
+            if known is not None and known[0] == "absent":
+                known = None
             if intent.verb == "replace" and holder is None:
                 return Reason.TOO_LATE if known else Reason.UNKNOWN
             fresh = (
@@ -266,7 +307,7 @@ class Model:
                 del self.pending[holder.offset]
                 self.totals["replaced"] += 1
         shift_ms = spread_shift_ms(self.shard, intent.offset, intent.spread_ms)
-        place_ms = self._place(intent.due_ms + shift_ms, intent.timestamp_ms)
+        place_ms = self._place(intent.due_ms + shift_ms, intent.first_ms)
         generated_id = b"%d-%d-%d" % (self.shard, intent.due_ms, intent.offset)
         message = Message(
             place_ms=place_ms,
@@ -303,6 +344,7 @@ class Model:
 
     def _set_state(self, message: Message, state: str, settled_ms: int = 0) -> None:
         self.id_states[message.id] = (state, message.place_ms, message.offset, settled_ms)
+        self.firsts[message.id] = message.intent.first_ms
         # The id space holds only what a generated id does not show.
         if message.user_id or message.moved or state not in ("pending", "delivered"):
             self.stored_ids.add(message.id)
@@ -365,6 +407,9 @@ class Model:
             self._set_state(message, choice.outcome)
             if choice.outcome != "delivered":
                 self.totals[choice.outcome] += 1
+        for message_id in self.prolonged - set(self.ended):
+            if self.id_states[message_id][0] != "pending":
+                self.other_rows[expiry_key(max(timestamp_ms, self.firsts[message_id]), message_id)] = b""
         for message_id in self.ended:
             state, place_ms, offset, _ = self.id_states[message_id]
             # An id that was used again in the same step is pending, or ended once more: its last state counts.
@@ -434,7 +479,8 @@ class Model:
         for message_id in self.stored_ids:
             name, place_ms, offset, settled_ms = self.id_states[message_id]
             failure = self.failures.get(message_id)
-            rows[id_key(message_id)] = pack_id_state(IdState(STATES[name], place_ms, offset, settled_ms, failure))
+            found = IdState(STATES[name], place_ms, offset, settled_ms, failure, self.firsts[message_id])
+            rows[id_key(message_id)] = pack_id_state(found)
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")
         state = State(

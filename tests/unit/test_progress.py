@@ -84,7 +84,7 @@ def test_outcomes_and_reasons_keep_their_numbers() -> None:
         "BEYOND_MAX_DELAY": 6, "NO_TIME": 7, "NO_TARGET": 8, "RESERVED_TARGET": 9,
         "FORBIDDEN_TARGET": 10, "BAD_ID": 11,
         "RESERVED_ID": 12, "NO_ID": 13, "WRONG_SHARD": 14, "CONFLICT": 15, "IGNORED": 16,
-        "TOO_LATE": 17, "UNKNOWN": 18,
+        "TOO_LATE": 17, "UNKNOWN": 18, "FORWARDED": 20,
         "UNREADABLE": 21, "EXPIRED": 32, "TARGET_MISSING": 33, "TOO_LARGE": 34,
         "REFUSED_BY_BROKER": 35,
         "NO_LEADER": 36,

@@ -5,30 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronos.core.keys import partition_of
 from chronos.core.message import (
-    Action,
     Entry,
-    Reason,
     Rejection,
-    Verb,
 )
 from chronos.core.rules import Rules
 from tests.unit.records import AT, GENERATED_ID, RULES, TO, action, parsed
-
-
-def test_an_id_in_the_wrong_shard_is_refused_only_where_the_configuration_asks_for_it() -> None:
-    strict = Rules(shard=2, shards=4, refuse_wrong_shard=True)
-    here = next(b"%d" % n for n in range(99) if partition_of(b"%d" % n, 4) == 2)
-    elsewhere = next(b"%d" % n for n in range(99) if partition_of(b"%d" % n, 4) != 2)
-    assert isinstance(parsed(AT, TO, key=elsewhere), Entry)
-    assert isinstance(parsed(AT, TO, key=here, rules=strict), Entry)
-    for headers in ([AT, TO], [action("cancel")]):
-        result = parsed(*headers, key=elsewhere, rules=strict)
-        assert isinstance(result, Rejection)
-        assert result.reason is Reason.WRONG_SHARD
-    # A generated id contains its shard, regardless of its hash.
-    assert parsed(action("cancel"), key=GENERATED_ID, rules=strict) == Action(Verb.CANCEL, GENERATED_ID)
 
 
 def test_a_generated_id_of_a_shard_that_does_not_exist_is_an_ordinary_id() -> None:

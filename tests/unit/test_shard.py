@@ -13,7 +13,7 @@ from chronos.core.repetition import parse_repetition
 from chronos.core.shard import READ_AHEAD_BYTES
 from chronos.core.step import Selection
 from chronos.errors import LogMismatch
-from tests.unit.drivers import OTHER_RULES, Master, Replica, opened
+from tests.unit.drivers import ANY_ID_RULES, OTHER_RULES, Master, Replica, opened
 from tests.unit.histories import DEDUPLICATION_MS, SHARD, START_MS, Step, render
 from tests.unit.model import Intent
 
@@ -22,7 +22,9 @@ CONFLICT, IGNORED, TOO_LATE, UNKNOWN = Reason.CONFLICT, Reason.IGNORED, Reason.T
 
 
 class Scenario(Master):
-    """A master with records and steps given one by one."""
+    """A master with records and steps given one by one; its ids belong to any shard."""
+
+    rules = ANY_ID_RULES
 
     def send(self, verb: str, message_id: bytes | None = None, due_ms: int = 0, *, at: int = T, **more: Any) -> int:
         """Write one record; return its offset."""

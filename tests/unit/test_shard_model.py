@@ -27,7 +27,7 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(history: lis
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
     places = [message.position for message in master.delivered]
     assert places == sorted(set(places)), "delivered out of order, or twice at one position"
-    assert all(message.place_ms >= message.intent.timestamp_ms for message in master.delivered)
+    assert all(message.place_ms >= message.intent.first_ms for message in master.delivered)
     assert len(master.delivered) + len(master.model.left) == master.shard.state.totals.delivered
 
 

@@ -16,6 +16,7 @@ from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import EVIDENCE, collect_evidence, coverage, evidence_rows, recent, usable
+from chronos.spark.audit.hops import with_hops
 from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled, stepped_over
 from chronos.spark.audit.replays import with_replays
 from chronos.spark.progress import Step, Watch, ignore
@@ -155,8 +156,9 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
         span.from_ms if earliest is None or earliest["from_ms"] is None else min(span.from_ms, earliest["from_ms"])
     )
     delivered = received(tables.deliveries, delay_topic, Span(from_ms=from_ms, to_ms=span.to_ms))
+    judged = outcomes(promised, delivered, evidence, last_table)
     return Judgement(
-        outcomes=outcomes(promised, delivered, evidence, last_table),
+        outcomes=with_hops(judged, tables.messages, tables.decisions, delay_topic, span, delay, steps),
         shards=[
             ShardCoverage(
                 shard=shard, settled_ms=frontier.due_ms if frontier.due_ms >= 0 else None,

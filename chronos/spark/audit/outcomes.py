@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
+from chronos.core.message import Reason
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, OFFSET_END, PARKED, SKIPPED, Event, follow
@@ -43,6 +44,8 @@ PROMISED = (
     " requested_due_ms long, due_ms long, place_ms long, ended string, reason string"
 )
 """Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
+
+FORWARDED = Reason.FORWARDED.label
 
 _PARTITION_SHIFT = 48
 """Bits for the offset in a number made of partition and offset: 281 trillion records a partition."""
@@ -120,6 +123,8 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
     here, steps = scheduled(messages, span), recent(progress, span.from_ms)
     acting, refusals = acting_records(messages, decisions, steps), refused(decisions)
+    # A forwarded record promises nothing where it came to: it is judged in its own shard.
+    forwarded = refusals.where(f.col("refused_for") == FORWARDED).select("shard", "offset")
     moved = _moved_here(messages, refusals, acting, span)
     decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
@@ -132,6 +137,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
         .join(acted_ids, ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
         .join(_pulled(steps), "shard", "left")
+        .where(f.coalesce(f.col("refused_for") != FORWARDED, f.lit(True)))
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
@@ -141,7 +147,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
     in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
     followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
-    return _all([_plain_deliveries(plain), followed, _unreadable(messages, span)])
+    return _all([_plain_deliveries(plain), followed, _unreadable(messages, forwarded, span)])
 
 
 _NARROW = (
@@ -192,9 +198,11 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
     )
 
 
-def _unreadable(messages: DataFrame, span: Span) -> DataFrame:
+def _unreadable(messages: DataFrame, forwarded: DataFrame, span: Span) -> DataFrame:
     """Records that could not be parsed; they have no due time, so their timestamp stands for it."""
     found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
+    # An action on a generated id of another shard is no command here.
+    found = found.join(forwarded, ["shard", "offset"], "left_anti")
     moment = f.col("timestamp_ms")
     return found.select(
         "shard", f.col("offset").alias("source_offset"), f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "id",

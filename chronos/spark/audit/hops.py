@@ -1,0 +1,147 @@
+"""The hops of forwarded records, compared with what their sources list: tables of the archive in, changed outcomes out.
+
+A record that came to another partition than that of its id is written on to its own partition, with its source in one header,
+by the step that lists the source as forwarded. Law: each listed source has one hop, and each accepted hop a listed source. What
+a gap or an open transaction could contradict is not judged here.
+"""
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from chronos.core.message import FORWARDED, SPREAD, Reason
+from chronos.spark.audit.coverage import Coverage
+from chronos.spark.audit.outcomes import Span, refused
+from chronos.spark.codec import header_text, source_parts
+
+NOT_LISTED = "hop-not-listed"
+"""Reason of a record that was accepted with a hop that its source's shard does not list, or that another record has too."""
+
+NOT_FORWARDED = "not-forwarded"
+"""Reason of a record that its shard lists as forwarded, and that is in no other partition."""
+
+TRANSACTION_MS = 15 * 60_000
+"""How long after a hop its step may be committed: Kafka's default of `transaction.max.timeout.ms`."""
+
+AROUND_MS = 3_600_000
+"""How far from each other a record and its hop may be filed: both have the same due time, but an action has its timestamp."""
+
+
+def with_hops(
+    outcomes: DataFrame,
+    messages: DataFrame,
+    decisions: DataFrame,
+    delay_topic: str,
+    span: Span,
+    delay: Mapping[int, Coverage],
+    steps: Mapping[int, Coverage],
+) -> DataFrame:
+    """`outcomes` -> the same, in which a hop that is not listed counts as duplicated, and a lost one as missing.
+
+    `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by shard.
+    """
+    refusals = refused(decisions)
+    listed = refusals.where(f.col("refused_for") == Reason.FORWARDED.label).select("shard", "offset")
+    around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
+    found = hops(messages, delay_topic, around)
+    forged = _not_listed(found, span, refusals, listed, steps)
+    lost = _not_forwarded(messages, decisions, found, span, delay)
+    is_forged = f.col("_forged") & ~f.col("outcome").eqNullSafe("rejected")
+    names = outcomes.columns
+    marked = outcomes.join(
+        forged.select("shard", "source_offset", f.lit(True).alias("_forged")), ["shard", "source_offset"], "left"
+    ).select(
+        *(f.when(is_forged, "duplicated").otherwise(f.col(name)).alias(name) if name == "outcome"
+          else f.when(is_forged, NOT_LISTED).otherwise(f.col(name)).alias(name) if name == "reason"
+          else f.col(name) for name in names)
+    )  # fmt: skip
+    # An action promises nothing, so that it has no outcome that could be changed.
+    acting = forged.where(~f.col("verb").isin("schedule", "replace"))
+    added = acting.withColumns({"outcome": f.lit("duplicated"), "reason": f.lit(NOT_LISTED)}).unionByName(
+        lost.withColumns({"outcome": f.lit("missing"), "reason": f.lit(NOT_FORWARDED)})
+    )
+    return marked.unionByName(_rows(added, outcomes))
+
+
+def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
+    """Table `messages` -> the records filed in the window that have a hop, with `from_shard` and `from_offset` of their source."""
+    has_hop = f.exists("headers", lambda pair: pair["name"] == FORWARDED)
+    seen = messages.where(span.hours() & f.coalesce(has_hop, f.lit(False)))
+    topic, shard, offset = source_parts("_source")
+    own = seen.withColumn("_source", f.substring_index(header_text(FORWARDED), ";", 1))
+    own = own.withColumns({"from_shard": shard, "from_offset": offset}).where(topic == delay_topic)
+    return own.select(
+        "shard", f.col("offset").alias("source_offset"), "timestamp_ms", "verb", "id", "target", "requested_due_ms",
+        "due_ms", "from_shard", "from_offset",
+    )  # fmt: skip
+
+
+def _at() -> Column:
+    """The time of a record for the window: that of an action without one is its timestamp."""
+    return f.coalesce("due_ms", "timestamp_ms")
+
+
+def _is_within(span: Span) -> Column:
+    return (_at() >= span.from_ms) & (_at() < span.to_ms)
+
+
+def _not_listed(
+    found: DataFrame, span: Span, refusals: DataFrame, listed: DataFrame, steps: Mapping[int, Coverage]
+) -> DataFrame:
+    """Accepted records of the window with a hop -> those whose source is not listed, or that another record names first."""
+    here = found.where((f.col("verb") != "refused") & _is_within(span))
+    rejected = refusals.select("shard", f.col("offset").alias("source_offset"))
+    accepted = here.join(rejected, ["shard", "source_offset"], "left_anti")
+    source, order = ["from_shard", "from_offset"], f.struct("timestamp_ms", "shard", "source_offset")
+    known = listed.select(f.col("shard").alias("from_shard"), f.col("offset").alias("from_offset"))
+    rows = [(shard, seen.covered_ms, -1 if seen.gap_ms is None else seen.gap_ms) for shard, seen in steps.items()]
+    archived = found.sparkSession.createDataFrame(rows, "from_shard int, covered_ms long, gap_ms long")
+    # A step that was committed with the record is archived.
+    is_proved = (f.col("timestamp_ms") > f.col("gap_ms")) & (
+        f.col("timestamp_ms") + TRANSACTION_MS < f.col("covered_ms")
+    )
+    unlisted = accepted.join(f.broadcast(archived), "from_shard").where(is_proved).join(known, source, "left_anti")
+    first = found.groupBy(*source).agg(f.min(order).alias("first"))
+    again = accepted.join(first, source).where(order != f.col("first"))
+    columns = found.columns
+    return unlisted.select(*columns).unionByName(again.select(*columns)).dropDuplicates(["shard", "source_offset"])
+
+
+def _not_forwarded(
+    messages: DataFrame, decisions: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
+) -> DataFrame:
+    """Records that their shard lists as forwarded -> those of which no hop is archived, although it would be."""
+    listed = decisions.where((f.col("outcome") == "refused") & (f.col("reason") == Reason.FORWARDED.label)).select(
+        "shard", "source_offset", "decided_ms"
+    )
+    # The spread of a record depends on its partition, so that its hop may be filed anywhere.
+    has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
+    here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))
+    here = here.select(
+        "shard", f.col("offset").alias("source_offset"), "timestamp_ms", "verb", "id", "target", "requested_due_ms",
+        "due_ms",
+    ).where(_is_within(span))  # fmt: skip
+    arrived = found.select(f.col("from_shard").alias("shard"), f.col("from_offset").alias("source_offset"))
+    # The partition of its id may be any other: all of them must be archived.
+    covered_ms = min((seen.covered_ms for seen in delay.values()), default=0)
+    gap_ms = max((seen.gap_ms for seen in delay.values() if seen.gap_ms is not None), default=-1)
+    since = (f.col("decided_ms") > gap_ms) & (f.col("decided_ms") + TRANSACTION_MS < covered_ms)
+    token = ["shard", "source_offset"]
+    is_near = f.col("due_ms").isNotNull() | (f.col("decided_ms") < f.col("timestamp_ms") + AROUND_MS - TRANSACTION_MS)
+    lost = here.join(listed.where(since), token).where(is_near).drop("decided_ms").join(arrived, token, "left_anti")
+    none = f.lit(None)
+    return lost.withColumns({"from_shard": none.cast("int"), "from_offset": none.cast("long")}).dropDuplicates(token)
+
+
+def _rows(found: DataFrame, like: DataFrame) -> DataFrame:
+    """Records, with `outcome` and `reason` -> rows of `outcomes`."""
+    values = {
+        "occurrence": f.lit(1), "attempt": f.lit(1), "accepted_ms": f.col("timestamp_ms"), "due_ms": _at(),
+        "requested_due_ms": f.coalesce("requested_due_ms", "timestamp_ms"), "deliveries": f.lit(0),
+    }  # fmt: skip
+    filled = found.withColumns(values)
+    return filled.select(
+        *(f.col(field.name).cast(field.dataType) if field.name in filled.columns
+          else f.lit(None).cast(field.dataType).alias(field.name) for field in like.schema)
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""The partition of an id, and the hop of a record that arrived in another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronos.adapters.memory import MemoryStore
+from chronos.core.codec import DELIVERED, FRESH, PENDING, Identity, IdState, pack_id_state, pack_identity
+from chronos.core.keys import IDENTITY_KEY, PLACED_KEY, id_key, partition_of
+from chronos.core.message import (
+    Action,
+    Command,
+    ConditionalSchedule,
+    Entry,
+    Headers,
+    Misplaced,
+    Reason,
+    Record,
+    Rejection,
+    Verb,
+)
+from chronos.core.parsing import parse
+from chronos.core.placement import hop, partitions_of
+from chronos.core.rules import Rules
+from chronos.core.shard import Shard
+from chronos.errors import LogMismatch
+from chronos.node.opening import check_identity
+from tests.unit.model import Rows
+from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, action
+
+SHARD, SHARDS, TOPIC = 2, 4, "chronos.delay"
+HERE = next(b"order-%d" % n for n in range(99) if partition_of(b"order-%d" % n, SHARDS) == SHARD)
+THERE = next(b"order-%d" % n for n in range(99) if partition_of(b"order-%d" % n, SHARDS) == 1)
+FORWARD = Rules(shard=SHARD, shards=SHARDS, misplaced="forward", delay_topic=TOPIC)
+REJECT = Rules(shard=SHARD, shards=SHARDS, misplaced="reject", delay_topic=TOPIC)
+HOP = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS - 40))
+
+
+def staged(*headers: tuple[str, bytes | None], key: bytes | None, rules: Rules = FORWARD) -> Command:
+    """The command of one record in the shard."""
+    shard = Shard(rules=rules, state=FRESH, view=Rows())
+    return shard.parse([Record(42, NOW_MS, key, b"v", list(headers))]).commands[0]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60), st.integers(1, 64))
+def test_many_keys_have_the_partitions_that_each_has_alone(keys: list[bytes], partitions: int) -> None:
+    assert partitions_of(keys, partitions) == [partition_of(key, partitions) for key in keys]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 21, 36, 1024])
+def test_keys_of_one_length_are_hashed_together_to_the_same_partitions(length: int) -> None:
+    keys = [bytes((at * 31 + place * 7) % 256 for place in range(length)) for at in range(100)]
+    assert partitions_of(keys, 7) == [partition_of(key, 7) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        (THERE, [AT, TO]),
+        (THERE, [AT, TO, action("replace")]),
+        (THERE, [action("cancel")]),
+        (None, [action("fire-now"), ("chronos-id", THERE)]),
+        (None, [action("cancel"), ("chronos-id", b"1-1700000001000-41")]),
+        (b"1-1700000001000-41", [action("reschedule"), AT]),
+    ],
+    ids=str,
+)
+def test_a_record_of_another_shard_is_forwarded_once_or_rejected(key: bytes | None, headers: Headers) -> None:
+    """Once: a record that has a hop is rejected."""
+    command = staged(*headers, key=key)
+    assert isinstance(command, Misplaced)
+    assert (command.reason, command.partition) == (Reason.FORWARDED, 1)
+    for again in (staged(*headers, key=key, rules=REJECT), staged(*headers, HOP, key=key)):
+        assert type(again) is Rejection
+        assert again.reason is Reason.WRONG_SHARD
+
+
+@pytest.mark.parametrize("rules", [FORWARD, REJECT], ids=["forward", "reject"])
+def test_a_record_in_its_own_shard_and_one_without_an_id_are_executed_there(rules: Rules) -> None:
+    """A generated id contains its shard, regardless of its hash."""
+    assert isinstance(staged(AT, TO, key=HERE, rules=rules), Entry)
+    assert isinstance(staged(AT, TO, key=None, rules=rules), Entry)
+    assert staged(action("cancel"), key=GENERATED_ID, rules=rules) == Action(Verb.CANCEL, GENERATED_ID)
+    assert staged(action("probe"), key=None, rules=rules) == Action(Verb.PROBE, b"")
+
+
+def test_an_invalid_record_of_another_shard_is_rejected_where_it_came_to() -> None:
+    command = staged(AT, key=THERE)
+    assert type(command) is Rejection
+    assert command.reason is Reason.NO_TARGET
+
+
+def test_a_forwarded_record_is_understood_as_at_its_first_timestamp() -> None:
+    """A delay counts from then; the hop is in none of the headers that are passed on."""
+    entry = staged(IN, TO, ("trace", b"1"), HOP, key=HERE)
+    assert isinstance(entry, Entry)
+    assert (entry.timestamp_ms, entry.due_ms) == (NOW_MS - 40, NOW_MS - 40 + 90_000)
+    assert entry.headers == {"trace": b"1"}
+    replaced = staged(IN, TO, action("replace"), HOP, key=HERE)
+    assert isinstance(replaced, ConditionalSchedule)
+    assert replaced.entry.timestamp_ms == NOW_MS - 40
+    assert staged(action("cancel"), HOP, key=HERE) == Action(Verb.CANCEL, HERE, None, NOW_MS - 40)
+    moved = staged(action("reschedule"), IN, HOP, key=HERE)
+    assert moved == Action(Verb.RESCHEDULE, HERE, NOW_MS - 40 + 90_000, NOW_MS - 40)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"chronos.delay/2/7;1700000000000",
+        b"chronos.delay/4/7;1699999999999",
+        b"other/1/7;1699999999999",
+        b"chronos.delay/1/7;1700000000001",
+        b"chronos.delay/1/7",
+        b"chronos.delay/1/7;-1",
+        b"chronos.delay/01/7;1",
+        b"",
+        None,
+    ],
+)
+def test_a_hop_that_cannot_be_true_is_not_believed(value: bytes | None) -> None:
+    """It names its own or no partition, another topic, or a time after its own."""
+    command = staged(AT, TO, ("chronos-forwarded", value), key=HERE)
+    assert isinstance(command, Rejection)
+    assert command.reason is Reason.BAD_VALUE
+    assert "chronos-forwarded" in command.detail
+
+
+def test_a_hop_that_is_given_twice_is_refused() -> None:
+    command = staged(AT, TO, HOP, HOP, key=HERE)
+    assert isinstance(command, Rejection)
+    assert command.reason is Reason.REPEATED_HEADER
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(NOW_MS - 10**9, NOW_MS))
+def test_a_hop_is_read_back_by_the_shard_it_goes_to(offset: int, first_ms: int) -> None:
+    written = hop(TOPIC, 1, Record(offset, first_ms, HERE, b"v", []))
+    command = parse(Record(0, NOW_MS, HERE, b"v", [AT, TO, ("chronos-forwarded", written)]), FORWARD)
+    assert isinstance(command, Entry)
+    assert command.timestamp_ms == first_ms
+
+
+def test_a_store_with_ids_of_other_shards_is_a_named_error_once() -> None:
+    """An older version accepted them: no cancel would find such a message any more. Settled ones do no harm."""
+    mine = Identity(
+        cluster="c",
+        shard=SHARD,
+        shards=SHARDS,
+        delay_topic="d",
+        delay_topic_id="1",
+        progress_topic="p",
+        progress_topic_id="2",
+    )
+    store, path = MemoryStore(), Path("shards/2")
+    store.write([(IDENTITY_KEY, pack_identity(mine))], [])
+    here, there = [pack_id_state(IdState(state, 5, 6, 7)) for state in (PENDING, DELIVERED)]
+    store.write([(id_key(HERE), here), (id_key(GENERATED_ID), here), (id_key(THERE), there)], [])
+    check_identity(store, mine, path)
+    store.write([(id_key(THERE), here)], [])
+    check_identity(store, mine, path)  # it was checked before
+    store.write([], [PLACED_KEY])
+    with pytest.raises(LogMismatch, match="whose id belongs to shard 1: an older version"):
+        check_identity(store, mine, path)
