@@ -238,6 +238,8 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer what is not HTTP. The server itself answers every other error; what it could not answer is a bug."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has left
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer was sent already")
         if status < 500:
