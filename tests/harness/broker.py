@@ -194,16 +194,18 @@ class Clients:
         )
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
 
-        # A new client asks the only broker that it knows, and each broker learns of a topic by itself.
-        asked = [self.admin(**{"bootstrap.servers": address}) for address in self.answering()]
-
         def is_listed(admin: AdminClient) -> bool:
             seen = admin.list_topics(name, timeout=max(0.1, deadline - time.monotonic())).topics[name]
             return len(seen.partitions) == partitions and all(p.leader >= 0 for p in seen.partitions.values())
 
-        if not wait_until(lambda: all(map(is_listed, asked)), deadline=deadline):
+        if not wait_until(lambda: all(map(is_listed, self.admins())), deadline=deadline):
             raise BrokerError(f"topic {name} is not listed with all leaders by every broker after {timeout_s:.0f} s")
         return name
+
+    def admins(self) -> list[AdminClient]:
+        """A client for each broker that answers: a new client asks the only broker that it knows, and each broker learns of a
+        change by itself."""
+        return [self.admin(**{"bootstrap.servers": address}) for address in self.answering()]
 
     def wait_in_sync(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every partition has a leader and all its replicas are in sync.

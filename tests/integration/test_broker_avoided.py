@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ElectionType, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.keys import partition_of
@@ -78,7 +78,7 @@ def leaders(kafka: Cluster, topic: str) -> list[int]:
 
 
 def balance(kafka: Cluster, topics: list[str]) -> None:
-    """Have every partition led by its preferred replica, as after the creation of its topic."""
+    """Have every partition led by its preferred replica, as after the creation of its topic, to the knowledge of every broker."""
     admin = kafka.admin()
     kafka.wait_in_sync()
     found = admin.list_topics(timeout=10).topics
@@ -89,7 +89,10 @@ def balance(kafka: Cluster, topics: list[str]) -> None:
 
     def is_balanced() -> bool:
         admin.elect_leaders(ElectionType.PREFERRED, parts).result(30)
-        now = admin.list_topics(timeout=10).topics
+        return all(map(is_known_to, kafka.admins()))
+
+    def is_known_to(one: AdminClient) -> bool:
+        now = one.list_topics(timeout=10).topics
         return all(now[topic].partitions[number].leader == leader for (topic, number), leader in preferred.items())
 
     assert wait_until(is_balanced, deadline=time.monotonic() + FAILOVER_S)
