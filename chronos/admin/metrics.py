@@ -122,7 +122,7 @@ METRICS: tuple[Series, ...] = (
     ),
     Series(
         name="chronos_pull_lag_records", kind="gauge",
-        meaning="Records in the delay topic that are not applied yet, transaction markers and records that an open"
+        meaning="Records in the delay topic that are not applied yet, transaction markers between them and records that an open"
         " transaction holds back included; absent while the log does not answer.", read=_lag,
     ),
     Series(
