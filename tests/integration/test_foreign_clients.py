@@ -228,10 +228,13 @@ def test_a_later_action_on_an_id_wins(chronos: Chronos, settings: dict[str, obje
 
 
 def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -> None:
-    """The rejection has the record unchanged, its source, a reason for programs and a detail for people."""
+    """The rejection has the record unchanged, its source, a reason for programs and a detail for people.
+
+    The source is the partition that decided, to which a misplaced record is forwarded first: so no key is misplaced here.
+    """
     target = chronos.target()
     key = f"taken-{target}".encode()
-    (first,) = chronos.send(Sent(b"first", schedule(target, delay="1h"), key))
+    (first,) = chronos.send(Sent(b"first", schedule(target, delay="1h"), key), **MURMUR2)
     wrong: list[tuple[str, Sent]] = [
         ("conflict", Sent(b"again", schedule(target, delay="1h"), key)),
         ("conflict", Sent(b"again", schedule(target, delay="1h", on_conflict=b"reject"), key)),
@@ -256,8 +259,10 @@ def test_a_record_that_is_refused_comes_back_with_its_reason(chronos: Chronos) -
         ("reserved-target", Sent(b"x", schedule("__consumer_offsets"))),
         ("no-id", Sent(b"x", [("chronos-action", b"cancel")])),
     ]
-    places = chronos.send(*(sent for _, sent in wrong))
-    chronos.send(Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target)))
+    places = chronos.send(*(sent for _, sent in wrong), **MURMUR2)
+    chronos.send(
+        Sent(b"dropped", schedule(target, on_conflict=b"ignore"), key), Sent(b"fine", schedule(target)), **MURMUR2
+    )
 
     found = chronos.rejected(*places)
 
