@@ -151,6 +151,12 @@ class Context:
         end = self._ends.get(shard)
         return None if end is None else max(end, self.shards[shard].state.pull_offset)
 
+    def lag(self, shard: int) -> int | None:
+        """Offsets of the shard's delay partition that are not executed yet, up to `end_offset`; None: the log did not answer."""
+        end, driver = self.end_offset(shard), self.shards[shard]
+        # Forwarded records come in transactions, whose markers take offsets.
+        return None if end is None else max(0, end - max(driver.state.pull_offset, driver.pulled))
+
     def store_bytes(self, shard: int) -> int:
         """The size of the shard's store on disk at the last refresh."""
         return self._sizes.get(shard, 0)

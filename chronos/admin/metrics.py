@@ -65,9 +65,8 @@ def _overdue_s(context: Context, shard: ShardDriver) -> float | None:
 
 
 def _lag(context: Context, shard: ShardDriver) -> float | None:
-    end = context.end_offset(shard.number)
-    # Forwarded records come in transactions, whose markers take offsets.
-    return None if end is None else float(max(0, end - max(shard.state.pull_offset, shard.pulled)))
+    lag = context.lag(shard.number)
+    return None if lag is None else float(lag)
 
 
 def _held_back(context: Context, shard: ShardDriver) -> tuple[float, float]:

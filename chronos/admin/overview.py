@@ -83,7 +83,6 @@ class Overview:
             next_ms = next_place_ms(shard.store, state)
         except ChronosError:
             next_ms = None
-        end = self._context.end_offset(shard.number)
         master, since, replicas = self._roles(shard)
         return Shard(
             shard=shard.number,
@@ -100,8 +99,8 @@ class Overview:
                 offset=None if state.cursor_offset == OFFSET_MAX else state.cursor_offset,
             ),
             pull_offset=state.pull_offset,
-            end_offset=end,
-            lag=None if end is None else max(0, end - max(state.pull_offset, shard.pulled)),
+            end_offset=self._context.end_offset(shard.number),
+            lag=self._context.lag(shard.number),
             held_back=self._held_back(shard.number),
             waits_for=shard.waits_for(now_ms),
             dead_recently=self._dead_recently(shard.number, now_ms),
