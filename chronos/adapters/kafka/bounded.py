@@ -39,7 +39,7 @@ from confluent_kafka import Consumer
 from msgspec import Struct
 
 from chronos.adapters.kafka.batches import BatchHeader
-from chronos.adapters.kafka.reader import KafkaReader
+from chronos.adapters.kafka.reader import KafkaReader, record_bytes_max
 from chronos.adapters.kafka.settings import RECEIVE_BYTES
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
@@ -103,9 +103,6 @@ class Target(Protocol):
     def consumer_settings(self, topic: str) -> dict[str, Any]:
         """Return the settings of a consumer of the topic."""
 
-    def record_bytes_max(self, topic: str) -> int:
-        """Return how large a record of the topic may be."""
-
     def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
         """Return the header of the batch that holds the offset."""
 
@@ -157,7 +154,8 @@ class BoundedReader:
         self._topic = topic
         self._partition = partition
         self._until = until
-        self._memory_bytes = MEMORY_BYTES * max(log_port.record_bytes_max(topic), RECEIVE_BYTES) // RECEIVE_BYTES
+        record_bytes = max(record_bytes_max(log_port.consumer_settings(topic)), RECEIVE_BYTES)
+        self._memory_bytes = MEMORY_BYTES * record_bytes // RECEIVE_BYTES
         self._plain: KafkaReader | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._interrupted = False
@@ -358,7 +356,6 @@ class BoundedReader:
             "partition": self._partition,
             "offset": self.position,
             "until": until,
-            "record_bytes_max": self._log.record_bytes_max(self._topic),
             "memory_bytes": self._memory_bytes,
             "parent": os.getpid(),
         }
@@ -421,9 +418,8 @@ def _send(frame: Frame) -> None:
 
 
 def read_for_parent(
-    settings: dict[str, Any], topic: str, partition: int, offset: int, until: int,
-    record_bytes_max: int, memory_bytes: int, parent: int,
-) -> None:  # fmt: skip
+    settings: dict[str, Any], topic: str, partition: int, offset: int, until: int, memory_bytes: int, parent: int
+) -> None:
     """The child: pass on the records up to `until`, while the process `parent` is there."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most != resource.RLIM_INFINITY:
@@ -432,7 +428,7 @@ def read_for_parent(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # Linux only: a container without memory for both loses the child, not the service
         Path("/proc/self/oom_score_adj").write_text("1000")
-    reader = KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max)
+    reader = KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max(settings))
     while reader.position < until and os.getppid() == parent:
         if not reader.wait(CHILD_WAIT_S):
             continue

@@ -16,7 +16,7 @@ from chronos.adapters.kafka.batches import BatchHeader, batch_header
 from chronos.adapters.kafka.bounded import AloneReader, BoundedReader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
-from chronos.adapters.kafka.reader import KafkaReader
+from chronos.adapters.kafka.reader import KafkaReader, record_bytes_max
 from chronos.adapters.kafka.settings import CONSUMER, RECEIVE_BYTES, RECEIVE_BYTES_MAX, REQUEST_TIMEOUT_S
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import KafkaWriter
@@ -70,18 +70,14 @@ class KafkaLog:
 
     def plain_reader(self, topic: str, partition: int, offset: int) -> KafkaReader:
         """A consumer of its own for one partition."""
-        consumer = Consumer(self.consumer_settings(topic))
-        return KafkaReader(consumer, topic, partition, offset, self.record_bytes_max(topic))
+        settings = self.consumer_settings(topic)
+        return KafkaReader(Consumer(settings), topic, partition, offset, record_bytes_max(settings))
 
     def consumer_settings(self, topic: str) -> dict[str, Any]:
         """Return the settings of a consumer, which accepts the largest batch of the topic."""
         batch_bytes = self._topics.bytes_max.get(topic, 0)
         receive_bytes = min(max(RECEIVE_BYTES, batch_bytes + RESPONSE_OVERHEAD), RECEIVE_BYTES_MAX)
         return self._connection.settings({**CONSUMER, "receive.message.max.bytes": receive_bytes})
-
-    def record_bytes_max(self, topic: str) -> int:
-        """Return how large a record may be when it is decompressed: the client's own limit for zstd, here for every codec."""
-        return int(self.consumer_settings(topic)["receive.message.max.bytes"])
 
     def writer(self, shard: int) -> KafkaWriter:
         """The transactional producer `chronos-<id of the progress topic>-<shard>`; Kafka fences every earlier one.

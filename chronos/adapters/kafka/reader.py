@@ -1,6 +1,8 @@
 """Reading a partition of Kafka as a `read_committed` consumer."""
 
+from collections.abc import Mapping
 from operator import methodcaller
+from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 from msgspec.structs import replace
@@ -17,6 +19,11 @@ from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavai
 _headers = methodcaller("headers")
 """`message.headers()`, and SystemError when a name is not UTF-8. Written out, the interpreter specialises the call after
 some rounds and no longer checks it: the error then surfaces anywhere, or crashes the process."""
+
+
+def record_bytes_max(settings: Mapping[str, Any]) -> int:
+    """Return how large a record may be when it is decompressed: the consumer's own limit for zstd, here for every codec."""
+    return int(settings["receive.message.max.bytes"])
 
 
 class KafkaReader:
