@@ -135,22 +135,19 @@ class KafkaOffsets:
         consumer = self._kept(level) or self._new(level, doing)
 
         def ask(left_s: float) -> TopicPartition:
-            return consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s))
-
-        def ask_again(left_s: float) -> TopicPartition:
             nonlocal consumer
             try:
-                return ask(left_s)
+                return consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s))
             except KafkaException as error:
                 if consumer.is_new or error.args[0].code() not in MISSING_CODES:
                     raise
             # The topic was missing when this consumer last looked, seconds ago; it may have been created since.
-            consumer.close()
-            consumer = self._new(level, doing)
-            return ask(left_s)
+            kept, consumer = consumer, self._new(level, doing)
+            kept.close()
+            return consumer.ask(topic, partition, timestamp_ms, max(0.1, left_s))
 
         try:
-            found = self._retrying(doing, LEADER_MOVED_CODES, self._connection.request_timeout_s, ask_again)
+            found = self._retrying(doing, LEADER_MOVED_CODES, self._connection.request_timeout_s, ask)
         except LogUnavailable:
             consumer.close()
             raise
