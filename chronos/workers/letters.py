@@ -1,8 +1,8 @@
 """Whether the rejected and the dead-letter topic take records at the moment, and the other partitions forwarded ones.
 
 Keeps its part of law 8: one of them that takes no records stops only what would go there. While the rejected topic takes
-none, or another partition takes no forwarded record, no further record is pulled; while the dead-letter topic takes none, messages that would go there are deferred.
-Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
+none, or another partition takes no forwarded record, no further record is pulled; while the dead-letter topic takes none,
+messages that would go there are deferred. Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
 """
 
 from msgspec import Struct

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
-from chronos.spark.audit.outcomes import Span, refused
+from chronos.spark.audit.outcomes import Span, forwarded, refused
 from chronos.spark.codec import header_text, source_parts
 
 NOT_LISTED = "hop-not-listed"
@@ -42,7 +42,7 @@ def with_hops(
     `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by shard.
     """
     refusals = refused(decisions)
-    listed = refusals.where(f.col("refused_for") == Reason.FORWARDED.label).select("shard", "offset")
+    listed = forwarded(refusals)
     around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
     found = hops(messages, delay_topic, around)
     forged = _not_listed(found, span, refusals, listed, steps)

@@ -86,6 +86,11 @@ def refused(decisions: DataFrame) -> DataFrame:
     )
 
 
+def forwarded(refusals: DataFrame) -> DataFrame:
+    """The result of `refused` -> `shard`, `offset`: the delay records that masters forwarded."""
+    return refusals.where(f.col("refused_for") == FORWARDED).select("shard", "offset")
+
+
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
     """Table `messages` -> the executed records that may have ended or moved another message of their id."""
     acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
@@ -123,8 +128,6 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
     here, steps = scheduled(messages, span), recent(progress, span.from_ms)
     acting, refusals = acting_records(messages, decisions, steps), refused(decisions)
-    # A forwarded record promises nothing where it came to: it is judged in its own shard.
-    forwarded = refusals.where(f.col("refused_for") == FORWARDED).select("shard", "offset")
     moved = _moved_here(messages, refusals, acting, span)
     decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
@@ -137,6 +140,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
         .join(acted_ids, ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
         .join(_pulled(steps), "shard", "left")
+        # A forwarded record promises nothing where it came to: it is judged in its own shard.
         .where(f.coalesce(f.col("refused_for") != FORWARDED, f.lit(True)))
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
@@ -147,7 +151,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
     in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
     followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
-    return _all([_plain_deliveries(plain), followed, _unreadable(messages, forwarded, span)])
+    return _all([_plain_deliveries(plain), followed, _unreadable(messages, forwarded(refusals), span)])
 
 
 _NARROW = (
@@ -198,11 +202,11 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
     )
 
 
-def _unreadable(messages: DataFrame, forwarded: DataFrame, span: Span) -> DataFrame:
+def _unreadable(messages: DataFrame, sources: DataFrame, span: Span) -> DataFrame:
     """Records that could not be parsed; they have no due time, so their timestamp stands for it."""
     found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
     # An action on a generated id of another shard is no command here.
-    found = found.join(forwarded, ["shard", "offset"], "left_anti")
+    found = found.join(sources, ["shard", "offset"], "left_anti")
     moment = f.col("timestamp_ms")
     return found.select(
         "shard", f.col("offset").alias("source_offset"), f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "id",
