@@ -7,6 +7,7 @@ empty, and on small trees with the fault planted, where it must not be.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -269,6 +270,8 @@ FOREIGN = [
         r"pypi\." + "org",
         r"pythonhosted\." + "org",
         r"repo1?\.maven\." + r"(?:apache\.)?org",
+        r"registry\.npm" + "js",
+        r"proxy\.go" + "lang",
         r"--(?:extra-)?index" + "-url",
         r"--find" + "-links[= ]",
     )
@@ -314,6 +317,8 @@ def test_no_file_names_a_machine_or_a_registry():
         "https://pypi" + ".org/simple",
         "https://repo1.maven" + ".org/maven2",
         "https://repo.maven.apache" + ".org/maven2",
+        "https://registry.npm" + "js.org/kafkajs",
+        "https://proxy.go" + "lang.org",
         "--index" + "-url x",
     ],
 )
@@ -326,7 +331,12 @@ def test_a_machine_path_or_registry_address_is_found(tmp_path, text):
     assert [each.split(":")[1] for each in foreign_complaints([file])] == ["2"]
 
 
-@pytest.mark.parametrize("name", ["locks/requirements.txt", "locks/requirements-test.txt"])
+LOCKS = ["locks/requirements.txt", "locks/requirements-test.txt", *sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/clients/python").glob("*.txt")
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOCKS)
 def test_locks_pin_everything_with_hashes_and_name_no_address(name):
     """Every line of a lock is a version, its hash or a comment."""
     text = (ROOT / name).read_text()
@@ -334,6 +344,17 @@ def test_locks_pin_everything_with_hashes_and_name_no_address(name):
     requirements = re.findall(r"^(?![#\s]).*(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+", text, re.MULTILINE)
     assert len(requirements) == len(re.findall(r"^(?![#\s]).", text, re.MULTILINE))
     assert all(re.match(r"[a-z0-9-]+==\S+ \\\n", each) for each in requirements)
+
+
+def test_the_lock_of_node_has_versions_and_hashes_and_no_address():
+    """`npm --omit-lockfile-registry-resolved` writes it so."""
+    lock = json.loads((ROOT / "tests/clients/node/package-lock.json").read_text())["packages"]
+    project = json.loads((ROOT / "tests/clients/node/package.json").read_text())
+    assert {f"node_modules/{name}": version for name, version in project["dependencies"].items()}.items() <= {
+        name: each["version"] for name, each in lock.items() if name
+    }.items()
+    for name, each in lock.items():
+        assert not name or (each["integrity"].startswith("sha512-") and "resolved" not in each), name
 
 
 # ------------------------------------------------------------------------------------------------- Docker

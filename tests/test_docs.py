@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -356,6 +357,22 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
 def test_conformance_names_tests() -> None:
     """The search above finds them."""
     assert len(re.findall(r"`test_\w+`", (DOCS / "conformance.md").read_text())) > 30
+
+
+RULES = {"HA": 48, "CH": 10, "NS": 22, "LF": 19, "RH": 14, "DL": 36}
+"""The families of rules that `conformance.md` tells of, and how many rules each has."""
+
+
+def test_conformance_has_a_row_for_every_rule() -> None:
+    """In the first column, alone or in a range as in `HA-01 to HA-11`."""
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "conformance.md").read_text(), re.MULTILINE)
+    ranges = [re.findall(r"([A-Z]{2})-(\d+)(?: to [A-Z]{2}-(\d+))?", row) for row in rows]
+    found = {
+        (family, number)
+        for family, first, last in chain.from_iterable(ranges)
+        for number in range(int(first), int(last or first) + 1)
+    }
+    assert found == {(family, number) for family, last in RULES.items() for number in range(1, last + 1)}
 
 
 @pages

@@ -9,6 +9,8 @@ from chronos.admin.problems import ProblemError, no_shard
 from chronos.admin.schemas import (
     AwayNode,
     BrokerInfo,
+    FailoverShard,
+    FailoverStatus,
     NodeInfo,
     Nodes,
     NodeShard,
@@ -17,7 +19,8 @@ from chronos.admin.schemas import (
     TransferQuery,
 )
 from chronos.admin.waiting import poll
-from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles
+from chronos.core.health import ARM_REFUSED, OBSERVERS_MIN, OFF, UNHEALTHY, quorum
+from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles, verdicts
 from chronos.core.timefmt import format_time
 from chronos.node import IN_PLACE
 from chronos.ports import ClusterSnapshot
@@ -35,7 +38,7 @@ PASSWORD = re.compile(r"//[^/@]*@")
 
 
 class Cluster:
-    """The handlers of `/v1/nodes` and `/v1/shards/{shard}/transfer`."""
+    """The handlers of `/v1/nodes`, `/v1/shards/{shard}/transfer`, `/v1/shards/{shard}/arm` and `/v1/failover`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -113,18 +116,20 @@ class Cluster:
 
     async def transfer(self, call: Call) -> tuple[int, object]:
         """Transfer a shard to another node: 1. wait for the node to be seen, 2. ask the controller, 3. wait for the new master."""
-        number = call.request.match_info["shard"]
-        shards = len(self._context.shards)
-        if not number.isdecimal() or not number.isascii() or int(number) >= shards:
-            raise no_shard(shards)
+        shard = self._number(call)
         membership = self._membership()
         query: TransferQuery = call.query
         node = await self._member(membership, query.to)
-        shard = int(number)
         await self._request(membership, "transfer", node, shard)
         return await self._result(
             membership, lambda roles: roles.master == node, f"transfer of shard {shard} to {node}", [shard]
         )
+
+    def _number(self, call: Call) -> int:
+        number, shards = call.request.match_info["shard"], len(self._context.shards)
+        if not number.isdecimal() or not number.isascii() or int(number) >= shards:
+            raise no_shard(shards)
+        return int(number)
 
     async def drain(self, call: Call) -> tuple[int, object]:
         """Drain a node before maintenance: it hands over its shards and gets none to lead."""
@@ -167,12 +172,58 @@ class Cluster:
             return 200, OperationResult(result="done", what=f"forgetting {node}")
         return 202, OperationResult(result="accepted", what=f"forgetting {node}")
 
+    # --- failover of unhealthy masters
+
+    async def failover(self, _: Call) -> tuple[int, object]:
+        """What the nodes find of each shard's master, and which failovers are permitted; standalone: nothing."""
+        membership = self._context.node.membership
+        snapshot = None if membership is None else membership.snapshot()
+        members = {} if snapshot is None else snapshot.members
+        roles = Roles() if snapshot is None or snapshot.roles is None else snapshot.roles
+        shards = range(len(self._context.shards))
+        return 200, FailoverStatus(
+            on_unhealthy=self._context.node.config.failover.on_unhealthy,
+            shards=[_health(members, roles, shard) for shard in shards],
+        )
+
+    async def arm(self, call: Call) -> tuple[int, object]:
+        """Permit one failover of a shard, and wait until the controller has the permission or has used it."""
+        shard = self._number(call)
+        membership = self._membership()
+        if self._context.node.config.failover.on_unhealthy == OFF:
+            raise ProblemError(
+                409, "not-permitted", "failover.on_unhealthy is off: masters are not observed",
+                hint="`chronos transfer` moves a shard at once; set failover.on_unhealthy: armed on all nodes",
+            )  # fmt: skip
+        before = membership.snapshot().roles
+        known = () if before is None else before.history
+        await self._request(membership, "arm", "", shard)
+
+        def is_known() -> Change | bool | None:
+            roles = membership.snapshot().roles
+            if roles is None:
+                return None
+            new = [
+                change
+                for change in roles.history
+                if change.shard == shard and change not in known and change.why.startswith((UNHEALTHY, ARM_REFUSED))
+            ]
+            return next(iter(new), shard in roles.armed or None)
+
+        what = f"permission for one failover of shard {shard}"
+        found = await poll(is_known, TRANSFER_S, self._context.stopping)
+        if isinstance(found, Change) and found.why != UNHEALTHY:
+            raise ProblemError(409, "not-permitted", found.why)
+        if found:
+            return 200, OperationResult(result="done", what=what)
+        return 202, OperationResult(result="accepted", what=what)
+
     def _membership(self) -> Membership:
         membership = self._context.node.membership
         if membership is None:
             raise ProblemError(
                 501, "standalone", "this node is standalone: it leads every shard, and there is no other node",
-                hint="run several nodes with coordinator.kind: kafka or zookeeper",
+                hint="run several nodes with coordinator.kind: kafka, zookeeper or raft",
             )  # fmt: skip
         return membership
 
@@ -219,6 +270,20 @@ def _leads(members: Mapping[str, Member], roles: ShardRoles, shard: int) -> bool
     member = None if roles.master is None else members.get(roles.master)
     replica = None if member is None else member.replicas.get(shard)
     return replica is not None and replica.role == "master" and replica.role_epoch == roles.epoch
+
+
+def _health(members: Mapping[str, Member], roles: Roles, shard: int) -> FailoverShard:
+    given = roles.shards.get(shard, ShardRoles())
+    found = verdicts(members, shard, given.epoch)
+    armed_until_ms = roles.armed.get(shard)
+    return FailoverShard(
+        shard=shard,
+        master=given.master,
+        healthy=sorted(node for node, healthy in found.items() if healthy),
+        unhealthy=sorted(node for node, healthy in found.items() if not healthy),
+        needed=quorum(len(found)) if len(found) >= OBSERVERS_MIN else None,
+        armed_until=None if armed_until_ms is None else format_time(armed_until_ms),
+    )
 
 
 def _away(roles: Roles) -> list[AwayNode]:

@@ -18,6 +18,7 @@ from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender
 from chronos.admin.waiting import Waiter
+from chronos.core.registry import Registry
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -78,6 +79,10 @@ class Context:
         self.peers = PeerClient(node)
         self.polls = Polls(node.log, self._poll_threads, self.stopping)
         self.bodies = BodyBudget(max(BODIES_BYTES_MAX, 4 * node.config.topics.message_bytes_max))
+        self.registry = Registry(
+            expire_after_ms=node.config.registry.expire_after, with_order=node.config.registry.order_config
+        )
+        """Owned by the event loop."""
         self.dead_letters = DeadLetterTopic(node.log, node.config.topics.dead_letter)
         self._background: set[asyncio.Task[None]] = set()
         self._ends: dict[int, int] = {}

@@ -75,6 +75,11 @@ def _held_back(context: Context, shard: ShardDriver) -> tuple[float, float]:
     return (0.0, 0.0) if found is None else (found.records, max(0, context.now_ms() - found.since_ms) / 1_000)
 
 
+def _unhealthy(context: Context, shard: ShardDriver) -> float | None:
+    verdict = context.node.verdict(shard.number)
+    return None if verdict is None else float(not verdict.healthy)
+
+
 METRICS: tuple[Series, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
     _total("delivered", "Messages delivered.", "delivered"),
@@ -162,6 +167,12 @@ METRICS: tuple[Series, ...] = (
         name="chronos_stalls_total", kind="counter",
         meaning="How often the shard stood still for 30 s or more, since the process started.",
         read=lambda _, shard: shard.stalls,
+    ),
+    Series(
+        name="chronos_master_unhealthy", kind="gauge",
+        meaning="1 while this node's probes find the shard's master unhealthy, 0 while they find it healthy; not there without"
+        " observations, as with `failover.on_unhealthy: off`.",
+        read=_unhealthy,
     ),
     Series(
         name="chronos_epoch", kind="gauge", meaning="Epoch of the last master in the progress log.",
@@ -376,6 +387,8 @@ def reference() -> str:
         "- `chronos_paused == 1` for a minute: a shard is paused; `/v1/shards` and the log have the reason.",
         "- `chronos_stalled_seconds > 0`: a shard stands still although there is work; `/v1/shards` and the log have the"
         " reason.",
+        "- `sum by (shard) (chronos_master_unhealthy) >= 2`: at least two nodes find a master unhealthy; `chronos failover status`"
+        " names them.",
         "- `time() - chronos_progress_timestamp_seconds > 180`: a shard has not committed for three heartbeats.",
         "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
         '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were dead-lettered for that reason;'

@@ -30,6 +30,7 @@ from chronos.admin.schemas import (
 from chronos.core.histogram import Histogram
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
 from chronos.core.query import TIMELINE_MAX_MS, check_timeline, next_place_ms, timeline
+from chronos.core.roles import verdicts
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
@@ -104,6 +105,7 @@ class Overview:
             held_back=self._held_back(shard.number),
             waits_for=shard.waits_for(now_ms),
             dead_recently=self._dead_recently(shard.number, now_ms),
+            unhealthy=self._unhealthy(shard.number),
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,
@@ -135,6 +137,14 @@ class Overview:
             ],
             text=found.text(),
         )
+
+    def _unhealthy(self, shard: int) -> list[str] | None:
+        membership = self._context.node.membership
+        snapshot = None if membership is None else membership.snapshot()
+        if snapshot is None or snapshot.roles is None or shard not in snapshot.roles.shards:
+            return None
+        found = verdicts(snapshot.members, shard, snapshot.roles.shards[shard].epoch)
+        return sorted(node for node, healthy in found.items() if not healthy) or None
 
     def _roles(self, shard: ShardDriver) -> tuple[str | None, str | None, list[ReplicaInfo]]:
         """The assigned master, since when, and the position of each replica."""

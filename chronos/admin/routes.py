@@ -6,7 +6,7 @@ from typing import Any, Literal
 from aiohttp import web
 from msgspec import Struct, field
 
-from chronos.admin import schemas
+from chronos.admin import registry_schemas, schemas
 from chronos.admin.checkpoints import CheckpointHandlers
 from chronos.admin.cluster import Cluster
 from chronos.admin.context import Call, Context
@@ -15,6 +15,7 @@ from chronos.admin.jobs import JobHandlers
 from chronos.admin.messages import Messages
 from chronos.admin.overview import Overview
 from chronos.admin.rates import RateLimitHandlers
+from chronos.admin.registry import RegistryHandlers
 from chronos.admin.replica_transfer import ReplicaTransfer
 from chronos.admin.tokens import Role
 from chronos.admin.topics import TopicReads
@@ -25,6 +26,7 @@ UNAVAILABLE = {503: "The log does not answer, or too many requests wait to be wr
 UNREADABLE = {503: "The log does not answer."}
 ELSEWHERE = {503: "No node with a replica of the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
+NOT_ITSELF = {403: "The request comes neither from this node nor with a token that may operate."}
 BODY = {
     400: "The body is not JSON.",
     408: "The body took too long to arrive.",
@@ -74,12 +76,16 @@ def routes(
     dead_letters: DeadLetters,
     jobs: JobHandlers,
     rates: RateLimitHandlers,
+    registry: RegistryHandlers,
 ) -> list[Route]:
     """All routes, in the order of the documentation."""
     by_id = {"id": schemas.Id}
     by_shard = {"shard": schemas.ShardNumber}
     by_job = {"job": schemas.JobId}
     by_node = {"node": schemas.NodeName}
+    by_topic = {"topic": schemas.TopicName}
+    by_namespace = {"namespace": registry_schemas.ConfigName}
+    by_key = by_namespace | {"key": registry_schemas.ConfigName}
     by_pattern = {"pattern": schemas.RatePattern}
     return [
         Route(
@@ -190,6 +196,21 @@ def routes(
                      501: "A standalone node has no other node to transfer to.", **COORDINATOR},
         ),
         Route(
+            method="GET", path="/v1/failover", name="failover", role="read", scope="service", handler=cluster.failover,
+            answer=schemas.FailoverStatus,
+            summary="What the probes of the nodes find of each shard's master, and which failovers an operator permitted.",
+            answers={200: "All shards."},
+        ),
+        Route(
+            method="POST", path="/v1/shards/{shard}/arm", name="arm", role="operate", scope="service", handler=cluster.arm,
+            parameters=by_shard, answer=schemas.OperationResult,
+            summary="Permit one failover of a shard within the next 15 s, if two thirds of the nodes find its master unhealthy."
+            " Waits up to 10 s until the controller has the permission.",
+            answers={200: "The controller has the permission, or has used it.", 202: "It is not known yet whether it has.",
+                     404: "There is no such shard.", 409: "The failover cannot be permitted.",
+                     501: "A standalone node has no other node to take over.", **COORDINATOR},
+        ),
+        Route(
             method="GET", path="/v1/shards/{shard}/digest", name="digest", role="operate", scope="service", handler=copies.digest,
             parameters=by_shard, answer=schemas.DigestInfo,
             summary="The digest of this node's replica. Replicas that have applied the same records have the same digest.",
@@ -258,6 +279,88 @@ def routes(
                      404: "No limit was set for this pattern at run time.", 422: "The pattern is not valid.", **COORDINATOR},
         ),
         Route(
+            method="GET", path="/v1/registry/routes", name="routes", role="read", scope="service", handler=registry.routes,
+            query=registry_schemas.RoutesQuery, answer=registry_schemas.ShardRoutes,
+            summary="The nodes that serve each shard of a topic, as they have registered with this node's registry.",
+            answers={200: "The routes.", 404: "No node is registered for it.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET", path="/v1/registry/nodes", name="registered", role="read", scope="service", handler=registry.nodes,
+            query=registry_schemas.RegistryQuery, answer=registry_schemas.RegisteredNodes,
+            summary="The nodes that are registered with this node's registry.",
+            answers={200: "The nodes.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="PUT", path="/v1/registry/nodes/{node}", name="register", role="operate", scope="service", handler=registry.register,
+            parameters=by_node, body=registry_schemas.RegistrationBody, answer=registry_schemas.RegistrationResult,
+            summary="Register a node with all that it serves, which replaces what was registered. A node sends it to every registry of"
+            " its cluster, with its name in `Chronos-Node` and its token in `Chronos-Token`; a token with the role operate may"
+            " register any node.",
+            answers={200: "The registration counts, or is ignored.", **BODY, **NOT_ITSELF, 409: "The registry is full."},
+        ),
+        Route(
+            method="DELETE", path="/v1/registry/nodes/{node}", name="unregister", role="operate", scope="service", handler=registry.unregister,
+            parameters=by_node, query=registry_schemas.UnregistrationQuery, answer=registry_schemas.UnregistrationResult,
+            summary="Remove a node that stops from this node's registry.",
+            answers={200: "The result.", 422: "A parameter is not valid.", **NOT_ITSELF},
+        ),
+        Route(
+            method="POST", path="/v1/registry/nodes/{node}/wipe-write", name="wipe-write", role="operate", scope="service",
+            handler=registry.wipe_write, parameters=by_node, query=registry_schemas.OneClusterQuery, answer=schemas.OperationResult,
+            summary="Take the write permission from a node, so that clients write to other nodes. In a cluster the node is drained,"
+            " and registers without the permission everywhere.",
+            answers={200: "Done.", 202: "The controller has the request; it is not done yet.", 404: "The node is not registered.",
+                     422: "A parameter is not valid.", **COORDINATOR},
+        ),
+        Route(
+            method="POST", path="/v1/registry/nodes/{node}/restore-write", name="restore-write", role="operate", scope="service",
+            handler=registry.restore_write, parameters=by_node, query=registry_schemas.OneClusterQuery, answer=schemas.OperationResult,
+            summary="Give a node its write permission back, and end its drain.",
+            answers={200: "Done.", 202: "The controller has the request; it is not done yet.", 404: "The node is not registered.",
+                     422: "A parameter is not valid.", **COORDINATOR},
+        ),
+        Route(
+            method="GET", path="/v1/registry/topics", name="registered-topics", role="read", scope="service", handler=registry.topics,
+            query=registry_schemas.RegistryQuery, answer=registry_schemas.RegisteredTopics,
+            summary="The topics that masters have registered.", answers={200: "The topics.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="DELETE", path="/v1/registry/topics/{topic}", name="remove-topic", role="operate", scope="service",
+            handler=registry.delete_topic, parameters=by_topic, query=registry_schemas.OneClusterQuery, answer=schemas.OperationResult,
+            summary="Remove a topic from this node's registry, until a master registers a change. The topic itself stays.",
+            answers={200: "The topic is removed.", 404: "The topic is not registered.", 422: "A parameter is not valid."},
+        ),
+        Route(
+            method="GET", path="/v1/registry/clusters", name="clusters", role="read", scope="service", handler=registry.clusters,
+            answer=registry_schemas.RegisteredClusters, summary="The clusters with registered nodes.", answers={200: "The clusters."},
+        ),
+        Route(
+            method="GET", path="/v1/registry/config", name="namespaces", role="read", scope="service", handler=registry.namespaces,
+            answer=registry_schemas.Namespaces, summary="The namespaces of the registry's configuration.", answers={200: "The namespaces."},
+        ),
+        Route(
+            method="GET", path="/v1/registry/config/{namespace}", name="values", role="read", scope="service", handler=registry.values,
+            parameters=by_namespace, answer=registry_schemas.NamespaceValues, summary="The values of a namespace.",
+            answers={200: "The values; none if there is no such namespace.", 422: "A name is not valid."},
+        ),
+        Route(
+            method="GET", path="/v1/registry/config/{namespace}/{key}", name="value", role="read", scope="service", handler=registry.value,
+            parameters=by_key, answer=registry_schemas.ConfigEntry, summary="One value.",
+            answers={200: "The value.", 404: "There is none.", 422: "A name is not valid."},
+        ),
+        Route(
+            method="PUT", path="/v1/registry/config/{namespace}/{key}", name="set-value", role="operate", scope="service",
+            handler=registry.set_value, parameters=by_key, body=registry_schemas.ConfigChange, answer=registry_schemas.ConfigEntry,
+            summary="Set a value in this node's registry, until the node stops. Registries exchange nothing: a client sets it in each of them.",
+            answers={200: "The value is set.", **BODY, 409: "The registry is full."},
+        ),
+        Route(
+            method="DELETE", path="/v1/registry/config/{namespace}/{key}", name="delete-value", role="operate", scope="service",
+            handler=registry.delete_value, parameters=by_key, answer=registry_schemas.ConfigEntry,
+            summary="Delete a value from this node's registry.",
+            answers={200: "The value that was deleted.", 404: "There is none.", 422: "A name is not valid."},
+        ),
+        Route(
             method="GET", path="/v1/checkpoints", name="checkpoints", role="read", scope="service", handler=checkpoints.kept,
             summary="The checkpoints of every shard, as this node last read them.", answer=schemas.CheckpointsInfo,
             answers={200: "All checkpoints.", 501: "No location for checkpoints is configured."},
@@ -320,4 +423,5 @@ def table(context: Context | None) -> list[Route]:
         DeadLetters(given),
         JobHandlers(given),
         RateLimitHandlers(given),
+        RegistryHandlers(given),
     )

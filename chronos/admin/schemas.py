@@ -50,6 +50,8 @@ SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="
 PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
 LETTER_PAGE_PATTERN = r"^[0-9]{1,19}\.[0-9]{1,19}(-[0-9]{1,19}\.[0-9]{1,19}){0,1023}$"
+ADDRESS_PATTERN = "^https?://[^/@ ]+(/[^@ ]*)?$"
+"""The URL of a node, without credentials."""
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 
 PATTERN_TEXTS = {
@@ -58,6 +60,7 @@ PATTERN_TEXTS = {
     TOPIC_PATTERN: "is not a topic name: 1 to 249 letters, digits, '.', '_' and '-'",
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
+    ADDRESS_PATTERN: "is not the URL of a node without credentials, such as http://chronos-1:7700",
     PAGE_PATTERN: "is not a page key; give back `after` of the page before",
     LETTER_PAGE_PATTERN: "is not a page key of dead letters; give back `after` of the page before",
 }
@@ -612,6 +615,30 @@ class ReplicaInfo(Struct, kw_only=True):
     ]
 
 
+class FailoverShard(Struct, kw_only=True):
+    """What the nodes find of one shard's master."""
+
+    shard: ShardNumber
+    master: Annotated[str | None, Meta(description="The assigned master; null: none, or standalone.")]
+    healthy: Annotated[list[str], Meta(description="Nodes that find it healthy.")]
+    unhealthy: Annotated[list[str], Meta(description="Nodes that find it unhealthy.")]
+    needed: Annotated[
+        Count | None, Meta(description="So many of them make it unhealthy; null: fewer than two nodes observe it.")
+    ]
+    armed_until: Annotated[
+        Instant | None, Meta(description="End of an operator's permission for one failover; null: there is none.")
+    ]
+
+
+class FailoverStatus(Struct, kw_only=True):
+    """The health of all masters."""
+
+    on_unhealthy: Annotated[
+        Literal["off", "armed", "auto"], Meta(description="`failover.on_unhealthy` of the node asked.")
+    ]
+    shards: list[FailoverShard]
+
+
 class DeadCase(Struct, kw_only=True):
     """Dead letters with one reason, of one target."""
 
@@ -698,6 +725,9 @@ class Shard(Struct, kw_only=True):
         DeadRecently | None,
         Meta(description="Messages that this node dead-lettered in the last 10 minutes; null: none."),
     ] = None
+    unhealthy: Annotated[
+        list[str] | None, Meta(description="Nodes whose probes find the master unhealthy; null: none.")
+    ] = None
 
 
 class Shards(Struct, kw_only=True):
@@ -739,7 +769,7 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
-    coordinator: Annotated[str, Meta(description="`standalone`, `kafka` or `zookeeper`.")]
+    coordinator: Annotated[str, Meta(description="`standalone`, `kafka`, `zookeeper` or `raft`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
     ready: bool

@@ -20,6 +20,7 @@ from chronos.admin.connections import SERVER, Listener, SparseLog, connections_m
 from chronos.admin.context import Call, Context
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, plain
+from chronos.admin.registration import Registrar
 from chronos.admin.routes import Route, table
 from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.senders import Hosts, check_encoding, check_site
@@ -56,6 +57,7 @@ class Server:
         self._context: Context | None = None
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
+        self._registrar: Registrar | None = None
         self.url = ""
 
     async def start(self) -> None:
@@ -96,6 +98,8 @@ class Server:
             ) from None
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        self._registrar = Registrar(context, self.url)
+        context.spawn(self._registrar.run())
         log.info("listening", url=self.url)
 
     def _members(self) -> Mapping[str, Member]:
@@ -106,6 +110,8 @@ class Server:
         """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
+        if self._registrar is not None:
+            await self._registrar.leave()
         if self._listener is not None:
             await self._listener.close()
         if self._runner is not None:

@@ -7,9 +7,11 @@ import typer
 
 from chronos.cli.change_app import cancel, fire, jobs, reschedule
 from chronos.cli.dead_letters_app import dead_letters_app
+from chronos.cli.failover_app import failover_app
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
 from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, TokenFile, at_least
 from chronos.cli.output import Format
+from chronos.cli.registry_app import registry_app
 from chronos.cli.spark_app import archive_app, audit, backfill
 
 app = typer.Typer(
@@ -382,6 +384,8 @@ def rates(
 
 
 app.add_typer(dead_letters_app, name="dead-letters")
+app.add_typer(registry_app, name="registry")
+app.add_typer(failover_app, name="failover")
 app.add_typer(archive_app, name="archive")
 app.command()(audit)
 app.command()(backfill)

@@ -120,12 +120,22 @@ def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
 
 
 def _roles(found: "ClusterInspection") -> Iterator[Finding]:
+    from chronos.core.health import is_unhealthy
+    from chronos.core.roles import verdicts
     from chronos.core.timefmt import format_time
 
     roles = found.roles
     if roles is None:
         yield note("roles", "no roles are assigned yet; the first node that runs assigns them")
         return
+    for shard, given in sorted(roles.shards.items()):
+        health = verdicts(found.members, shard, given.epoch)
+        if is_unhealthy(health.values()):
+            nodes = ", ".join(sorted(node for node, healthy in health.items() if not healthy))
+            yield problem(
+                "roles",
+                f"shard {shard}: the probes of {nodes} find its master {given.master} unhealthy; `chronos transfer` moves it",
+            )
     vacant = sorted(shard for shard, given in roles.shards.items() if given.master not in found.members)
     if vacant and found.members:
         shards = ", ".join(map(str, vacant))

@@ -28,7 +28,13 @@ Output = Annotated[
 ]
 Server = Annotated[
     str,
-    typer.Option("--server", envvar="CHRONOS_SERVER", help="Address of the service.", metavar="URL", show_default=True),
+    typer.Option(
+        "--server",
+        envvar="CHRONOS_SERVER",
+        help="Address of the service, or several of its nodes, with commas between.",
+        metavar="URL",
+        show_default=True,
+    ),
 ]
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The id; bytes that are not UTF-8 as base64:....")]
 ConfigFile = Annotated[

@@ -1,6 +1,7 @@
 """`docs/reference/cli.md`, made from the declarations of the verbs."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import typer.main
@@ -31,11 +32,14 @@ the version, `chronos --install-completion` installs completion for your shell.
 def reference() -> str:
     """The page."""
     group: Any = typer.main.get_command(app)
-    parts = [_HEAD]
-    for name, command in group.commands.items():
-        parts.append(_verb(name, command))
-        parts += [_verb(f"{name} {below}", each) for below, each in getattr(command, "commands", {}).items()]
-    return "".join(parts)
+    return "".join([_HEAD, *(_verb(name, command) for name, command in _commands(group, ""))])
+
+
+def _commands(group: Any, above: str) -> Iterator[tuple[str, Any]]:
+    """The commands of a group with their full names, each followed by those below it."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield above + name, command
+        yield from _commands(command, f"{above}{name} ")
 
 
 def _verb(name: str, command: Any) -> str:
@@ -44,7 +48,8 @@ def _verb(name: str, command: Any) -> str:
     arguments = [found for found in command.params if found.param_type_name == "argument"]
     options = [found for found in command.params if found.param_type_name == "option" and found.name != "help"]
     usage = " ".join(["chronos", name, *(_argument(found) for found in arguments), "[OPTIONS]" * bool(options)])
-    parts.append(f"\nUsage: `{usage.strip()}`\n")
+    if arguments or options or not hasattr(command, "commands"):
+        parts.append(f"\nUsage: `{usage.strip()}`\n")
     if arguments or options:
         parts.append("\n| | | meaning |\n|---|---|---|\n")
     parts += [f"| `{_cell(_argument(found))}` | | {found.help or ''} |\n" for found in arguments]

@@ -104,6 +104,7 @@ def _screen(found: dict[str, Any]) -> Any:
     parts.append(_shards(shards, in_cluster=found["controller"] is not None))
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
     parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
+    parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_unhealthy, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_dead_recently, shards) if text]
     if found["history"]:
@@ -163,6 +164,13 @@ def _held_back(shard: dict[str, Any]) -> str:
     since = relative(held["since"])
     return (
         f"shard {shard['shard']}: {number(held['records'])} records are held back by an open transaction, since {since}"
+    )
+
+
+def _unhealthy(shard: dict[str, Any]) -> str:
+    nodes = shard.get("unhealthy")
+    return (
+        "" if nodes is None else f"shard {shard['shard']}: the probes of {', '.join(nodes)} find the master unhealthy"
     )
 
 

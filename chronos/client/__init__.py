@@ -4,7 +4,7 @@ Client, AsyncClient     schedule, find, cancel and move messages, list and repla
 message(...)            a message for `schedule_many`
 headers(...)            control headers for a Kafka producer
 
-times, models, errors -> requests, dead_letters (no sockets) -> blocking | asynchronous
+times, models, errors -> requests, dead_letters, registry -> servers (no sockets) -> blocking | asynchronous
 """
 
 from chronos.client.address import SERVER

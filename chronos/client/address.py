@@ -1,6 +1,7 @@
 """The address of a service, and what to say when it does not answer."""
 
 import os
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from chronos.client.errors import Refused, Unreachable
@@ -15,9 +16,19 @@ RETRIES = 4
 """Most repetitions of a call, however much time is left."""
 
 
-def address(server: str | None) -> str:
-    """The given address, else `$CHRONOS_SERVER`, else the default; Refused if it is not an HTTP address."""
-    found = server or os.environ.get("CHRONOS_SERVER") or SERVER
+def addresses(server: str | Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
+    """The given addresses, else those of `$CHRONOS_SERVER`, else the default, and whether they are a list of registries.
+
+    Text with commas is a list. Refused if one is not an HTTP address.
+    """
+    given = server or os.environ.get("CHRONOS_SERVER") or SERVER
+    is_list = not isinstance(given, str) or "," in given
+    words = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(address(word.strip()) for word in words)), is_list
+
+
+def address(found: str) -> str:
+    """The address as a URL; Refused if it is not an HTTP address."""
     if "://" not in found:
         found = f"http://{found}"
     parts = urlsplit(found)

@@ -1,11 +1,12 @@
 """The client for asyncio."""
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, address, authorization, unreachable
+from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
 from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
@@ -21,6 +22,7 @@ from chronos.client.models import (
     WholeDeadLetter,
 )
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
+from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
 
 if TYPE_CHECKING:
@@ -36,19 +38,24 @@ class AsyncClient:
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
         token: str | None = None,
         tls: "ssl.SSLContext | None" = None,
     ) -> None:
-        self.server = address(server)
+        self._servers = Servers(server)
         self._authorization = authorization(token)
         self._tls = tls
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def server(self) -> str:
+        """See `Client.server`."""
+        return self._servers.home
 
     async def schedule(
         self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
@@ -266,28 +273,60 @@ class AsyncClient:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         attempts = Attempts(request, self._timeout_s, self._retries)
+        tried: set[str] = set()
         while True:
+            await self._refresh_routes(request, attempts)
+            server = self._servers.choose(request, tried, time.monotonic())
+            tried.add(server)
             answered = False
             try:
-                status, body = await self._exchange(request, attempts.left_s)
+                timeout_s = self._servers.timeout_s(request, attempts.left_s)
+                status, body = await self._exchange(server, request, timeout_s)
                 answered = True
-                return read_answer(request, status, body)
+                found = read_answer(request, status, body)
             except ClientError as error:
                 if status not in requests.COME_BACK:
                     raise
+                self._servers.refused(time.monotonic())
                 failure = error
             except (aiohttp.ClientError, OSError) as error:
-                failure = unreachable(self.server, error)
+                self._servers.failed(server, time.monotonic())
+                failure = unreachable(server, error)
+                is_unsent = isinstance(error, aiohttp.ClientConnectorError)
+                if is_unsent and self._servers.has_others(request, tried) and attempts.is_in_time:
+                    # Another node may get it, whether it may be repeated or not.
+                    continue
+            else:
+                self._servers.answered(server)
+                return found
             await asyncio.sleep(attempts.next_in_s(failure, answered=answered))
 
-    async def _exchange(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+    async def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
+        """See `Client._refresh_routes`."""
+        import aiohttp
+
+        if not self._servers.needs_routes(request, time.monotonic()):
+            return
+        for server in self._servers.registries(time.monotonic()):
+            try:
+                timeout_s = min(REGISTRY_S, attempts.left_s)
+                status, body = await self._exchange(server, self._servers.routes_request(), timeout_s)
+            except (aiohttp.ClientError, OSError):
+                self._servers.failed(server, time.monotonic())
+            else:
+                if self._servers.learn(status, body, time.monotonic()):
+                    return
+            if not attempts.is_in_time:
+                return
+
+    async def _exchange(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
         import aiohttp
 
         assert self._session is not None
         content = {"Content-Type": "application/json"} if request.body is not None else {}
         async with self._session.request(
             request.method,
-            self.server.rstrip("/") + request.path,
+            server.rstrip("/") + request.path,
             data=request.body,
             headers=content | self._authorization,
             ssl=self._tls or True,

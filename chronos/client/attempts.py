@@ -24,6 +24,11 @@ class Attempts:
         """Time until the deadline; never zero, so that it can be given to a socket."""
         return max(0.05, self._ends_s - time.monotonic())
 
+    @property
+    def is_in_time(self) -> bool:
+        """True before the deadline."""
+        return time.monotonic() < self._ends_s
+
     def next_in_s(self, failure: ClientError, *, answered: bool) -> float:
         """How long to wait before the next attempt; raises when there is none.
 

@@ -1,15 +1,18 @@
-"""The blocking client: one connection, one thread."""
+"""The blocking client: one connection to each node, one thread."""
 
 import http.client
+import selectors
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from chronos.client import dead_letters, requests
-from chronos.client.address import RETRIES, TIMEOUT_S, address, authorization, unreachable
+from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
 from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
 from chronos.client.errors import ClientError
@@ -25,6 +28,7 @@ from chronos.client.models import (
     WholeDeadLetter,
 )
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
+from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
 
 T = TypeVar("T")
@@ -34,9 +38,11 @@ KEEP_S = 30.0
 
 
 class Client:
-    """A client of the service with one connection. It belongs to one thread; create one client for each thread.
+    """A client of the service with one connection to each node. It belongs to one thread; create one client for each thread.
 
-    `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. Every call has one deadline,
+    `server` is the address, by default `$CHRONOS_SERVER` or `http://127.0.0.1:7700`. With a list of addresses, or several in one text
+    with commas between, the client asks any of these nodes for the others, sends what concerns an id to the master of its shard,
+    and goes on with the other nodes when some fail. Every call has one deadline,
     `timeout_s`, which covers its retries. Only calls that are safe to repeat are repeated: reads, cancels, reschedules to
     a time, and schedules with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an
     `https://` address; without it the authorities of the system are trusted (`SSL_CERT_FILE` names others).
@@ -44,20 +50,24 @@ class Client:
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.server = address(server)
+        self._servers = Servers(server)
         self._authorization = authorization(token)
         self._tls = tls
         self._timeout_s = timeout_s
         self._retries = retries
-        self._connection: http.client.HTTPConnection | None = None
-        self._used_s = 0.0
+        self._connections: dict[str, _Connection] = {}
+
+    @property
+    def server(self) -> str:
+        """The address of the node that requests go to, unless they concern an id."""
+        return self._servers.home
 
     def schedule(
         self, topic: str, value: Bytes = None, *, wait: Delay | None = None, **options: Unpack[MessageOptions]
@@ -255,10 +265,9 @@ class Client:
         return self.run(dead_letters.resolve_all("discard", which, id=id, all=all, dry_run=dry_run, progress=progress))
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connections."""
+        for server in list(self._connections):
+            self._disconnect(server)
 
     def __enter__(self) -> Self:
         return self
@@ -290,59 +299,128 @@ class Client:
     def call(self, request: Request) -> Any:
         """Send a request of `chronos.client.requests`, repeat it if that is allowed, and return the decoded answer."""
         attempts = Attempts(request, self._timeout_s, self._retries)
+        tried: set[str] = set()
         while True:
+            self._refresh_routes(request, attempts)
+            server = self._servers.choose(request, tried, time.monotonic())
+            tried.add(server)
             answered = False
             try:
-                status, body = self._exchange(request, attempts.left_s)
+                status, body = self._exchange(server, request, self._servers.timeout_s(request, attempts.left_s))
                 answered = True
-                return read_answer(request, status, body)
+                found = read_answer(request, status, body)
             except ClientError as error:
                 if status not in requests.COME_BACK:
                     raise
+                self._servers.refused(time.monotonic())
                 failure = error
+            except _NotConnected as error:
+                self._disconnect(server)
+                self._servers.failed(server, time.monotonic())
+                failure = unreachable(server, error.cause)
+                if self._servers.has_others(request, tried) and attempts.is_in_time:
+                    # Nothing was sent: another node may get it, whether it may be repeated or not.
+                    continue
             except (OSError, http.client.HTTPException) as error:
-                self.close()
-                failure = unreachable(self.server, error)
+                self._disconnect(server)
+                self._servers.failed(server, time.monotonic())
+                failure = unreachable(server, error)
+            else:
+                self._servers.answered(server)
+                return found
             time.sleep(attempts.next_in_s(failure, answered=answered))
 
-    def _exchange(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
-        if time.monotonic() - self._used_s > KEEP_S:
-            self.close()
-        reused = self._connection is not None
+    def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
+        """Ask one registry after the other for routes, if they are needed; without an answer the last ones stay."""
+        if not self._servers.needs_routes(request, time.monotonic()):
+            return
+        for server in self._servers.registries(time.monotonic()):
+            try:
+                timeout_s = min(REGISTRY_S, attempts.left_s)
+                status, body = self._exchange(server, self._servers.routes_request(), timeout_s)
+            except (OSError, http.client.HTTPException, _NotConnected):
+                self._disconnect(server)
+                self._servers.failed(server, time.monotonic())
+            else:
+                if self._servers.learn(status, body, time.monotonic()):
+                    return
+            if not attempts.is_in_time:
+                return
+
+    def _exchange(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        kept = self._connections.get(server)
+        if kept is not None and (time.monotonic() - kept.used_s > KEEP_S or _is_readable(kept.connection.sock)):
+            # An idle connection that can be read was closed by the other side.
+            self._disconnect(server)
+        reused = server in self._connections
         try:
-            return self._exchange_once(request, timeout_s)
+            return self._exchange_once(server, request, timeout_s)
         except (ConnectionError, http.client.BadStatusLine):
-            self.close()
+            self._disconnect(server)
             # A kept connection may have been closed by the other side in the meantime; nothing was done then.
             if not reused or not request.repeatable:
                 raise
-            return self._exchange_once(request, timeout_s)
+            return self._exchange_once(server, request, timeout_s)
 
-    def _exchange_once(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
-        connection = self._connected(timeout_s)
+    def _exchange_once(self, server: str, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        kept = self._connected(server, timeout_s)
         content = {"Content-Type": "application/json"} if request.body is not None else {}
         headers = content | self._authorization
-        connection.request(request.method, self._prefix + request.path, request.body, headers)
-        answer = connection.getresponse()
+        prefix = urlsplit(server).path.rstrip("/")
+        kept.connection.request(request.method, prefix + request.path, request.body, headers)
+        answer = kept.connection.getresponse()
         body = answer.read()
-        self._used_s = time.monotonic()
+        kept.used_s = time.monotonic()
         return answer.status, body
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._connection is None:
-            parts = urlsplit(self.server)
-            assert parts.hostname is not None
-            if parts.scheme == "https":
-                self._connection = http.client.HTTPSConnection(
-                    parts.hostname, parts.port, timeout=timeout_s, context=self._tls or ssl.create_default_context()
-                )
-            else:
-                self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        self._connection.timeout = timeout_s
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
-        return self._connection
+    def _connected(self, server: str, timeout_s: float) -> "_Connection":
+        """A connection to the node; raises _NotConnected."""
+        kept = self._connections.get(server)
+        if kept is None:
+            kept = self._connections[server] = _Connection(self._open(server, timeout_s), time.monotonic())
+        connection = kept.connection
+        connection.timeout = timeout_s
+        if connection.sock is None:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise _NotConnected(error) from error
+        connection.sock.settimeout(timeout_s)
+        return kept
 
-    @property
-    def _prefix(self) -> str:
-        return urlsplit(self.server).path.rstrip("/")
+    def _open(self, server: str, timeout_s: float) -> http.client.HTTPConnection:
+        parts = urlsplit(server)
+        assert parts.hostname is not None
+        if parts.scheme == "https":
+            context = self._tls or ssl.create_default_context()
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+
+    def _disconnect(self, server: str) -> None:
+        kept = self._connections.pop(server, None)
+        if kept is not None:
+            kept.connection.close()
+
+
+@dataclass
+class _Connection:
+    """A connection to a node, and when it was last used."""
+
+    connection: http.client.HTTPConnection
+    used_s: float
+
+
+class _NotConnected(Exception):
+    """No connection to the node: nothing was sent."""
+
+    def __init__(self, cause: OSError) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+def _is_readable(sock: socket.socket | None) -> bool:
+    if sock is None:
+        return True
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(0))

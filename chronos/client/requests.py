@@ -83,6 +83,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """True if sending it twice does what sending it once does."""
     wait_s: float = 0.0
     """How long the service may wait before it answers."""
+    id: str | None = None
+    """The id of the message that it concerns, as the HTTP interface writes it."""
 
     def as_json(self) -> "Request":
         """The same request, answered with the JSON of the service."""
@@ -201,17 +203,20 @@ def schedule(messages: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Reque
         body=_encode(messages),
         decode=_scheduled if one else _scheduled_many,
         repeatable=all("id" in found for found in each),
+        id=messages.get("id") if isinstance(messages, Mapping) else None,
     )
 
 
 def get(id: str | bytes, *, payload: bool = False) -> Request:
     """Everything known about a message."""
-    return Request(method="GET", path=_message_path(id) + "?payload=true" * payload, decode=_message_info)
+    return Request(
+        method="GET", path=_message_path(id) + "?payload=true" * payload, decode=_message_info, id=id_text(id)
+    )
 
 
 def cancel(id: str | bytes) -> Request:
     """Cancel a message."""
-    return Request(method="DELETE", path=_message_path(id), decode=_result, wait_s=ACTION_WAIT_S)
+    return Request(method="DELETE", path=_message_path(id), decode=_result, wait_s=ACTION_WAIT_S, id=id_text(id))
 
 
 def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) -> Request:
@@ -223,13 +228,14 @@ def reschedule(id: str | bytes, deliver_at: Time | None, delay: Delay | None) ->
         decode=_result,
         repeatable=deliver_at is not None,
         wait_s=ACTION_WAIT_S,
+        id=id_text(id),
     )
 
 
 def fire(id: str | bytes) -> Request:
     """Deliver a pending message now."""
     path = _message_path(id) + "/fire"
-    return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S)
+    return Request(method="POST", path=path, decode=_result, repeatable=False, wait_s=ACTION_WAIT_S, id=id_text(id))
 
 
 def page(*, limit: int = PAGE_MESSAGES, after: str | None = None, **conditions_: Unpack[FilterOptions]) -> Request:
@@ -382,6 +388,12 @@ def id_text(id: str | bytes) -> str:
         raise TypeError(f"id must be str or bytes, not {type(id).__name__}")
     text = _utf8(id)
     return text if text is not None and not text.startswith("base64:") else f"base64:{_base64(id)}"
+
+
+def id_bytes(text: str) -> bytes:
+    """The bytes of an id as the HTTP interface writes it."""
+    encoded = text.removeprefix("base64:")
+    return text.encode() if encoded == text else base64.b64decode(encoded)
 
 
 def id_path(id: str | bytes) -> str:

@@ -16,7 +16,7 @@ from chronos.core.progress import progress_bytes_max
 from chronos.core.size import RESPONSE_OVERHEAD
 from chronos.core.timefmt import format_duration
 
-COORDINATORS_SUPPORTED: Final = ("standalone", "kafka", "zookeeper")
+SECRET_LEAST: Final = 16
 HEARTBEATS_LEAST: Final = 4
 
 _RESERVED_PROPERTIES: Final = {
@@ -46,9 +46,9 @@ class Conflict:
 
 def conflicts(config: Config) -> Iterator[Conflict]:
     """All conflicts, in the order of the keys."""
-    yield from _coordinator_exists(config)
     yield from _cluster_is_complete(config)
     yield from _heartbeats_suffice(config)
+    yield from _observations_fit(config)
     yield from _zookeeper_is_consistent(config)
     yield from _kafka_has_brokers(config)
     yield from _topics_differ(config)
@@ -59,16 +59,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _checkpoints_survive_the_disk(config)
     yield from _tls_is_complete(config)
     yield from _strangers_are_kept_out(config)
+    yield from _registrations_last(config)
     yield from _properties_agree(config)
-
-
-def _coordinator_exists(config: Config) -> Iterator[Conflict]:
-    kind = config.coordinator.kind
-    if kind not in COORDINATORS_SUPPORTED:
-        yield Conflict(
-            paths=("coordinator.kind",),
-            text=f"{kind} is not supported yet; use {', '.join(COORDINATORS_SUPPORTED[:-1])} or {COORDINATORS_SUPPORTED[-1]}",
-        )
 
 
 def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
@@ -78,7 +70,9 @@ def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
             paths=("coordinator.zookeeper.hosts", "coordinator.kind"),
             text=f"is missing, and coordinator.kind is {kind}; name its servers, for example localhost:2181",
         )
-    if kind in {"kafka", "zookeeper"} and config.log.kind != "kafka":
+    if kind == "raft":
+        yield from _voters_are_complete(config)
+    if kind != "standalone" and config.log.kind != "kafka":
         yield Conflict(
             paths=("coordinator.kind", "log.kind"),
             text=f"{kind} is for several nodes, and log.kind is {config.log.kind}, which is inside one; "
@@ -86,14 +80,47 @@ def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _heartbeats_suffice(config: Config) -> Iterator[Conflict]:
-    heartbeat, timeout = config.coordinator.kafka.heartbeat, config.coordinator.kafka.timeout
-    if timeout < HEARTBEATS_LEAST * heartbeat:
+def _voters_are_complete(config: Config) -> Iterator[Conflict]:
+    secret = config.coordinator.secret
+    if not config.coordinator.raft.peers:
         yield Conflict(
-            paths=("coordinator.kafka.timeout", "coordinator.kafka.heartbeat"),
-            text=f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times coordinator.kafka.heartbeat "
-            f"({format_duration(heartbeat)}), so that one lost heartbeat would move roles; raise the one or lower the other",
+            paths=("coordinator.raft.peers", "coordinator.kind"),
+            text="is missing, and coordinator.kind is raft; name the nodes that vote, for example"
+            " [a=host-a:7701, b=host-b:7701, c=host-c:7701]",
         )
+    if secret is None or len(secret) < SECRET_LEAST:
+        yield Conflict(
+            paths=("coordinator.secret", "coordinator.kind"),
+            text=f"is {'missing' if secret is None else 'too short'}, and coordinator.kind is raft; give all nodes the same one of at"
+            f" least {SECRET_LEAST} characters",
+        )
+
+
+def _heartbeats_suffice(config: Config) -> Iterator[Conflict]:
+    for name, settings in (("kafka", config.coordinator.kafka), ("raft", config.coordinator.raft)):
+        heartbeat, timeout = settings.heartbeat, settings.timeout
+        if timeout < HEARTBEATS_LEAST * heartbeat:
+            yield Conflict(
+                paths=(f"coordinator.{name}.timeout", f"coordinator.{name}.heartbeat"),
+                text=f"{format_duration(timeout)} is less than {HEARTBEATS_LEAST} times coordinator.{name}.heartbeat "
+                f"({format_duration(heartbeat)}), so that one lost heartbeat would move roles; raise the one or lower the other",
+            )
+
+
+def _observations_fit(config: Config) -> Iterator[Conflict]:
+    failover = config.failover
+    if failover.timeout > failover.every:
+        yield Conflict(
+            paths=("failover.timeout", "failover.every"),
+            text=f"{format_duration(failover.timeout)} is longer than failover.every ({format_duration(failover.every)}); "
+            "a probe must have passed before the next observation",
+        )
+    for name in ("failures", "in_a_row"):
+        if (count := getattr(failover, name)) > failover.window:
+            yield Conflict(
+                paths=(f"failover.{name}", "failover.window"),
+                text=f"{count} is more than failover.window ({failover.window}), so that no master would ever be unhealthy by it",
+            )
 
 
 def _zookeeper_is_consistent(config: Config) -> Iterator[Conflict]:
@@ -219,6 +246,16 @@ def _strangers_are_kept_out(config: Config) -> Iterator[Conflict]:
             paths=("admin.host", "admin.tokens"),
             text=f"{admin.host} can be reached from other machines, and admin.tokens is not set, so that everybody there could "
             "read and change every message; name a file of tokens, or set admin.open: true if that is meant",
+        )
+
+
+def _registrations_last(config: Config) -> Iterator[Conflict]:
+    registry = config.registry
+    if registry.expire_after < 2 * registry.register_every:
+        yield Conflict(
+            paths=("registry.expire_after", "registry.register_every"),
+            text=f"{format_duration(registry.expire_after)} is less than twice registry.register_every"
+            f" ({format_duration(registry.register_every)}): one lost registration would remove a node; give it more",
         )
 
 

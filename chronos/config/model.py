@@ -11,6 +11,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from chronos.config.coordinator import CoordinatorConfig
+from chronos.config.failover import FailoverConfig
+from chronos.config.registry import RegistryConfig
 from chronos.config.section import Section, key
 from chronos.config.values import (
     Address,
@@ -142,84 +145,6 @@ class TopicsConfig(Section):
         "of the brokers: see *Compression* under *Run on an existing Kafka* first. It is set when the topic is created; a "
         "topic with another value is logged at every start.",
     )
-
-
-class KafkaCoordinatorConfig(Section):
-    """The coordinator on Kafka itself, on the brokers of `log.kafka`; for `coordinator.kind: kafka`."""
-
-    heartbeat: Duration = key(
-        "250ms",
-        "Time between two heartbeats of a node. A longer one costs the brokers less, and needs a longer `timeout`.",
-        least="50ms", most="10s",
-    )  # fmt: skip
-    timeout: Duration = key(
-        "1500ms",
-        "How long a node may be silent before its shards get other masters, or another controller takes its place. It must be "
-        "longer than the brokers need to elect leaders for their partitions, or a broker that fails moves roles for nothing. At "
-        "least four heartbeats. The same on all nodes.",
-        least="200ms", most="1m",
-    )  # fmt: skip
-
-
-class ZooKeeperConfig(Section):
-    """The ZooKeeper ensemble; for `coordinator.kind: zookeeper`."""
-
-    hosts: Addresses | None = key(
-        None,
-        "ZooKeeper servers, as `host:port` separated by commas. Required with `coordinator.kind: zookeeper`.",
-    )
-    session_timeout: Duration = key(
-        "10s",
-        "How long a node may be silent before its session ends and its shards get other masters. A shorter time "
-        "makes failover faster, and unnecessary failovers more frequent. ZooKeeper allows 2 to 20 of its ticks.",
-        least="4s", most="30s",
-    )  # fmt: skip
-    path: Text = key(
-        "/chronos",
-        "Parent znode of all clusters; each cluster has a znode with its name below it. It is created if it is missing.",
-    )
-    authentication: Literal["none", "digest", "sasl"] = key(
-        "none",
-        "How this node authenticates: `digest` is ZooKeeper's own scheme and needs nothing else; `sasl` is "
-        "DIGEST-MD5 over SASL and needs the Python package `pure-sasl`.",
-    )
-    username: Text | None = key(None, "User name of this node. Required with `digest` and `sasl`.")
-    password: Text | None = Field(
-        default=None,
-        repr=False,  # A representation ends up in logs.
-        description="Password of this node; better given as the variable `CHRONOS_COORDINATOR__ZOOKEEPER__PASSWORD`.",
-    )
-    acl: Literal["open", "creator"] = key(
-        "open",
-        "Access to the znodes of Chronos. `open`: every ZooKeeper client may read and change them, as is ZooKeeper's own "
-        "default. `creator`: only clients with the credentials of this node, so all nodes must use the same ones.",
-    )
-    tls: bool = key(
-        False,
-        "Encrypt the connections, and check the servers' certificates and names. ZooKeeper servers "
-        "use a separate port for TLS (`secureClientPort`).",
-    )
-    ca: Text | None = key(None, "PEM file with the certificate authorities of the servers; null: those of the system.")
-    certfile: Text | None = key(None, "PEM file with this node's certificate, if the servers require one.")
-    keyfile: Text | None = key(None, "PEM file with the private key of `certfile`.")
-
-
-class CoordinatorConfig(Section):
-    """How the master of each shard is chosen."""
-
-    kind: Literal["standalone", "kafka", "zookeeper", "raft"] = key(
-        "standalone",
-        "`standalone`: this node is master of every shard. `kafka` and `zookeeper`: several nodes share the shards and take "
-        "over from each other; they find each other over a topic on Kafka itself, or over ZooKeeper. `raft` is not supported yet.",
-    )
-    replication: int | None = key(
-        None,
-        "Number of nodes that hold each shard; null: all nodes, so that each of them can take over any shard and answer any "
-        "request itself. With a number, each added node reduces the load of the others.",
-        least=2, most=100,
-    )  # fmt: skip
-    kafka: KafkaCoordinatorConfig = Field(default_factory=KafkaCoordinatorConfig)
-    zookeeper: ZooKeeperConfig = Field(default_factory=ZooKeeperConfig)
 
 
 class WorkersConfig(Section):
@@ -501,6 +426,7 @@ class Config(Section):
     log: LogConfig = Field(default_factory=LogConfig)
     topics: TopicsConfig = Field(default_factory=TopicsConfig)
     coordinator: CoordinatorConfig = Field(default_factory=CoordinatorConfig)
+    failover: FailoverConfig = Field(default_factory=FailoverConfig)
     workers: WorkersConfig = Field(default_factory=WorkersConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
@@ -510,4 +436,5 @@ class Config(Section):
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     admin: AdminConfig = Field(default_factory=AdminConfig)
+    registry: RegistryConfig = Field(default_factory=RegistryConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

@@ -149,6 +149,20 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _voters(texts: tuple[str, ...]) -> tuple[str, ...]:
+    names = []
+    for text in texts:
+        name, _, address = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or not re.fullmatch(
+            r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],@]+):\d{1,5}", address, re.ASCII
+        ):
+            raise ValueError(f"{quoted(text)} is no voter; write the id of its node and its address, as node=host:port")
+        names.append(name)
+    if len(set(names)) < len(names):
+        raise ValueError("names a node twice")
+    return texts
+
+
 def _rate(text: str) -> str:
     parse_rate(text)
     return text.strip()
@@ -178,4 +192,5 @@ Addresses = Annotated[str, AfterValidator(_addresses)]
 Replicas = Annotated[int, AfterValidator(_replicas)]
 Rates = Mapping[Annotated[str, AfterValidator(check_pattern)], Annotated[str, AfterValidator(_rate)]]
 Hosts = Annotated[tuple[str, ...], AfterValidator(_hosts)]
+Voters = Annotated[tuple[str, ...], AfterValidator(_voters)]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]

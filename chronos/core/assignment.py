@@ -9,6 +9,17 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from chronos.core.health import (
+    ARM_REFUSED,
+    NO_CANDIDATE,
+    OFF,
+    UNHEALTHY,
+    Candidate,
+    armed_until,
+    choose,
+    is_unhealthy,
+    may_switch,
+)
 from chronos.core.rates import LIMITS_MAX
 from chronos.core.roles import (
     AWAY_MS,
@@ -21,6 +32,7 @@ from chronos.core.roles import (
     Request,
     Roles,
     ShardRoles,
+    verdicts,
 )
 
 PATIENCE_MS = 30_000
@@ -42,7 +54,8 @@ def plan(view: ClusterView) -> Roles:
     1. The progress of all replicas, and the nodes that are away, are recorded; nodes that were away for long are forgotten.
     2. Each shard keeps its replicas and gets new ones only where some are missing.
     3. Requests are answered, oldest first.
-    4. A shard whose master is gone, leaving, drained or cut off from the log gets another one; all other masters stay.
+    4. A shard whose master is gone, leaving, drained or cut off from the log gets another one, and one whose master a quorum of
+       observers finds unhealthy, if that is permitted; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
     """
     table = _Table(view)
@@ -72,6 +85,7 @@ class _Table:
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
+        self.armed = {shard: end_ms for shard, end_ms in view.roles.armed.items() if view.now_ms < end_ms}
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
 
@@ -89,6 +103,7 @@ class _Table:
             drained=tuple(sorted(self.drained)),
             away=dict(self.away),
             limited=dict(self.limited),
+            armed=dict(self.armed),
             history=tuple(self.history[-HISTORY_MAX:]),
         )
 
@@ -192,6 +207,8 @@ class _Table:
             self.drained.discard(request.node)
         elif request.kind == "limit":
             self._limit(request.pattern, request.rate)
+        elif request.kind == "arm" and request.shard in self.shards:
+            self._arm(request)
         elif request.kind == "forget" and request.node not in self.members:
             self.forget(request.node)
         elif reason := self._refusal(request):
@@ -207,6 +224,16 @@ class _Table:
         elif pattern in self.limited or len(self.limited) < LIMITS_MAX:
             self.limited[pattern] = rate
 
+    def _arm(self, request: Request) -> None:
+        """Permit one failover of a shard on failed probes, or record why not."""
+        until_ms = armed_until(request.at_ms, self.view.now_ms)
+        if self.view.on_unhealthy != OFF and until_ms is not None:
+            self.armed[request.shard] = until_ms
+            return
+        given = self.shards[request.shard]
+        reason = "it came too late" if until_ms is None else "failover.on_unhealthy is off"
+        self._record_change(request.shard, given, given.master, f"{ARM_REFUSED}: {reason}")
+
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)
         reasons = {
@@ -216,6 +243,7 @@ class _Table:
             "it is not a member at the moment": member is None,
             "it is about to stop": member is not None and member.leaving,
             "it is drained": request.node in self.drained,
+            "its failover.candidate is off": member is not None and not member.eligible,
             "the log does not answer it": member is not None and member.log != OK,
             "it holds no replica": request.node not in self.shards.get(request.shard, ShardRoles()).replicas,
             "its progress is not known yet": self.replica(request.shard, request.node).applied is None,
@@ -231,6 +259,8 @@ class _Table:
                 candidates = [node for node in self._candidates(shard) if self._may_be_master(node)]
                 if candidates:
                     self._assign_master(shard, self._best(shard, candidates), self._why_replaced(given.master))
+            elif self._is_unhealthy(shard):
+                self._fail_over(shard, given)
         for shard, given in self.shards.items():
             if given.master is not None and self._is_stale(shard, given.master, given.epoch):
                 self._assign_master(shard, given.master, "the progress log contains a later role")
@@ -252,9 +282,33 @@ class _Table:
         elif given.master is not None:
             self._record_change(shard, vacant, None, "lost its session; no replica can take over yet")
 
+    def _is_unhealthy(self, shard: int) -> bool:
+        """Return whether a quorum of observers finds the present master unhealthy."""
+        return is_unhealthy(verdicts(self.members, shard, self.shards[shard].epoch).values())
+
+    def _fail_over(self, shard: int, given: ShardRoles) -> None:
+        """Replace an unhealthy master, if that is permitted and another replica can take over.
+
+        The old master is told to follow by the same roles that name the new one, which waits a moment for its step to end and
+        then fences it. So the old one need not answer (HA-39, HA-40).
+        """
+        permitted_until_ms = self.armed.pop(shard, None)
+        if not may_switch(self.view.on_unhealthy, permitted_until_ms, self.view.now_ms):
+            return
+        nodes = [node for node in self._candidates(shard) if self._may_be_master(node) and self._is_fit(shard, node)]
+        if nodes:
+            self._assign_master(shard, self._best(shard, nodes), UNHEALTHY)
+        elif permitted_until_ms is not None:
+            self._record_change(shard, given, given.master, NO_CANDIDATE)
+
+    def _is_fit(self, shard: int, node: str) -> bool:
+        """Return whether the replica of a node that is not master works: a deposed master may hang and still report that it is one."""
+        replica = self.replica(shard, node)
+        return node != self.shards[shard].master and replica.reason is None and replica.role != "master"
+
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]
-        return node not in self.drained and not member.leaving and member.log != UNREACHABLE
+        return node not in self.drained and not member.leaving and member.log != UNREACHABLE and member.eligible
 
     def _may_be_master(self, node: str) -> bool:
         return self._may_stay(node) and self.members[node].log == OK
@@ -265,17 +319,23 @@ class _Table:
             "leaving": member.leaving,
             "drained": node in self.drained,
             "the log does not answer it": member.log == UNREACHABLE,
+            "its failover.candidate is off": not member.eligible,
         }
         return next((reason for reason, applies in reasons.items() if applies), "holds no replica any more")
 
     def _candidates(self, shard: int) -> list[str]:
-        """Return the members that hold a replica of known progress, in preferred order."""
-        nodes = self.shards[shard].replicas
+        """Return the members that may be master at all and hold a replica of known progress, in preferred order."""
+        nodes = [node for node in self.shards[shard].replicas if node in self.members and self.members[node].eligible]
         return [node for node in nodes if self.replica(shard, node).applied is not None]
 
     def _best(self, shard: int, candidates: list[str]) -> str:
         """Return the most advanced candidate; of equals the one with the fewest shards, then the first in preferred order."""
-        return max(candidates, key=lambda node: (self.replica(shard, node).applied or 0, -self.masters[node]))
+        best = choose(
+            Candidate(node=node, applied=self.replica(shard, node).applied, masters=self.masters[node])
+            for node in candidates
+        )
+        assert best is not None, "candidates have a known progress"
+        return best
 
     def _is_stale(self, shard: int, master: str, epoch: int) -> bool:
         # A master whose data directory is not the one that wrote under its epoch is another node with the same id: it lost
@@ -306,7 +366,9 @@ class _Table:
 
     def _may_gain(self, shard: int, master: str, node: str) -> bool:
         ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
-        if ahead is None or behind is None or behind < ahead - LAG_MAX or not self._may_be_master(node):
+        if ahead is None or behind is None or behind < ahead - LAG_MAX:
+            return False
+        if not (self._may_be_master(node) and self._is_fit(shard, node)):
             return False
         since_ms = self.view.since_ms.get(node, self.view.now_ms)
         return self.view.now_ms - since_ms >= self.view.rebalance_after_ms

@@ -5,6 +5,9 @@ takes the next version number, a decoder for both versions, and a golden-bytes t
 Bytes of an unknown version raise a named error; they are never guessed at.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 from msgspec import Struct
 
@@ -47,7 +50,10 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None = None
     """Of a message that is retried, deferred or parked, and of one that expired or is dead."""
     first_ms: int = 0
-    """The first timestamp (epoch ms) of the record that scheduled the message, or of a later cancel."""
+    """The first timestamp (epoch ms) of the record that scheduled the message, or of a cancel that is not older."""
+    cancel_shard: int | None = None
+    """The shard that the cancel of `first_ms` came to first, or the state's own for cancels that came to several; None: no
+    cancel has that time."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
@@ -132,13 +138,9 @@ FRESH = State(cursor_offset=OFFSET_MAX)
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of decoding damaged bytes: msgspec's own, and Python's for text that is not UTF-8 and for too deep nesting."""
 
+T = TypeVar("T")
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_entry = msgspec.msgpack.Decoder(Entry).decode
-_decode_head = msgspec.msgpack.Decoder(EntryHead).decode
-_decode_id_state = msgspec.msgpack.Decoder(IdState).decode
-_decode_lane_state = msgspec.msgpack.Decoder(LaneState).decode
-_decode_state = msgspec.msgpack.Decoder(State).decode
-_decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
 
 def pack_entry(entry: Entry) -> bytes:
@@ -146,55 +148,15 @@ def pack_entry(entry: Entry) -> bytes:
     return ENTRY_VERSION + _encode(entry)
 
 
-def unpack_entry(data: bytes) -> Entry:
-    """Return the entry in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != ENTRY_VERSION:
-        raise _unknown("an entry", data)
-    try:
-        return _decode_entry(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("an entry", error) from error
-
-
-def unpack_head(data: bytes) -> EntryHead:
-    """Return the first fields of the entry in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != ENTRY_VERSION:
-        raise _unknown("an entry", data)
-    try:
-        return _decode_head(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("an entry", error) from error
-
-
 def pack_id_state(id_state: IdState) -> bytes:
     """Return the bytes of an id state."""
     return ID_STATE_VERSION + _encode(id_state)
-
-
-def unpack_id_state(data: bytes) -> IdState:
-    """Return the id state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != ID_STATE_VERSION:
-        raise _unknown("an id state", data)
-    try:
-        return _decode_id_state(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("an id state", error) from error
 
 
 def pack_lane_state(lane_state: LaneState) -> bytes:
     """Return the bytes of a lane's state."""
     assert lane_state.length > 0, "an empty lane has no state"
     return LANE_STATE_VERSION + _encode(lane_state)
-
-
-def unpack_lane_state(data: bytes) -> LaneState:
-    """Return the lane's state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != LANE_STATE_VERSION:
-        raise _unknown("a lane's state", data)
-    try:
-        return _decode_lane_state(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("a lane's state", error) from error
 
 
 def pack_state(state: State) -> bytes:
@@ -205,30 +167,25 @@ def pack_state(state: State) -> bytes:
     return STATE_VERSION + _encode(state)
 
 
-def unpack_state(data: bytes) -> State:
-    """Return the state in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != STATE_VERSION:
-        raise _unknown("the state", data)
-    try:
-        return _decode_state(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("the state", error) from error
-
-
 def pack_identity(identity: Identity) -> bytes:
     """Return the bytes of an identity."""
     assert 0 <= identity.shard < identity.shards, "there is no such shard"
     return IDENTITY_VERSION + _encode(identity)
 
 
-def unpack_identity(data: bytes) -> Identity:
-    """Return the identity in the bytes. Raises StoreCorrupt if they are of another version or damaged."""
-    if data[:1] != IDENTITY_VERSION:
-        raise _unknown("the identity", data)
-    try:
-        return _decode_identity(data[1:])
-    except UNDECODABLE as error:
-        raise _damaged("the identity", error) from error
+def _unpacker(kind: type[T], version: bytes, noun: str) -> Callable[[bytes], T]:
+    """Return the function that decodes one kind of value. It raises StoreCorrupt if the bytes are of another version or damaged."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def unpack(data: bytes) -> T:
+        if data[:1] != version:
+            raise _unknown(noun, data)
+        try:
+            return decode(data[1:])
+        except UNDECODABLE as error:
+            raise _damaged(noun, error) from error
+
+    return unpack
 
 
 def _unknown(what: str, data: bytes) -> StoreCorrupt:
@@ -244,3 +201,12 @@ def _damaged(what: str, error: Exception) -> StoreCorrupt:
         f"{what} in the store cannot be decoded ({error}): the store is damaged. On Kafka, remove it: it is rebuilt from"
         " the logs; on the embedded log, restore a copy of the data directory."
     )
+
+
+unpack_entry = _unpacker(Entry, ENTRY_VERSION, "an entry")
+unpack_head = _unpacker(EntryHead, ENTRY_VERSION, "an entry")
+"""Decodes the first fields of an entry only."""
+unpack_id_state = _unpacker(IdState, ID_STATE_VERSION, "an id state")
+unpack_lane_state = _unpacker(LaneState, LANE_STATE_VERSION, "a lane's state")
+unpack_state = _unpacker(State, STATE_VERSION, "the state")
+unpack_identity = _unpacker(Identity, IDENTITY_VERSION, "the identity")

@@ -110,6 +110,8 @@ def _forwarded(
         return first_ms
     record = Record(record.offset, first_ms, record.key, record.value, record.headers)
     command = _plain(record, control, headers, rules) if len(control) == 2 else None
+    if type(command) is Entry:
+        return command
     if command is None:
         command = _any(record, control, headers, rules)
     if isinstance(command, Misplaced):

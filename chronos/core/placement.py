@@ -130,9 +130,17 @@ def _was_forwarded(record: Record) -> bool:
     return record.headers is not None and FORWARDED in [name for name, _ in record.headers]
 
 
-def hop(topic: str, partition: int, record: Record) -> bytes:
-    """Return the value of the header with which a record of this partition is forwarded."""
-    return b"%b/%d/%d;%d" % (topic.encode(), partition, record.offset, record.timestamp_ms)
+def hop(source_prefix: bytes, record: Record) -> bytes:
+    """Return the value of the header with which a record is forwarded. `source_prefix`: `<topic>/<partition>/`."""
+    return b"%b%d;%d" % (source_prefix, record.offset, record.timestamp_ms)
+
+
+def first_shard(record: Record, shard: int) -> int:
+    """Return the shard that a record of `shard` came to first: the one in its hop, which the parser has checked, or its own."""
+    for name, raw in record.headers or ():
+        if name == FORWARDED:
+            return int((raw or b"").rpartition(b"/")[0].rpartition(b"/")[2])
+    return shard
 
 
 def first_timestamp_ms(raw: bytes | None, timestamp_ms: int, rules: Rules) -> int | Rejection:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chronos.core.health import OFF
 from chronos.errors import NodeIdTaken
 
 REBALANCE_AFTER_MS = 60_000
@@ -50,6 +51,10 @@ class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the replica is paused, for people."""
     waiting: Mapping[str, int] = {}
     """Limited target -> number of messages that wait for its rate alone; the longest lanes of a master."""
+    judged: int = 0
+    """The role epoch of the shard's master that this node judges by probes; 0: it judges none."""
+    unhealthy: bool = False
+    """The verdict: this node finds that master unhealthy."""
 
 
 class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +69,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_ms: int
     leaving: bool = False
     """True: the node is about to stop, and other nodes must take over its shards."""
+    eligible: bool = True
+    """False: the node holds replicas and never becomes master."""
     log: str = OK
     """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
@@ -123,6 +130,8 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since when (epoch ms)."""
     limited: Mapping[str, str] = {}
     """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
+    armed: Mapping[int, int] = {}
+    """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
 
@@ -149,15 +158,25 @@ that lacks records from one that lags by a moment."""
 HISTORY_MAX = 50
 
 
+def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str, bool]:
+    """Return the members that judge the shard's master with this role epoch, and whether each finds it healthy.
+
+    Verdicts on earlier masters do not count.
+    """
+    reports = {node: member.replicas[shard] for node, member in members.items() if shard in member.replicas}
+    return {node: not replica.unhealthy for node, replica in reports.items() if 0 < replica.judged == epoch}
+
+
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request of an operator to the controller."""
 
     kind: str
     """`transfer`: make `node` master of `shard`. `drain`: move all master roles away from it. `undrain`: end that. `forget`: keep
-    nothing for it any longer, as if it had been away for AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it."""
+    nothing for it any longer, as if it had been away for AWAY_MS. `limit`: set the rate limit of `pattern`, or remove it. `arm`:
+    permit one failover of `shard` on failed probes."""
     node: str
     shard: int = -1
-    """The shard of a `transfer`; -1 for the others."""
+    """The shard of a `transfer` or `arm`; -1 for the others."""
     at_ms: int = 0
     """Time of the request (epoch ms)."""
     pattern: str = ""
@@ -188,3 +207,5 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """Time a member must have been present before shards are moved to it only to spread them evenly."""
     replace_after_ms: int = REPLACE_AFTER_MS
     """Time a node may be away before its replicas are recreated elsewhere."""
+    on_unhealthy: str = OFF
+    """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO of `core.health`."""

@@ -312,8 +312,9 @@ class Shard:
                     puts.append((expiry_key(max(timestamp_ms, id_state.first_ms), message_id), b""))
                     continue
                 settled = IdState(
-                    id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None, id_state.first_ms
-                )
+                    id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None,
+                    id_state.first_ms, id_state.cancel_shard,
+                )  # fmt: skip
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
                 puts.append((expiry_key(timestamp_ms, message_id), b""))

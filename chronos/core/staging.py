@@ -27,6 +27,7 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
+from chronos.core.placement import first_shard
 from chronos.core.repetition import moved, shift_ms
 from chronos.core.rules import Rules
 from chronos.core.step import Parsed, Staged, StoreView, placed_ms
@@ -152,13 +153,24 @@ class _Staging:
         if parse_generated_id(command.id, self.rules.shards) is not None:
             return  # no record but that of the message itself can give it its id
         id_state = self.staged.id_states.get(command.id) or self.known.get(command.id)
-        first_ms = _first_ms(record, command)
         if reason == Reason.UNKNOWN:
-            if id_state is not None and id_state.state == ABSENT:
-                first_ms = max(first_ms, id_state.first_ms)
-            self.staged.id_states[command.id] = IdState(ABSENT, 0, 0, 0, None, first_ms)
-        elif id_state is not None and id_state.state != PENDING and first_ms > id_state.first_ms:
-            self.staged.id_states[command.id] = replace(id_state, first_ms=first_ms)
+            before = id_state if id_state is not None and id_state.state == ABSENT else IdState(ABSENT, 0, 0)
+            self.staged.id_states[command.id] = replace(self._cancelled(before, record, command), settled_ms=0)
+        elif id_state is not None and id_state.state != PENDING:
+            noted = self._cancelled(id_state, record, command)
+            if noted is not id_state:
+                self.staged.id_states[command.id] = noted
+
+    def _cancelled(self, id_state: IdState, record: Record, cancel: Action) -> IdState:
+        """Return the state with the first timestamp of a cancel, and where it came to first, unless the cancel is older."""
+        first_ms, shard = _first_ms(record, cancel), first_shard(record, self.rules.shard)
+        if first_ms < id_state.first_ms:
+            return id_state
+        if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
+            if id_state.cancel_shard in (shard, self.rules.shard):
+                return id_state
+            shard = self.rules.shard
+        return replace(id_state, first_ms=first_ms, cancel_shard=shard)
 
     def _execute(self, record: Record, command: Command) -> Rejection | None:
         """Execute a command that concerns an id; return the rejection if it cannot be executed."""
@@ -183,8 +195,8 @@ class _Staging:
             return Rejection(Reason.TOO_LATE, "the message was scheduled after this record was written")
         if command.verb is Verb.CANCEL:
             self._remove(id_state)
-            first_ms = max(first_ms, id_state.first_ms)
-            self.staged.id_states[command.id] = IdState(CANCELLED, id_state.due_ms, id_state.offset, 0, None, first_ms)
+            ended = IdState(CANCELLED, id_state.due_ms, id_state.offset, 0, None, id_state.first_ms)
+            self.staged.id_states[command.id] = self._cancelled(ended, record, command)
             self.staged.cancelled += 1
             return None
         return self._move(id_state, record, command)
@@ -217,8 +229,7 @@ class _Staging:
                 message_id
             )
         if self.replayed is None:
-            first_ms = command.entry.timestamp_ms
-            if id_state is not None and first_ms < min(record.timestamp_ms, id_state.first_ms):
+            if id_state is not None and self._is_overtaken(id_state, record, command):
                 return Rejection(Reason.TOO_LATE, "a later record of this id came first")
             rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
@@ -231,6 +242,15 @@ class _Staging:
         self.staged.id_states[message_id] = IdState(PENDING, due_ms, record.offset, 0, None, first_ms)
         self.staged.accepted += 1
         return None
+
+    def _is_overtaken(self, id_state: IdState, record: Record, command: ConditionalSchedule) -> bool:
+        """Return whether a record of the id that counts as later came before this forwarded message."""
+        first_ms = command.entry.timestamp_ms
+        if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
+            # A cancel of the same millisecond wins. If both came to one partition first, they are in the order of that one.
+            own = self.rules.shard
+            return first_shard(record, own) not in (own, id_state.cancel_shard)
+        return first_ms < min(record.timestamp_ms, id_state.first_ms)
 
     def _check_conflict(
         self, id_state: IdState | None, record: Record, command: ConditionalSchedule

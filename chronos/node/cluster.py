@@ -3,21 +3,28 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from chronos.config import Config
 from chronos.core.assignment import plan
+from chronos.core.health import OFF, HealthRules, Verdict
 from chronos.core.heartbeats import Timing
-from chronos.core.roles import Member
+from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import ChronosError
 from chronos.node.driver import run_guarded
 from chronos.node.opening import cluster_topic
-from chronos.ports import Clock, ClusterInspection, Coordinator, TopicLog
+from chronos.node.tls import client_tls, server_tls
+from chronos.ports import Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.membership import Membership
+from chronos.workers.observer import HealthObserver, Look
 from chronos.workers.reachability import LogReachability
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.coordinator import KafkaCoordinator
+    from chronos.adapters.raft.coordinator import RaftCoordinator
     from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 
 WAIT_MAX_S = 1.0
@@ -34,12 +41,20 @@ UNREACHABLE_SHARE = 3 / 4
 that is cut off from the log is replaced no later than one that is cut off from the coordinator."""
 
 UNREACHABLE_TIMEOUTS = 2
-"""The same with the coordinator on Kafka, in its timeouts: a node that is cut off from all brokers is gone before that. A ping is
-slower than a heartbeat, because it goes to any broker."""
+"""The same with the coordinator on Kafka or on voters, in its timeouts: with Kafka a node that is cut off from all brokers is gone before
+that. A ping is slower than a heartbeat, because it goes to any broker."""
+
+VOTE_FILE = "vote.raft"
+"""Name of the file of a voter in the data directory."""
+
+JOIN_S = 30.0
+"""How long a node waits for the voters to elect a leader: a whole cluster may be starting."""
 
 
 def open_coordinator(config: Config, instance: str) -> Coordinator:
     """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
+    if config.coordinator.kind == "raft":
+        return open_on_raft(config, instance)
     return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(config, instance)
 
 
@@ -92,11 +107,62 @@ def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
     )
 
 
+def open_on_raft(config: Config, instance: str) -> "RaftCoordinator":
+    """Return the coordinator on the voters among the nodes. Raises ConfigurationError for a file of TLS that cannot be used."""
+    from chronos.adapters.raft.coordinator import RaftCoordinator, Voting
+
+    settings = config.coordinator.raft
+    voters = dict(peer.split("=", 1) for peer in settings.peers)
+    own = voters.get(config.node.id)
+    scheme = "http" if config.admin.tls.certificate is None else "https"
+    assert config.coordinator.secret is not None
+    return RaftCoordinator(
+        peers={node: f"{scheme}://{address}" for node, address in voters.items()},
+        secret=config.coordinator.secret,
+        cluster=config.cluster,
+        node=config.node.id,
+        instance=instance,
+        shards=config.shards,
+        replication=config.coordinator.replication,
+        heartbeat_ms=settings.heartbeat,
+        timeout_ms=settings.timeout,
+        tls=client_tls(config),
+        join_s=JOIN_S,
+        voting=None
+        if own is None
+        else Voting(
+            host=settings.host,
+            port=int(own.rpartition(":")[2]),
+            path=Path(config.node.data_dir) / VOTE_FILE,
+            tls=server_tls(config),
+        ),
+    )
+
+
 def unreachable_ms(config: Config) -> int:
     """Return the time without an answer from the log after which a master is replaced."""
+    if config.coordinator.kind == "raft":
+        return UNREACHABLE_TIMEOUTS * config.coordinator.raft.timeout
     if config.coordinator.kind == "kafka":
         return UNREACHABLE_TIMEOUTS * config.coordinator.kafka.timeout
     return int(config.coordinator.zookeeper.session_timeout * UNREACHABLE_SHARE)
+
+
+def observes(config: Config) -> bool:
+    """Return whether this node probes the masters: a node that does not pull or deliver expects the same of no other."""
+    return config.failover.on_unhealthy != OFF and config.workers.pull and config.workers.push
+
+
+def health_rules(config: Config) -> HealthRules:
+    """Return the constants of this node's observations."""
+    failover = config.failover
+    return HealthRules(
+        window=failover.window,
+        failures=failover.failures,
+        in_a_row=failover.in_a_row,
+        every_ms=failover.every,
+        timeout_ms=failover.timeout,
+    )
 
 
 class ClusterNode:
@@ -105,29 +171,52 @@ class ClusterNode:
     def __init__(
         self,
         coordinator: Coordinator,
+        config: Config,
         *,
-        node: str,
-        log: TopicLog,
-        unreachable_ms: int,
+        log: Log,
         clock: Clock,
         describe: Callable[[], Member],
+        look: Callable[[int, str], Look | None],
         failed: Callable[[ChronosError], None],
     ) -> None:
-        """`describe`: this node as it is now. `failed`: called with the error that ended a thread."""
-        self.membership = Membership(coordinator, node=node, clock=clock, describe=describe, plan=plan)
+        """`describe`: this node as it is now. `look`: see `HealthObserver`. `failed`: called with the error that ended a thread."""
+        mode = config.failover.on_unhealthy
+
+        def planned(view: ClusterView) -> Roles:
+            return plan(replace(view, on_unhealthy=mode))
+
+        self.membership = Membership(coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned)
         self._coordinator = coordinator
         self._clock = clock
         self._leaving = threading.Event()
-        self.reachability = LogReachability(log, unreachable_ms=unreachable_ms, clock=clock)
-        # Two threads, because a ping of the log may take long and must not delay the membership.
+        self.reachability = LogReachability(log, unreachable_ms=unreachable_ms(config), clock=clock)
+        self._observer = None
+        if observes(config):
+            self._observer = HealthObserver(
+                log,
+                rules=health_rules(config),
+                shards=config.shards,
+                delay_topic=config.topics.delay,
+                clock=clock,
+                snapshot=self.membership.snapshot,
+                look=look,
+            )
+        # Separate threads, because a ping of the log and a probe may take long and must not delay the membership.
         self._membership_thread = _thread("membership", self._run_membership, failed)
         self._reachability_thread = _thread("reachability", self._run_reachability, failed)
+        self._health_thread = _thread("health", self._run_health, failed)
 
     def join(self) -> None:
         """Register this node, and start the threads. Raises NodeIdTaken, CoordinatorUnavailable."""
         self.membership.join()
         self._membership_thread.start()
         self._reachability_thread.start()
+        if self._observer is not None:
+            self._health_thread.start()
+
+    def verdict(self, shard: int) -> Verdict | None:
+        """Return this node's present verdict on the shard's master; None without one."""
+        return None if self._observer is None else self._observer.verdict(shard)
 
     def hand_over(self, handed_over: Callable[[], bool]) -> None:
         """Wait until the other nodes have taken over this node's shards; at most HAND_OVER_S, and only if there are other nodes."""
@@ -145,7 +234,7 @@ class ClusterNode:
         """End the threads, then the session with the coordinator."""
         self._leaving.set()
         deadline_s = time.monotonic() + timeout_s
-        for thread in (self._membership_thread, self._reachability_thread):
+        for thread in (self._membership_thread, self._reachability_thread, self._health_thread):
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
         self._coordinator.leave()
@@ -162,6 +251,12 @@ class ClusterNode:
             wake_ms = self.reachability.step(self._clock.now_ms())
             self._leaving.wait(min((wake_ms - self._clock.now_ms()) / 1_000, WAIT_MAX_S))
 
+    def _run_health(self) -> None:
+        observer = self._observer
+        assert observer is not None
+        while not self._leaving.wait(observer.rules.timeout_ms / 1_000):
+            observer.step()
+
 
 def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
@@ -174,6 +269,8 @@ def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:
 
         on_kafka = open_on_kafka(config, instance)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
+    if config.coordinator.kind == "raft":
+        return open_on_raft(config, instance).inspect()
     from chronos.adapters.zookeeper.inspection import inspect
 
     return inspect(open_on_zookeeper(config, instance))

@@ -17,19 +17,20 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.rocksdb.store import RocksStore, shared_cache
 from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
+from chronos.core.health import Verdict
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import OK, Member
 from chronos.core.selector import Selector
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
-from chronos.node.cluster import ClusterNode, open_coordinator, unreachable_ms
+from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.directory import DataDirectory
 from chronos.node.driver import ShardDriver, run_guarded
 from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
-from chronos.node.shards import make_shard, report
+from chronos.node.shards import look, make_shard, report
 from chronos.node.tls import client_tls
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
@@ -179,11 +180,13 @@ class Node:
             return None
         return ClusterNode(
             open_coordinator(config, self.instance),
-            node=config.node.id,
+            config,
             log=self.log,
-            unreachable_ms=unreachable_ms(config),
             clock=self.clock,
             describe=self.describe,
+            look=lambda shard, master: look(
+                self.shards[shard], leads=master == config.node.id, now_ms=self.clock.now_ms()
+            ),
             failed=self._fail,
         )
 
@@ -277,10 +280,18 @@ class Node:
             version=__version__,
             started_ms=self.started_ms,
             leaving=self._leaving,
+            eligible=config.failover.candidate,
             log=OK if self._cluster is None else self._cluster.reachability.verdict,
             token=self.token,
-            replicas={shard.number: report(shard, self._flushed[shard.number]) for shard in self.shards},
+            replicas={
+                shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
+                for shard in self.shards
+            },
         )
+
+    def verdict(self, shard: int) -> Verdict | None:
+        """Return this node's verdict on the shard's master; None: it does not observe it."""
+        return None if self._cluster is None else self._cluster.verdict(shard)
 
     # --- while it runs
 

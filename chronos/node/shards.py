@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from chronos.config import Config
 from chronos.core.cron import next_cron
+from chronos.core.health import Verdict
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
@@ -15,11 +16,13 @@ from chronos.node.outcomes import Outcomes
 from chronos.ports import Clock, Log, Store
 from chronos.workers.checkpoint import LogPosition
 from chronos.workers.limits import Limits
+from chronos.workers.observer import Look
 from chronos.workers.push import Pusher
 from chronos.workers.rates import RateLimits, ShardRates
 from chronos.workers.recovery import RecoveryCost
 from chronos.workers.replica import Replica
-from chronos.workers.replica_state import Assignment
+from chronos.workers.replica_state import Assignment, ReplicaState
+from chronos.workers.stall import STEP_MS_MAX
 
 
 def make_shard(
@@ -115,8 +118,11 @@ def configured_rates(config: Config) -> Mapping[str, Rate | None]:
     return {pattern: parse_rate(text) for pattern, text in config.delivery.rates.items()}
 
 
-def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:
-    """Return the report of the replica to the cluster. `flushed`: the position of its store at its last flush."""
+def report(shard: ShardDriver, flushed: LogPosition, verdict: Verdict | None = None) -> ReplicaReport:
+    """Return the report of the replica to the cluster.
+
+    `flushed`: the position of its store at its last flush. `verdict`: of this node on the shard's master.
+    """
     state = shard.state
     return ReplicaReport(
         applied=state.applied if shard.replica.known else None,
@@ -130,4 +136,21 @@ def report(shard: ShardDriver, flushed: LogPosition) -> ReplicaReport:
         kept_applied=flushed.applied,
         kept_pull_offset=flushed.pull_offset,
         waiting=shard.replica.waiting,
+        judged=0 if verdict is None else verdict.epoch,
+        unhealthy=verdict is not None and not verdict.healthy,
     )
+
+
+def look(shard: ShardDriver, *, leads: bool, now_ms: int) -> Look | None:
+    """Return how far the shard's master has come, as this node's replica shows it; None if it does not show that now.
+
+    `leads`: the master is this node. A follower that is paused, or whose thread hangs, stands still by itself; so does a deposed
+    master that has not noticed it.
+    """
+    role, began_ms = shard.role, shard.step_began_ms
+    if role not in {ReplicaState.MASTER, ReplicaState.FOLLOWER} or (role is ReplicaState.MASTER and not leads):
+        return None
+    if not leads and (shard.paused is not None or began_ms is None or now_ms - began_ms >= STEP_MS_MAX):
+        return None
+    state = shard.state
+    return Look(cursor=state.cursor, pull_offset=state.pull_offset)

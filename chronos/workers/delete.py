@@ -54,6 +54,8 @@ class Deleter:
         self._shard = shard
         self._delivered_ms = delivered_ms
         self._id_states_ms = id_states_kept_ms(delivered_ms, deduplication_ms)
+        self._start = EXPIRY
+        """Where the next batch of id states begins: a scan over what the batches before it deleted costs more than the batch."""
 
     def step(self, now_ms: int) -> int:
         """Delete one batch; return when to be called again, in epoch ms."""
@@ -90,7 +92,8 @@ class Deleter:
         if before_ms <= 0:
             return False
         stop = EXPIRY + before_ms.to_bytes(8, "big")
-        rows = self._store.scan(EXPIRY, stop, BATCH_KEYS, BATCH_BYTES)
+        rows = self._store.scan(self._start, stop, BATCH_KEYS, BATCH_BYTES) if self._start < stop else []
+        self._start = EXPIRY
         if not rows:
             return False
         ids = [key[9:] for key, _ in rows]
@@ -104,4 +107,7 @@ class Deleter:
             if id_state.first_ms <= max(before_ms, id_state.settled_ms + CLOCK_TOLERANCE_MS):
                 deletes.append(id_key(message_id))
         self._store.write([], deletes)
-        return len(rows) == BATCH_KEYS
+        if len(rows) < BATCH_KEYS:
+            return False
+        self._start = rows[-1][0] + b"\x00"
+        return True

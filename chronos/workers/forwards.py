@@ -25,17 +25,18 @@ class Forwards:
         """`topic`: the delay topic."""
         self.topic = topic
         self._log = log
-        self._shard = shard
+        self._source_prefix = f"{topic}/{shard}/".encode()
         self._info: TopicInfo | None = None
         self._described_ms = 0
 
     def records(self, forwards: Sequence[tuple[Record, int]]) -> Iterator[Outgoing]:
         """Return each record unchanged but for the header that names its hop, for the partition of its id."""
+        topic, headers = self.topic, self._headers
         for record, partition in forwards:
-            yield self.topic, record.key, record.value, self._headers(record), partition
+            yield topic, record.key, record.value, headers(record), partition
 
     def _headers(self, record: Record) -> Headers:
-        return [*(record.headers or ()), (FORWARDED, hop(self.topic, self._shard, record))]
+        return [*(record.headers or ()), (FORWARDED, hop(self._source_prefix, record))]
 
     def refusal(self, staged: Staged, now_ms: int) -> Refusal | None:
         """Return why a partition that records go to takes none, by its description; None if all take them.

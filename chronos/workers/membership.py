@@ -154,7 +154,15 @@ def _without_positions(member: Member) -> object:
         member.leaving,
         member.log,
         [
-            (shard, replica.role, replica.reason is None, replica.applied is None, replica.role_epoch)
+            (
+                shard,
+                replica.role,
+                replica.reason is None,
+                replica.applied is None,
+                replica.role_epoch,
+                replica.judged,
+                replica.unhealthy,
+            )
             for shard, replica in member.replicas.items()
         ],
     )

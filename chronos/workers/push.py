@@ -34,8 +34,17 @@ from chronos.workers.planned import PlannedTransaction
 from chronos.workers.rates import Openings, RateLimits, ShardRates
 from chronos.workers.refusals import Refusals, Retries, SetAside
 from chronos.workers.series import turn_of
-from chronos.workers.step_letters import MISSING, Basis, StepLetters, Terms, keyless_refusal, refusal_of, terms_of
-from chronos.workers.targets import SECOND_LOOK_MS, Target, Targets
+from chronos.workers.step_letters import (
+    MISSING,
+    Basis,
+    StepLetters,
+    Terms,
+    keyless_refusal,
+    refusal_of,
+    second_look_ms,
+    terms_of,
+)
+from chronos.workers.targets import Target, Targets
 
 TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a busy machine (measured), while the
@@ -376,12 +385,10 @@ class Pusher:
         self, plan: PlannedTransaction, due_ms: int, offset: int, entry: Entry, target: Target, now_ms: int
     ) -> None:
         """Decide about a message whose target was not found: dead-letter it after the second description, else defer it."""
-        assert target.missing_since_ms is not None
-        # A description from before the message was due proves nothing: the topic may have been created since.
-        if target.described_ms >= due_ms and target.is_missing:
+        next_ms = second_look_ms(entry, due_ms, target, now_ms)
+        if next_ms is None:
             self._dead_letter(plan, due_ms, offset, entry, now_ms, *MISSING)
         else:
-            next_ms = max(target.described_ms + SECOND_LOOK_MS, now_ms + 1)
             detail = "the first look did not find the topic"
             self._defer(plan, due_ms, offset, entry, Reason.TARGET_MISSING, detail, next_ms)
 

@@ -16,7 +16,7 @@ from chronos.ports import TopicInfo
 from chronos.workers.letter_counts import IDS_SHOWN
 from chronos.workers.letter_records import LETTER_BYTES, LetterRecords, letter_headers, pack_reason
 from chronos.workers.planned import PlannedTransaction
-from chronos.workers.targets import Target
+from chronos.workers.targets import SECOND_LOOK_MS, Target
 
 RECEIPT_BYTES = 512
 """More than a receipt adds to a message: a message smaller than its topic's limit by this much needs no exact size."""
@@ -54,7 +54,7 @@ class Terms(Struct, frozen=True):
     refusal: Certain | None
     """Why every message for it is dead-lettered; None: not every one is."""
     refused_until_ms: int
-    """The last due time (epoch ms) of the messages for which that is certain."""
+    """The last time (epoch ms) from which the messages could be delivered for which that is certain."""
 
     @property
     def plain_bytes(self) -> int:
@@ -78,13 +78,31 @@ def keyless_refusal(topic: str) -> Certain:
     return Reason.NO_KEY, f"{topic} is compacted and takes no message without a key: set {TARGET_KEY}"
 
 
+def second_look_ms(entry: Entry, due_ms: int, target: Target, now_ms: int) -> int | None:
+    """Return when a message for a topic that was not found is looked at again (epoch ms); None: it is dead-lettered.
+
+    Messages for a topic that is known to be missing wait for the same time each, so that no step has all of them.
+    """
+    # The due time of an occurrence is not in its entry: it waits for the next description.
+    known_ms = due_ms if entry.options is not None else _deliverable_ms(entry)
+    # A description from before a message was due proves nothing: the topic may have been created since.
+    if target.is_missing and known_ms <= target.described_ms:
+        return None
+    since_ms = known_ms if target.is_missing and entry.options is None else target.described_ms
+    return max(since_ms + SECOND_LOOK_MS, now_ms + 1)
+
+
+def _deliverable_ms(entry: Entry) -> int:
+    """Return the time (epoch ms) from which a message without options could be delivered, however often it was deferred since."""
+    return max(entry.due_ms, entry.timestamp_ms)
+
+
 def terms_of(topic: str, target: Target, rules: Rules) -> Terms | None:
     """Return the terms of a target without lane and rate limit that is not set aside; None if no outcome is certain."""
     info, refusal, until_ms = target.info, refusal_of(topic, target, rules), NEVER_MS
     if info is None and refusal is None:
         if not target.is_missing:
             return None
-        # A description from before a message was due proves nothing: the topic may have been created since.
         refusal, until_ms = MISSING, target.described_ms
     if refusal is not None or info is None:
         return Terms(0, False, False, refusal, until_ms)
@@ -171,7 +189,7 @@ class StepLetters:
         if expire_at_ms is not None and self._now_ms > expire_at_ms:
             case, detail = self._expired[target], f"expired at {expire_at_ms}"
         elif terms.refusal is not None:
-            if due_ms > terms.refused_until_ms:
+            if _deliverable_ms(entry) > terms.refused_until_ms:
                 return None
             case, detail = self._cases[terms.refusal[0]][target], terms.refusal[1]
         elif entry.key is None and not terms.takes_keyless:

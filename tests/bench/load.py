@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import sys
 import time
 import urllib.request
@@ -234,18 +235,27 @@ def pass_through(bootstrap: str, source: str, target: str, count: int, *, tuned:
     return rate
 
 
-def post(url: str, batches: int, size: int, due_ms: int, clients: int = 4) -> float:
-    """Messages per second acknowledged to several clients, `size` messages per request."""
+def post(
+    url: str, batches: int, size: int, due_ms: int, clients: int = 4, authority: str | None = None, token: str = ""
+) -> float:
+    """Messages per second acknowledged to several clients, `size` messages per request, each on a connection of its own.
+
+    `authority`: the file with the certificate authority of a service with TLS. `token`: the bearer token.
+    """
     messages = [
         {"target": {"topic": "orders", "headers": {"traceparent": TRACE.decode()}}, "value": "x" * VALUE_BYTES,
          "deliver_at": due_ms + at}
         for at in range(size)
     ]  # fmt: skip
     data = json.dumps(messages).encode()
+    headers = {"Content-Type": "application/json"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    context = ssl.create_default_context(cafile=authority) if authority else None
 
     def send(_: int) -> None:
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method="POST")
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        request = urllib.request.Request(url, data=data, headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             assert answer.status == 202, answer.status
             answer.read()
 

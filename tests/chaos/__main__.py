@@ -37,7 +37,10 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(names), help=f"comma separated: {', '.join(names)}")
     parser.add_argument("--count", type=int, help="how often each fault; default: as in docs/reliability.md")
     parser.add_argument(
-        "--coordinator", choices=["zookeeper", "kafka"], default="zookeeper", help="of the nodes (default zookeeper)"
+        "--coordinator",
+        choices=["zookeeper", "kafka", "raft"],
+        default="zookeeper",
+        help="of the nodes (default zookeeper)",
     )
     parser.add_argument("--rate", type=int, default=5_000, help="messages per second at most (default 5000)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
@@ -52,11 +55,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.kills is not None:
         return kill_single_node(arguments.kills, arguments.seed)
-    on_kafka = arguments.coordinator == "kafka"
     chosen = arguments.faults.split(",")
     if unknown := set(chosen) - set(names):
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
-    if on_kafka:
+    if arguments.coordinator != "zookeeper":
         chosen = [name for name in chosen if name not in OF_ZOOKEEPER]
     legs = [leg for scene, faults in plan(chosen, arguments.count) for leg in cut(scene, faults)]
     estimate_s = sum(leg_s(scene, faults) for scene, faults in legs)
@@ -68,7 +70,7 @@ def main() -> int:
     dice = random.Random(arguments.seed)
     deadline = time.monotonic() + PATIENCE * estimate_s
     for scene, faults in legs:
-        run(scene, faults, report, dice, deadline, on_kafka=on_kafka)
+        run(scene, faults, report, dice, deadline, coordinator=arguments.coordinator)
     report.show()
     if arguments.keep:
         report.keep(" ".join(["./scripts/chaos", *sys.argv[1:]]))
@@ -116,10 +118,10 @@ def leg_s(scene: Scene, faults: list[Fault]) -> float:
 
 
 def run(
-    scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float, *, on_kafka: bool
+    scene: Scene, faults: list[Fault], report: Report, dice: random.Random, deadline: float, *, coordinator: str
 ) -> None:
     """Run one leg. A fault that fails ends it: later ones would be judged on a cluster that is already broken."""
-    with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene, on_kafka=on_kafka) as world:
+    with tempfile.TemporaryDirectory() as folder, bring_up(Path(folder), scene, coordinator=coordinator) as world:
         rate = min(report.rate, scene.rate_max)
         left_s = max(1.0, deadline - time.monotonic())
         with Drill(

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.chaos.stepped import ENVIRONMENT
+from tests.harness.ports import free_port
 from tests.harness.service import Service, ServiceError
 
 SESSION_S = 4
@@ -18,7 +19,7 @@ DIGESTS_S = 120.0
 
 
 class Node(Service):
-    """A node whose wall clock can be set."""
+    """A node whose wall clock can be set, and whose commits can hang."""
 
     def __init__(self, data_dir: Path, *, bootstrap: str, settings: dict[str, object]) -> None:
         self._clock_path = data_dir.with_name(data_dir.name + ".clock")
@@ -37,9 +38,28 @@ class Node(Service):
         fresh.replace(self._clock_path)
         os.kill(self.pid, signal.SIGUSR1)
 
+    def hang(self) -> None:
+        """Stop the threads of its shards where they commit; everything else in the process runs on."""
+        self._hang_path.touch()
 
-def coordinator_settings(zookeeper: str | None, session_s: int) -> dict[str, object]:
-    """Return the settings of a node's coordinator."""
+    def unhang(self) -> None:
+        """Let them go on."""
+        self._hang_path.unlink(missing_ok=True)
+
+    @property
+    def _hang_path(self) -> Path:
+        return Path(f"{self._clock_path}.hang")
+
+
+def coordinator_settings(zookeeper: str | None, session_s: int, voters: list[str]) -> dict[str, object]:
+    """Return the settings of a node's coordinator. `voters`: of a coordinator in the nodes themselves; empty: it is another."""
+    if voters:
+        return {
+            "coordinator.kind": "raft",
+            "coordinator.secret": "a secret of the tests, long enough",
+            "coordinator.raft.peers": f"[{', '.join(voters)}]",
+            "coordinator.raft.host": "127.0.0.1",
+        }
     if zookeeper is None:
         return {"coordinator.kind": "kafka"}
     return {
@@ -52,7 +72,7 @@ def coordinator_settings(zookeeper: str | None, session_s: int) -> dict[str, obj
 class Fleet:
     """`count` nodes on the same topics. Their data stays in `directory` across restarts.
 
-    `zookeeper`: its servers; None: the coordinator is Kafka.
+    `zookeeper`: its servers; None: the coordinator is Kafka. `raft`: the nodes themselves vote.
     """
 
     def __init__(
@@ -61,6 +81,7 @@ class Fleet:
         *,
         bootstrap: str,
         zookeeper: str | None,
+        raft: bool = False,
         count: int = 3,
         shards: int = 4,
         session_s: int = SESSION_S,
@@ -69,6 +90,8 @@ class Fleet:
     ) -> None:
         self.shards = shards
         self.session_s = session_s
+        names = [f"n{at}" for at in range(1, count + 1)]
+        voters = [f"{name}=127.0.0.1:{free_port()}" for name in names] if raft else []
         self.nodes = {
             name: Node(
                 directory / name,
@@ -76,12 +99,12 @@ class Fleet:
                 settings={
                     "node.id": name,
                     "shards": shards,
-                    **coordinator_settings(zookeeper, session_s),
+                    **coordinator_settings(zookeeper, session_s, voters),
                     **(settings or {}),
                     **node_settings(name),
                 },
             )
-            for name in (f"n{at}" for at in range(1, count + 1))
+            for name in names
         }
 
     def start(self) -> Self:

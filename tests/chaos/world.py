@@ -70,7 +70,7 @@ class World:
     fleet: Fleet
     kafka: Broker | Cluster
     zookeeper: Ensemble | None
-    """None: the coordinator is Kafka."""
+    """None: the coordinator is another."""
     lines: dict[str, Lines] = field(default_factory=dict)
     """By node; empty in a scene without links."""
 
@@ -82,13 +82,13 @@ class World:
 
 @contextmanager
 def bring_up(
-    directory: Path, scene: Scene, settings: dict[str, object] | None = None, *, on_kafka: bool = False
+    directory: Path, scene: Scene, settings: dict[str, object] | None = None, *, coordinator: str = "zookeeper"
 ) -> Iterator[World]:
     """Start Kafka, ZooKeeper and the nodes, and stop them with the block. `settings` apply to every node.
 
-    `on_kafka`: the coordinator is Kafka, and there is no ZooKeeper.
+    `coordinator`: `zookeeper`; with `kafka` and `raft` there is no ZooKeeper.
     """
-    zookeeper = None if on_kafka else Ensemble(scene.zookeepers)
+    zookeeper = Ensemble(scene.zookeepers) if coordinator == "zookeeper" else None
     doors: dict[int, dict[str, tuple[int, int]]] = {number: {} for number in range(1, scene.brokers + 1)}
     lines: dict[str, Lines] = {}
     with ExitStack() as stack:
@@ -113,6 +113,7 @@ def bring_up(
             directory,
             bootstrap=kafka.bootstrap,
             zookeeper=None if zookeeper is None else zookeeper.hosts,
+            raft=coordinator == "raft",
             count=len(NODES),
             session_s=scene.session_s,
             settings=settings,

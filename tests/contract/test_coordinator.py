@@ -1,4 +1,4 @@
-"""The contract of every coordinator: the adapters on a real ZooKeeper and a real Kafka, and the coordinator of the simulator.
+"""The contract of every coordinator: the adapters on a real ZooKeeper, a real Kafka and three voters, and that of the simulator.
 
 Each node reaches the servers over a link of its own that can be cut. Simulated time passes only inside `wait`, so the
 same test runs in real time on the adapters and in simulated time in the simulator.
@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from chronos.adapters.kafka.cluster_topic import ClusterTopic, Entry
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.adapters.kafka.writer import KafkaWriter
+from chronos.adapters.raft.coordinator import RaftCoordinator
 from chronos.adapters.zookeeper.coordinator import ZooKeeperCoordinator
 from chronos.core.assignment import plan
 from chronos.core.cluster_records import (
@@ -41,6 +43,7 @@ from chronos.ports import Coordinator, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.ports import free_port
 from tests.harness.proxy import Link, Network
+from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
 from tests.harness.zookeeper import SESSION_S, Ensemble, member
 from tests.sim.coordinator import Ensemble as SimulatedEnsemble
 from tests.sim.coordinator import SimCoordinator
@@ -59,6 +62,9 @@ TIMING = Timing(heartbeat_ms=200, timeout_ms=1_000)
 
 PATIENT = Timing(heartbeat_ms=500, timeout_ms=3_000)
 """Of the same, where a test shows that something does not wait for the timeout."""
+
+RAFT_TIMEOUT_MS = 1_500
+"""Of the coordinators on voters."""
 
 DOORS = 4
 """Links to the broker: most coordinators of one test."""
@@ -271,6 +277,80 @@ class KafkaCluster:
             coordinator.leave()
 
 
+class RaftCluster:
+    """Coordinators whose voters are three servers of their own."""
+
+    refused_s = RAFT_TIMEOUT_MS / 1_000
+    has_sessions = True
+    at_once_s = 2.5
+
+    def __init__(self, network: Network, directory: Path) -> None:
+        self._network = network
+        self._directory = directory
+        self._timeout_ms = RAFT_TIMEOUT_MS
+        self._voters: Voters | None = None
+        self._links: dict[str, list[Link]] = {}
+        self._timers: list[threading.Timer] = []
+        self.made: list[RaftCoordinator] = []
+
+    @property
+    def voters(self) -> Voters:
+        """The voters; they start with the first coordinator."""
+        if self._voters is None:
+            self._voters = Voters(self._directory, timeout_ms=self._timeout_ms)
+        return self._voters
+
+    def coordinator(self, node: str, instance: str = "") -> Coordinator:
+        links = {name: self._network.link(port) for name, port in self.voters.ports.items()}
+        self._links.setdefault(node, []).extend(links.values())
+        made = RaftCoordinator(
+            peers={name: f"http://{link.address}" for name, link in links.items()},
+            secret=SECRET,
+            cluster="test",
+            node=node,
+            instance=instance or f"i-{node}",
+            shards=SHARDS,
+            heartbeat_ms=HEARTBEAT_MS,
+            timeout_ms=self._timeout_ms,
+        )
+        self.made.append(made)
+        return made
+
+    def be_patient(self) -> None:
+        self._timeout_ms = 4_000
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._timers.append(threading.Timer(0.1, call))
+        self._timers[-1].start()
+
+    def cut(self, node: str) -> None:
+        for link in self._links[node]:
+            link.cut(silent=False)
+
+    def mend(self, node: str) -> None:
+        for link in self._links[node]:
+            link.mend()
+
+    def expel(self, node: str) -> None:
+        self.voters.expel(node)
+
+    def publish(self, roles: Roles) -> None:
+        self.voters.publish(roles)
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.join()
+        for node in self._links:
+            self.mend(node)
+        for coordinator in self.made:
+            coordinator.leave()
+        if self._voters is not None:
+            self._voters.close()
+
+
 class SimulatedCluster:
     """Coordinators of the simulator."""
 
@@ -335,11 +415,18 @@ def doors() -> Iterator[tuple[Broker, list[Link]]]:
     params=[
         pytest.param("zookeeper", marks=pytest.mark.integration),
         pytest.param("kafka", marks=pytest.mark.integration),
+        "raft",
         "simulated",
     ]
 )
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """A new cluster on each coordinator."""
+    if request.param == "raft":
+        with Network() as network:
+            on_raft = RaftCluster(network, tmp_path)
+            yield on_raft
+            on_raft.close()
+        return
     if request.param == "simulated":
         yield SimulatedCluster()
         return

@@ -6,6 +6,7 @@ It does not use pytest: `scripts/bench` and `scripts/chaos` use it too.
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -58,6 +59,8 @@ class Service:
         self.settings |= settings or {}
         self.token = ""
         """Sent with every request, if the service needs one."""
+        self.context: ssl.SSLContext | None = None
+        """For requests to a service with TLS."""
         self.arguments: list[str] = []
         """Further options of `chronos serve`."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +91,7 @@ class Service:
     def is_ready(self) -> bool:
         """Return whether `/readyz` answers 200."""
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=5, context=self.context) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -179,7 +182,7 @@ class Service:
             headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s, context=self.context) as answer:
                 return answer.status, _decoded(answer.read(), answer.headers.get_content_type())
         except urllib.error.HTTPError as error:
             return error.code, _decoded(error.read(), error.headers.get_content_type())

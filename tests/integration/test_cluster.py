@@ -35,15 +35,21 @@ def flow(broker: Broker) -> KafkaFlow:
 ON_KAFKA = "kafka"
 """Parameter of `world`: the coordinator is Kafka."""
 
+ON_RAFT = "raft"
+"""Parameter of `world`: the nodes themselves vote."""
+
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Iterator[World]:
-    """Three nodes for the flow, not started yet; with ZooKeeper unless the parameter is ON_KAFKA."""
-    on_kafka = getattr(request, "param", "zookeeper") == ON_KAFKA
-    zookeeper: Ensemble | None = None if on_kafka else request.getfixturevalue("zookeeper")
+    """Three nodes for the flow, not started yet; with ZooKeeper unless the parameter is ON_KAFKA or ON_RAFT."""
+    kind = getattr(request, "param", "zookeeper")
+    zookeeper: Ensemble | None = None if kind in {ON_KAFKA, ON_RAFT} else request.getfixturevalue("zookeeper")
     hosts = None if zookeeper is None else zookeeper.hosts
     settings = {**flow.settings(), "delivery.transaction_timeout": "4s"}
-    with Fleet(tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, shards=SHARDS, settings=settings) as nodes:
+    on_raft = kind == ON_RAFT
+    with Fleet(
+        tmp_path, bootstrap=broker.bootstrap, zookeeper=hosts, raft=on_raft, shards=SHARDS, settings=settings
+    ) as nodes:
         yield World(fleet=nodes, kafka=broker, zookeeper=zookeeper)
 
 
@@ -87,9 +93,13 @@ def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: Kaf
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("world", "faults"),
-    [("zookeeper", ("kill", "freeze", "transfer", "roll", "disk")), (ON_KAFKA, ("kill", "controller", "roll"))],
+    [
+        ("zookeeper", ("kill", "freeze", "transfer", "roll", "disk")),
+        (ON_KAFKA, ("kill", "controller", "roll")),
+        (ON_RAFT, ("kill", "freeze", "transfer", "controller", "roll")),
+    ],
     indirect=["world"],
-    ids=["zookeeper", "kafka"],
+    ids=["zookeeper", "kafka", "raft"],
 )
 def test_a_node_killed_frozen_drained_and_restarted_costs_no_message(
     world: World, flow: KafkaFlow, broker: Broker, faults: tuple[str, ...]

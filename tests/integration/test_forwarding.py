@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from chronos.core.keys import partition_of
 from tests.harness.broker import Broker
 from tests.harness.service import Service
-from tests.integration.foreign import Sent, Tail, Topics, produce, schedule
+from tests.integration.foreign import Sent, Tail, Topics, produce, read_all, schedule
 
 SHARDS = 3
 CLIENTS = {
@@ -131,6 +132,32 @@ def test_a_delay_counts_from_the_first_timestamp_and_an_id_is_unique(chronos: Ch
     (second,) = [found for found in rejected if found.value == b"second"]
     assert (second.reason, second.header("chronos-forwarded")) == ("conflict", None)
     assert (second.source or b"").startswith(f"{chronos.topics.delay}/{home}/".encode())
+
+
+def test_a_cancel_that_overtakes_its_message_wins(chronos: Chronos) -> None:
+    """Messages are in other partitions, their cancels in those of the ids, before the messages get there. Both are rejected."""
+    target, due_ms = chronos.target(), time.time_ns() // 1_000_000 + 4_000
+    aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
+    names = [f"{at}-{target}".encode() for at in range(30)]
+    homes = [partition_of(name, SHARDS) for name in names]
+    messages = [Sent(name, aim, name, (home + 1) % SHARDS) for name, home in zip(names, homes, strict=True)]
+    cancels = [Sent(None, [], name, home) for name, home in zip(names[1:], homes[1:], strict=True)]
+    chronos.service.freeze()
+    try:
+        produce(chronos.broker.bootstrap, chronos.topics.delay, messages)
+        produce(chronos.broker.bootstrap, chronos.topics.delay, cancels)
+    finally:
+        chronos.service.thaw()
+
+    with Tail(chronos.broker.bootstrap, target) as tail:
+        tail.take(target, 1)
+        assert [got.value for got in tail.settle().records[target]] == [names[0]]
+    refused = Counter(
+        (got.value, got.reason)
+        for got in read_all(chronos.broker.bootstrap, chronos.topics.rejected)
+        if got.key in names
+    )
+    assert refused == Counter({(None, "unknown"): len(cancels)}) + Counter((name, "too-late") for name in names[1:])
 
 
 def test_a_generated_id_is_cancelled_through_any_partition(chronos: Chronos) -> None:

@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from chronos.adapters.kafka import cluster_loop
 from chronos.adapters.kafka.cluster_inspection import inspect
@@ -130,9 +137,41 @@ def test_an_inspection_shows_the_members_and_the_roles_and_writes_nothing(nodes:
     found = inspect(a.topic(), TIMING)
     assert found.members == {"a": member("a")}
     assert found.roles == a.look().roles
-    assert found.notes == ()
+    (note,) = found.notes
+    assert note.startswith(f"every client of this Kafka may read and write {nodes.topic}: ")
     a.leave()
     assert inspect(a.topic(), TIMING).members == {}
+
+
+def test_an_inspection_says_what_the_acls_allow_to_everybody() -> None:
+    """One for all users is named, also in its prefixed form; one for a single user is not."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with Broker(settings) as broker:
+        nodes = Nodes(broker, "chronos.cluster")
+        a = nodes.joined("a")
+
+        admin = broker.admin()
+
+        def allow(principal: str, pattern: ResourcePatternType, name: str, operation: AclOperation) -> None:
+            rule = AclBinding(ResourceType.TOPIC, name, pattern, principal, "*", operation, AclPermissionType.ALLOW)
+            admin.create_acls([rule])[rule].result(WAIT_S)
+
+        def public() -> list[str]:
+            return [
+                note.partition(" may ")[2].partition(" chronos.cluster:")[0]
+                for note in inspect(a.topic(), TIMING).notes
+            ]
+
+        allow("User:*", ResourcePatternType.PREFIXED, "chronos.", AclOperation.READ)
+        nodes.until(lambda: public() == ["read"], a)
+        allow("User:chronos", ResourcePatternType.LITERAL, nodes.topic, AclOperation.ALL)
+        allow("User:*", ResourcePatternType.LITERAL, "other", AclOperation.ALL)
+        allow("User:*", ResourcePatternType.LITERAL, nodes.topic, AclOperation.WRITE)
+        nodes.until(lambda: public() == ["read and write"], a)
+        a.leave()
 
 
 def test_an_inspection_of_a_topic_that_does_not_exist_creates_none(nodes: Nodes) -> None:

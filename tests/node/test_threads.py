@@ -36,13 +36,19 @@ def test_a_thread_of_the_cluster_node_that_fails_fails_the_node(thread: str) -> 
 
     failures: list[ChronosError] = []
     no_log: Any = None
+    settings = [
+        "log.kind=kafka",
+        "log.kafka.bootstrap_servers=127.0.0.1:1",
+        "coordinator.kind=zookeeper",
+        "coordinator.zookeeper.hosts=127.0.0.1:1",
+    ]
     cluster_node = ClusterNode(
         coordinator(),
-        node="n",
+        load(None, {}, settings),
         log=no_log,
-        unreachable_ms=9,
         clock=SystemClock(),
         describe=describe,
+        look=lambda shard, master: None,
         failed=failures.append,
     )
     running = {

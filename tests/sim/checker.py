@@ -6,7 +6,7 @@ The only look into a node is a digest of its store at each applied progress reco
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +18,7 @@ from chronos.core.message import Reason, Record
 from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.repetition import spread_shift_ms
 from chronos.workers.letters import REFUSED_PAUSE_MS
+from chronos.workers.refusals import PROVEN_AT
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, TRANSACTION_MS, Brokers, Partition, Transaction
 from tests.sim.expectations import Expectation
 from tests.sim.log import POISON
@@ -235,7 +236,7 @@ class Checker:
             if int(first_ms) != origin.timestamp_ms:
                 raise broken("1", f"{source} was forwarded with the time {first_ms}, not {origin.timestamp_ms}")
             self.forwarded.add(source)
-            self.expected[partition.number, at] = replace(expected, first_ms=origin.timestamp_ms)
+            self.expected[partition.number, at] = replace(expected, first_ms=origin.timestamp_ms, first_shard=shard)
         if listed:
             raise broken("1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them")
 
@@ -332,7 +333,12 @@ class Checker:
         elif reason == "no-key":
             justified = expected.key is None and expected.target in self.brokers.compacted
         elif reason == "refused-by-broker":
-            justified = expected.value == POISON or expected.target in self.unreliable
+            shares_attempt = f"like every message for {expected.target} since" in detail
+            justified = (
+                expected.value == POISON
+                or expected.target in self.unreliable
+                or (shares_attempt and self._poison_attempts(shard, expected.target) >= PROVEN_AT)
+            )
         else:
             missing_ms = self.world.now_ms - self.brokers.deleted_ms.get(expected.target, 0)
             justified = expected.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
@@ -340,6 +346,23 @@ class Checker:
             raise broken("8", f"{source} was dead-lettered: {reason}")
         if self.world.now_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
+
+    def _poison_attempts(self, shard: int, target: str) -> int:
+        """Return how many poison records of the shard for a target were due: one for each occurrence that has an outcome."""
+        return sum(
+            len(ends)
+            for source, ends in self.occurrences.items()
+            if source[0] == shard and (at := self.expected[source]).value == POISON and at.target == target
+        )
+
+    def poison_pending(self) -> int:
+        """Return the largest number of poison records that one shard has not settled."""
+        counts = Counter(
+            source[0]
+            for source, expected in self.expected.items()
+            if expected.value == POISON and source not in self.ended and source not in self.refused
+        )
+        return max(counts.values(), default=0)
 
     def moved_ms(self, shard: int, instance: str) -> int:
         """When a data directory last committed a step that moved the cursor or the pull offset; 0: never."""
@@ -377,6 +400,8 @@ class Checker:
         holders: dict[bytes, int] = {}
         order: dict[bytes, tuple[int, int]] = {}
         """Id -> greatest first timestamp of its last message and of later cancels, and the own timestamp of that record."""
+        cancels: dict[bytes, set[int]] = {}
+        """Id -> the shards that the cancels of that first timestamp came to first."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -410,22 +435,32 @@ class Checker:
                     else alive and holder is not None and first_ms < self._first_of(shard, holder) - EARLY_MS
                 )
             )
+            first_shard = shard if expected.first_shard is None else expected.first_shard
+            if is_schedule and before is not None and first_ms == before[0] and first_shard != shard:
+                # A cancel of the same millisecond wins, unless it came to the same partition first.
+                is_older = bool(cancels[named] - {first_shard})
             is_kept = before is not None and record.timestamp_ms - before[1] < self.deduplication_ms
             must_be_refused = is_older and is_kept
             self._check_place(source, expected, reason)
             counts = reason is None or (not alive and reason in (Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED))
-            if expected.verb == "cancel" and counts and (before is None or first_ms > before[0]):
-                order[named] = (first_ms, record.timestamp_ms)
+            if expected.verb == "cancel" and counts and (before is None or first_ms >= before[0]):
+                if before is None or first_ms > before[0]:
+                    order[named], cancels[named] = (first_ms, record.timestamp_ms), set()
+                cancels[named].add(first_shard)
             if reason is None and is_schedule and not expected.malformed:
                 if must_be_refused:
                     raise broken("6", f"{source} of {first_ms} was accepted after a later record of its id: {before}")
-                order[named] = (first_ms, record.timestamp_ms)
+                order[named], cancels[named] = (first_ms, record.timestamp_ms), set()
             if reason == Reason.FORWARDED:
                 continue
             if reason is None and not is_schedule and must_be_refused:
                 raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it")
             if is_older and reason == Reason.TOO_LATE:
                 continue
+            if reason == Reason.TOO_LATE and expected.verb == "schedule" and not expected.malformed:
+                raise broken(
+                    "1", f"{source} of {first_ms} was refused as older, and no later record of its id came first"
+                )
             if expected.unreadable != (reason == Reason.UNREADABLE):
                 raise broken("8", f"{source} was refused as unreadable though it is not, or the other way round")
             if reason is not None:

@@ -1,8 +1,9 @@
-"""Faults of the election that the simulation and the exploration must find; `tests/sim/faults.py` plants them."""
+"""Faults of the election and of the register that the simulation and the exploration must find; `tests/sim/faults.py` plants them."""
 
 from __future__ import annotations
 
 from chronos.core.raft.elector import Elector
+from chronos.core.raft.register import Voter
 from chronos.core.raft.state import State
 from chronos.core.raft.tally import VoteTally
 from tests.sim.faults import Change
@@ -69,3 +70,53 @@ EXPLORED = (
     "a node votes again in a term for every candidate (DL-16.7)",
 )
 """Faults that show within a few steps."""
+
+REGISTER_FAULTS: dict[str, list[Change]] = {
+    "an entry is confirmed before it is durable": [
+        (Voter, "_on_proposal", "self._changed = True", "self._changed = True\nself._durable = stamp\nself._confirm()"),
+    ],
+    "an entry of a deposed leader is accepted": [
+        (Voter, "_on_proposal", "elector.leader != proposal.sender or elector.term != stamp.epoch", "False"),
+        (Voter, "_on_proposal", "elector.role is not Role.FOLLOWER", "elector.role is Role.LEADER"),
+        (Voter, "_confirm", "self._durable.epoch == elector.term", "True"),
+    ],
+    "an entry is replaced by an earlier one": [
+        (Voter, "_on_proposal", "stamp > self.latest.stamp", "stamp != self.latest.stamp"),
+    ],
+    "a new leader begins with an empty value": [
+        (Voter, "_elect", 'b"" if self.latest is None else self.latest.value', 'b""'),
+    ],
+    "copies of an entry of an earlier term are counted": [
+        (
+            Voter,
+            "_elect",
+            'self._propose(b"" if self.latest is None else self.latest.value)',
+            "[self._send_latest(peer) for peer in self.elector.peers]",
+        ),
+        (Voter, "_accept", " or stamp.epoch != elector.term", ""),
+        (Voter, "_commit", " or latest.stamp.epoch != elector.term", ""),
+        (Voter, "_on_proposal", " or elector.term != stamp.epoch", ""),
+        (Voter, "_confirm", "self._durable.epoch == elector.term", "True"),
+    ],
+    "one copy too few commits an entry": [
+        (Voter, "_commit", "copies >= elector.quorum", "copies >= elector.quorum - 1"),
+    ],
+    "the leader counts its own copy before it is durable": [
+        (Voter, "_commit", "self._durable >= latest.stamp", "1"),
+    ],
+    "the entry of a node does not count in an election": [
+        (Voter, "_stored", "self._elect(Applied(self._durable), now_ms)", "pass"),
+        (Voter, "_begin", "self._elect(Applied(self._durable), now_ms)", "pass"),
+        (Voter, "_on_heartbeat_response", "response.end < self.latest.stamp", "True"),
+    ],
+    "the version of an entry is used twice": [
+        (Voter, "_propose", "self.latest.stamp.applied + 1", "self.latest.stamp.applied"),
+    ],
+    "the entry is forgotten in a restart": [
+        (Voter, "_begin", "self.latest = disk.entry", "self.latest = None"),
+        (Voter, "_begin", "LogEnd() if disk.entry is None else disk.entry.stamp", "LogEnd()"),
+    ],
+    "an entry that was lost is not sent again": [
+        (Voter, "_on_heartbeat_response", "self.latest is not None and", "False and"),
+    ],
+}

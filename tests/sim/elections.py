@@ -9,11 +9,8 @@ The checker sees only the messages that leave a node, its disk, and the effects 
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -103,8 +100,15 @@ class Node:
         self.elector = Elector(
             node=self.name, peers=simulation.names, preferred=simulation.preferred, timing=simulation.timing
         )
-        self.feed(self.elector, Start(saved=self.disk))
-        self.feed(self.elector, Applied(self.end))
+        self._begin(self.elector)
+
+    def _begin(self, elector: Elector) -> None:
+        self.feed(elector, Start(saved=self.disk))
+        self.feed(elector, Applied(self.end))
+
+    def local_ms(self) -> int:
+        """The clock of this node."""
+        return self._local_ms + (self.world.now_ms - self._started_ms) * self.rate // 1_000
 
     def crash(self) -> None:
         """End without warning; unfinished writes are lost or not."""
@@ -123,7 +127,7 @@ class Node:
         """Give the elector one event and carry its effects out."""
         role = elector.role
         try:
-            effects = elector.step(event, self._local_ms + (self.world.now_ms - self._started_ms) * self.rate // 1_000)
+            effects = elector.step(event, self.local_ms())
         except Exception as error:
             raise Finding(CRASH, f"{self.name} failed on {event}: {error!r}") from error
         for effect in effects:
@@ -135,6 +139,10 @@ class Node:
                 self.simulation.send(self, elector, effect)
         if elector.role is not role:
             self.world.trace(f"{self.name} {elector.role} {elector.term}")
+        self._schedule(elector)
+
+    def _schedule(self, elector: Elector) -> None:
+        """Wake the elector at its time."""
         wake_ms = elector.wake_ms
         if wake_ms is not None and wake_ms != self._wake_ms:
             self._wake_ms = wake_ms
@@ -149,12 +157,18 @@ class Node:
     def _write(self, elector: Elector, saved: Saved) -> None:
         """Write to the disk, in order. A write that a crash overtakes may have been finished."""
         draw = self.world.random
+        self._count_increase(saved)
+        self._written_ms = max(self._written_ms, self.world.now_ms) + self._write_ms()
+        self.world.at(self._written_ms, self._finish_write, elector, saved, draw.random() < 0.5)
+
+    def _count_increase(self, saved: Saved) -> None:
         if saved.term > self.term:
             self.increases += 1
             self.term = saved.term
-        duration_ms = draw.choice([1, 5, 5, 20, self.simulation.slow_write_ms])
-        self._written_ms = max(self._written_ms, self.world.now_ms) + duration_ms
-        self.world.at(self._written_ms, self._finish_write, elector, saved, draw.random() < 0.5)
+
+    def _write_ms(self) -> int:
+        """Duration of one write."""
+        return self.world.random.choice([1, 5, 5, 20, self.simulation.slow_write_ms])
 
     def _finish_write(self, elector: Elector, saved: Saved, survives: bool) -> None:
         if elector is self.elector or (survives and self.elector is None and self.disk_is_before(saved)):
@@ -174,6 +188,8 @@ class Node:
 
 class Elections:
     """One simulated run."""
+
+    kind: type[Node] = Node
 
     def __init__(self, seed: int, *, nodes: int | None = None, lines: list[str] | None = None) -> None:
         self.world = World(seed, lines=lines)
@@ -197,7 +213,7 @@ class Elections:
         """Node and incarnation -> the start that sent messages as that incarnation."""
         self.refused: set[tuple[str, str, int, int]] = set()
         """Voter, candidate, incarnation and number of requests from candidates whose log end is behind the voter's."""
-        self.nodes = {name: Node(self, name) for name in self.names}
+        self.nodes = {name: self.kind(self, name) for name in self.names}
 
     # ------------------------------------------------------------------------------------------------ the run
 
@@ -260,10 +276,14 @@ class Elections:
             return
         node.crash()
         self.restarts += 1
-        if self.world.chance(0.3):
-            node.end = LogEnd()  # It applies the log again.
-            self.world.after(away_ms + 300, node.apply, self.log_end)
+        self._forgets(node, away_ms)
         self.world.after(away_ms, node.start)
+
+    def _forgets(self, node: Node, away_ms: int) -> None:
+        """Some nodes apply the log again after a restart."""
+        if self.world.chance(0.3):
+            node.end = LogEnd()
+            self.world.after(away_ms + 300, node.apply, self.log_end)
 
     def _block(self, ways: list[tuple[str, str]], lasts_ms: int, cut_off: Node | None = None) -> None:
         if not self.world.faulty:
@@ -348,14 +368,16 @@ class Elections:
     def send(self, node: Node, elector: Elector, message: Message) -> None:
         """Check a message that leaves a node; lose it, delay it, double it."""
         self._check_message(node, elector, message)
+        self._transmit((node.name, message.to), message)
+
+    def _transmit(self, way: tuple[str, str], message: Any) -> None:
         draw = self.world.random
-        way = node.name, message.to
         if self.blocked.get(way) or (self.loss and draw.random() < self.loss):
             return
         for _ in range(2 if self.doubling and draw.random() < self.doubling else 1):
             self.world.after(1 + int(draw.random() ** 3 * self.delay_ms), self._deliver, way, message)
 
-    def _deliver(self, way: tuple[str, str], message: Message) -> None:
+    def _deliver(self, way: tuple[str, str], message: Any) -> None:
         node = self.nodes[way[1]]
         if self.blocked.get(way) or node.elector is None:
             return
@@ -409,65 +431,12 @@ def simulate(seed: int, *, nodes: int | None = None, lines: list[str] | None = N
     return Elections(seed, nodes=nodes, lines=lines).run()
 
 
-# -------------------------------------------------------------------------------------------------- the command
-
-
-def main(arguments: list[str]) -> int:
-    """`scripts/sim elections`: run many seeds, or one with its trace."""
-    parser = argparse.ArgumentParser(prog="scripts/sim elections", description="Simulation of the election.")
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many seeds (default 10000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many processes (default 1)")
-    parser.add_argument("--seed", type=int, help="run one seed and print its trace")
-    options = parser.parse_args(arguments)
-    if options.seed is not None:
-        return _replay(options.seed)
-    began_s = time.monotonic()
-    results: list[Result] = []
-    for seed, result in _results(range(options.first, options.first + options.seeds), options.jobs):
-        if not isinstance(result, Result):
-            exit_code, text = result
-            print(f"seed {seed}: {text}\nreplay it with: ./scripts/sim elections --seed {seed}")
-            return exit_code
-        results.append(result)
-    took_s = time.monotonic() - began_s
+def summary(results: Sequence[Result]) -> str:
+    """Describe many seeds without a finding."""
     intervals = sorted(result.intervals for result in results)
-    print(
-        f"{len(results)} seeds, {sum(result.leaders for result in results)} leaders, "
-        f"{sum(result.restarts for result in results)} restarts, {sum(result.events for result in results)} events "
-        f"in {took_s:.1f} s\nelection intervals from healing to agreement: median {intervals[len(results) // 2]:.2f}, "
-        f"99 % {intervals[len(results) * 99 // 100]:.2f}, worst {intervals[-1]:.2f}\nnothing found"
+    leaders, restarts = (sum(getattr(result, name) for result in results) for name in ("leaders", "restarts"))
+    return (
+        f"{leaders} leaders, {restarts} restarts, {sum(result.events for result in results)} events\n"
+        f"election intervals from healing to agreement: median {intervals[len(results) // 2]:.2f}, "
+        f"99 % {intervals[len(results) * 99 // 100]:.2f}, worst {intervals[-1]:.2f}"
     )
-    return 0
-
-
-def _replay(seed: int) -> int:
-    lines: list[str] = []
-    try:
-        result = simulate(seed, lines=lines)
-    except Finding as finding:
-        print("\n".join(lines))
-        print(f"seed {seed}: {finding}")
-        return finding.exit_code
-    print("\n".join(lines))
-    print(f"seed {seed}: nothing found; {result}")
-    return 0
-
-
-def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Result | tuple[int, str]]]:
-    if jobs == 1:
-        yield from ((seed, _result(seed)) for seed in seeds)
-    else:
-        with ProcessPoolExecutor(jobs) as pool:
-            yield from zip(seeds, pool.map(_result, seeds, chunksize=50), strict=True)
-
-
-def _result(seed: int) -> Result | tuple[int, str]:
-    try:
-        return simulate(seed)
-    except Finding as finding:
-        return finding.exit_code, str(finding)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

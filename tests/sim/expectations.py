@@ -31,5 +31,7 @@ class Expectation(Struct, kw_only=True):
     """Its own limit of attempts; 0: it has none."""
     first_ms: int | None = None
     """The first timestamp of a forwarded record, or of one with a hop that a producer forged; None: it has no hop."""
+    first_shard: int | None = None
+    """The shard that such a record came to first, by its hop."""
     replayed: bytes | None = None
     """Of a replay: the source of the dead letter that it schedules again."""

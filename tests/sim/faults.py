@@ -20,6 +20,7 @@ from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
+from chronos.workers import push
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
@@ -53,16 +54,22 @@ FAULTS: dict[str, list[Change]] = {
         (_Staging, "run", "staged.refuse(offset, Reason.FORWARDED)", "pass"),
     ],
     "the first timestamp of a forwarded record is lost": [
-        (Forwards, "_headers", "hop(self.topic, self._shard, record)", "hop(self.topic, self._shard, record).replace(b';', b';1')"),
+        (Forwards, "_headers", "hop(self._source_prefix, record)", "hop(self._source_prefix, record).replace(b';', b';1')"),
     ],
     "a forwarded record is accepted after a later cancel of its id": [
-        (_Staging, "_schedule", "if id_state is not None and first_ms < min(record.timestamp_ms, id_state.first_ms):", "if False:"),
+        (_Staging, "_is_overtaken", "return first_ms < min(record.timestamp_ms, id_state.first_ms)", "return False"),
+    ],
+    "a forwarded record is accepted after a cancel of the same millisecond": [
+        (_Staging, "_is_overtaken", "return first_shard(record, own) not in (own, id_state.cancel_shard)", "return False"),
+    ],
+    "a cancel refuses what came after it to the same partition in the same millisecond": [
+        (_Staging, "_is_overtaken", "not in (own, id_state.cancel_shard)", "!= own"),
     ],
     "a cancel that finds nothing leaves no trace": [
         (_Staging, "_note_cancel", "if reason == Reason.UNKNOWN:", "if reason == Reason.UNKNOWN:\n    return\nif False:"),
     ],
     "a cancel that comes after the end of its message leaves no trace": [
-        (_Staging, "_note_cancel", "and first_ms > id_state.first_ms:", "and False:"),
+        (_Staging, "_note_cancel", "if noted is not id_state:", "if False:"),
     ],
     "a replica does not note the cancels that changed nothing": [
         (_Staging, "run", "if replayed[offset] in CHANGED_NOTHING:", "if False:"),
@@ -232,7 +239,7 @@ FAULTS: dict[str, list[Change]] = {
         (WriterEpoch, "progress", "details=tuple(details)", "details=()"),
     ],
     "one description is enough to dead-letter": [
-        (Pusher, "_miss", "target.is_missing", "True"),
+        (push, "second_look_ms", "target.is_missing and known_ms <=", "known_ms <="),
     ],
     "messages are selected before they are due": [
         (Master, "step", "until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, "),

@@ -6,8 +6,6 @@ controller answers within the timeout times the number of members after healing;
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Sequence
 from itertools import count
 
@@ -356,7 +354,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Of the trace."""
 
 
-def simulate(seed: int, lines: list[str] | None = None) -> Outcome:
+def simulate(seed: int, *, lines: list[str] | None = None) -> Outcome:
     """Simulate one seed. Raises Finding."""
     cluster = Cluster(seed, lines)
     cluster.draw_faults()
@@ -366,27 +364,10 @@ def simulate(seed: int, lines: list[str] | None = None) -> Outcome:
     return Outcome(members=len(cluster.names()), controlled_ms=controlled_ms, digest=cluster.world.digest())
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run many seeds, or one with its trace; return the exit code."""
-    parser = argparse.ArgumentParser(prog="scripts/sim participants")
-    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds (default 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=int, help="run one seed and print its trace")
-    given = parser.parse_args(arguments)
-    began_s = time.monotonic()
-    lines: list[str] | None = None if given.seed is None else []
-    seeds = range(given.first, given.first + given.seeds) if given.seed is None else [given.seed]
+def summary(results: Sequence[Outcome]) -> str:
+    """Describe many seeds without a finding."""
     worst_ms: dict[int, int] = {}
-    for seed in seeds:
-        try:
-            outcome = simulate(seed, lines)
-        except Finding as finding:
-            print("\n".join(lines or []))
-            print(f"seed {seed}: {finding}")
-            print(f"replay it with: ./scripts/sim participants --seed {seed}")
-            return finding.exit_code
-        worst_ms[outcome.members] = max(worst_ms.get(outcome.members, 0), outcome.controlled_ms)
-    print("\n".join(lines or []))
+    for each in results:
+        worst_ms[each.members] = max(worst_ms.get(each.members, 0), each.controlled_ms)
     worst = ", ".join(f"{members} members: {ms} ms" for members, ms in sorted(worst_ms.items()))
-    print(f"{len(seeds)} seeds in {time.monotonic() - began_s:.1f} s; longest until a controller answered: {worst}")
-    return 0
+    return f"longest until a controller answered: {worst}"

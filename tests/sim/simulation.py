@@ -6,7 +6,7 @@ removed, and within a bounded time every message that is due must be settled, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -28,6 +28,7 @@ from tests.sim.fault_injection import FaultInjection
 from tests.sim.log import Faults, SimLog
 from tests.sim.node import SimulatedNode
 from tests.sim.store import Disk, SimStore
+from tests.sim.thread import RETRY_CAP_MS
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
 HEALED_MS_MAX = 120_000
@@ -147,6 +148,8 @@ class Simulation(ClusterPart):
         world = self.world
         last_due_ms = world.now_ms + self.producers.spread_ms
         give_up_ms = last_due_ms + (HEALED_MS_MAX if self.ensemble is not None else ALONE_MS_MAX)
+        # A target that is set aside is attempted with one message at a time, after pauses of up to RETRY_CAP_MS.
+        give_up_ms += self.checker.poison_pending() * self.checker.attempts_max * RETRY_CAP_MS
         while True:
             left = self.checker.unsettled(self.shards, last_due_ms)
             left += [] if left else self._misplaced() + self._behind()
@@ -350,4 +353,10 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
             raise Finding(CRASH, f"the simulator itself failed: {error!r}") from error
 
 
-__all__ = ["START_MS", "Result", "Simulation", "simulate"]
+def summary(results: Sequence[Result]) -> str:
+    """Describe many seeds without a finding."""
+    names = {"sent": "records", "commits": "commits", "deliveries": "deliveries", "events": "events"}
+    return ", ".join(f"{sum(getattr(result, name) for result in results)} {noun}" for name, noun in names.items())
+
+
+__all__ = ["START_MS", "Result", "Simulation", "simulate", "summary"]

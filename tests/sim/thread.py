@@ -20,6 +20,9 @@ from tests.sim.world import CRASH, Crashed, Finding, broken
 if TYPE_CHECKING:
     from tests.sim.node import Process
 
+RETRY_CAP_MS = 5_000
+"""Longest pause between two attempts."""
+
 REFUSED_MS = 2_000
 """Time until a node starts again after it was refused or stopped itself."""
 
@@ -67,7 +70,7 @@ class ReplicaThread:
                 create_topics=False,
                 attempts_max=settings.attempts_max,
                 retry_base_ms=settings.retry_base_ms,
-                retry_cap_ms=5_000,
+                retry_cap_ms=RETRY_CAP_MS,
                 rates=ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
             ),
             limits=settings.limits,

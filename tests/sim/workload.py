@@ -87,7 +87,7 @@ class Producers:
         if dice.random() < 0.3:
             steps.reverse()
         steps[0]()
-        self.world.after(dice.choice([1, 20, 300, 900, 2_500]), steps[1])
+        self.world.after(dice.choice([0, 1, 20, 300, 900, 2_500]), steps[1])
 
     def _schedule_in(self, shard: int, named: bytes) -> None:
         due_ms, verb = self.world.now_ms + self.place_dice.choice([0, 500, 5_000]), "schedule"
@@ -198,7 +198,7 @@ class Producers:
         place, first_ms = self.place_dice.choice([(shard, now_ms - 9), (other, now_ms + 9), (other, now_ms - 900)])
         headers.append(("chronos-forwarded", b"%b/%d/%d;%d" % (DELAY.encode(), place, 0, first_ms)))
         expected.malformed |= place == shard or first_ms > now_ms
-        expected.first_ms = first_ms
+        expected.first_ms, expected.first_shard = first_ms, place
         return expected.malformed
 
     def _spoil(self, flaw: str, headers: Pairs, key: bytes | None) -> bytes | None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from msgspec import structs
+from msgspec import Struct, structs
 
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.settings import BATCH_BYTES
@@ -43,7 +44,7 @@ from chronos.spark.backfill.sending import (
     records_of,
     send_parts,
 )
-from chronos.spark.requests import Attempt, BackfillRun, Request
+from chronos.spark.requests import Attempt, BackfillRun, Report, Request
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import read_committed
 from tests.spark.conftest import conf, small
@@ -63,11 +64,24 @@ unhurried = pytest.mark.timeout(1_200)
 """A plan takes some tens of Spark jobs."""
 
 
+class PlanMade(Struct, frozen=True):
+    """A plan of lost messages, which every archive with the same messages can take: it names neither cluster nor delay topic."""
+
+    target: str
+    folder: Path
+    report: Report
+
+
 class Lost:
     """An archive of lost messages, and the delay topic that they are sent to again."""
 
-    def __init__(self, spark: SparkSession, broker: Broker, directory: Path, messages: int) -> None:
+    def __init__(
+        self, spark: SparkSession, broker: Broker, directory: Path, messages: int, plan: PlanMade | None = None
+    ) -> None:
         self.logs = Logs(broker)
+        if plan is not None:
+            self.logs.target = plan.target
+        self.plan_made = plan
         self.messages = messages
         self.spark = spark
         self.storage = ArchiveStorage(str(directory / "archive"))
@@ -85,11 +99,22 @@ class Lost:
             self.spark, self.storage, self.brokers, self.opener, bootstrap_servers=self.logs.broker.bootstrap
         )
 
-    def begin(self) -> tuple[Backfill, BackfillRun]:
-        """Plan all messages; nothing is sent."""
-        job = self.job()
-        planned = job.plan(self.request)
+    def plan(self) -> Report:
+        """Plan all messages, or take the plan that was made; nothing is sent."""
+        if self.plan_made is not None:
+            shutil.copytree(self.plan_made.folder, self.folder(self.plan_made.report))
+            return self.plan_made.report
+        planned = self.job().plan(self.request)
         assert planned.messages == self.messages
+        return planned
+
+    def folder(self, planned: Report) -> Path:
+        """The folder of a plan."""
+        return Path(self.storage.path(ledger.run_folder(planned.run)).removeprefix("file://"))
+
+    def begin(self) -> tuple[Backfill, BackfillRun]:
+        """Plan all messages, and begin to send them."""
+        planned, job = self.plan(), self.job()
         return job, job.begin(planned)
 
     def first_attempt(self, run: BackfillRun, files: list[str]) -> SendingJob:
@@ -146,6 +171,23 @@ def make(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Callab
     yield lost
     for each in made:
         each.brokers.close()
+
+
+@pytest.fixture(scope="module")
+def plan_of_400(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> PlanMade:
+    """The plan of 400 lost messages, made once for tests of what comes after it."""
+    lost = Lost(spark, broker, tmp_path_factory.mktemp("planned"), 400)
+    planned = lost.plan()
+    lost.brokers.close()
+    return PlanMade(lost.logs.target, lost.folder(planned), planned)
+
+
+@pytest.fixture
+def planned_400(spark: SparkSession, broker: Broker, tmp_path: Path, plan_of_400: PlanMade) -> Iterator[Lost]:
+    """An archive of 400 lost messages with that plan, and topics of its own apart from the target."""
+    lost = Lost(spark, broker, tmp_path, 400, plan_of_400)
+    yield lost
+    lost.brokers.close()
 
 
 @pytest.fixture
@@ -288,9 +330,9 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
 
 
 @unhurried
-def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(make: Callable[[int], Lost]) -> None:
+def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_400: Lost) -> None:
     """A command with other options is refused; a trimmed log, which no longer shows what was sent, is an error."""
-    lost = make(400)
+    lost = planned_400
     job, run = lost.begin()
     other = Request(mode="all", options=["x"])
     with pytest.raises(typer.BadParameter, match="--resume sends the rest"):
@@ -312,9 +354,9 @@ def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(make: Ca
 
 
 @unhurried
-def test_a_topic_created_again_with_fewer_partitions_is_recognized(make: Callable[[int], Lost]) -> None:
+def test_a_topic_created_again_with_fewer_partitions_is_recognized(planned_400: Lost) -> None:
     """Before a partition that no longer exists is read."""
-    lost = make(400)
+    lost = planned_400
     job, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
     lost.logs.delete(lost.logs.delay)
@@ -364,9 +406,9 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
 
 
 @unhurried
-def test_a_part_is_sent_once_in_an_attempt(make: Callable[[int], Lost]) -> None:
+def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     """Spark may run a stage again, whose tasks count as first attempts: they must not send the part twice."""
-    lost = make(400)
+    lost = planned_400
     _, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
     ledger.save_run(lost.storage, run)
@@ -379,9 +421,9 @@ def test_a_part_is_sent_once_in_an_attempt(make: Callable[[int], Lost]) -> None:
 
 
 @unhurried
-def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(make: Callable[[int], Lost]) -> None:
+def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
     """The next run sends the rest, and no more."""
-    lost = make(400)
+    lost = planned_400
     job, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
     files = ledger.plan_files(lost.storage, run.run)

@@ -48,6 +48,7 @@ class Sent:
     late: str = ""
     spread_ms: int = 0
     hop_ms: int | None = None
+    hop_from: int = 0
     elsewhere: bool = False
 
 
@@ -95,7 +96,8 @@ sents = st.builds(
     repeat=_often("", "every 100ms", "backoff 100ms 1.5 1s", "cron */5 * * * *"),
     late=st.sampled_from(["", "fire-all", "skip"]),
     spread_ms=st.sampled_from([0, 0, 0, 2, 9]),
-    hop_ms=st.sampled_from([None] * 6 + [0, 1, 5, 400, 700]),
+    hop_ms=st.sampled_from([None] * 6 + [0, 0, 1, 4, 400, 700]),
+    hop_from=st.sampled_from([0, 2]),
     elsewhere=st.sampled_from([False, False, False, False, True]),
 )
 
@@ -182,6 +184,7 @@ class Producers:
             verb=sent.verb,
             id=message_id,
             hop_ms=sent.hop_ms,
+            hop_from=sent.hop_from,
             elsewhere=ELSEWHERE if message_id in (ELSEWHERE_ID, ELSEWHERE_ADDRESS) else None,
             due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
             expire_at_ms=due_ms + spread_ms + (sent.lasts_ms or 0) if expires else None,
@@ -255,7 +258,7 @@ def render(intent: Intent, form: int = 0) -> Record:
         forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), b"d/0/7;%d" % (intent.timestamp_ms + 1), b"d/0/7")
         headers.append(("chronos-forwarded", forged[form]))
     elif intent.hop_ms is not None:
-        headers.append(("chronos-forwarded", b"d/0/7;%d" % intent.first_ms))
+        headers.append(("chronos-forwarded", b"d/%d/7;%d" % (intent.hop_from, intent.first_ms)))
     if intent.rejection is Reason.CREATE_TIME:
         return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)

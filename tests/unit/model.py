@@ -96,6 +96,8 @@ class Intent:
     """Return the reason for which it must be refused regardless of the shard's state."""
     hop_ms: int | None = None
     """Of a forwarded record: how long before its own time its first timestamp is."""
+    hop_from: int = 0
+    """Of a forwarded record: the shard that it came to first."""
     elsewhere: int | None = None
     """The shard that its id belongs to, if that is another one."""
 
@@ -103,6 +105,11 @@ class Intent:
     def first_ms(self) -> int:
         """The time that counts for its order and for its due time."""
         return self.timestamp_ms - (self.hop_ms or 0)
+
+    @property
+    def first_shard(self) -> int:
+        """The shard that it came to first."""
+        return SHARD if self.hop_ms is None else self.hop_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +197,9 @@ class Model:
     failures: dict[bytes, Failure] = field(default_factory=dict)
     """Id -> why it was not delivered when it was last tried."""
     firsts: dict[bytes, int] = field(default_factory=dict)
-    """Id -> first timestamp of its message, or of a later cancel."""
+    """Id -> first timestamp of its message, or of a cancel that is not older."""
+    cancels: dict[bytes, set[int]] = field(default_factory=dict)
+    """Id -> the shards that the cancels of that time came to first."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -257,7 +266,7 @@ class Model:
         if intent.verb == "cancel":
             del self.pending[holder.offset]
             self._set_state(holder, "cancelled")
-            self.firsts[intent.id] = max(self.firsts[intent.id], intent.first_ms)
+            self._date(intent)
             self.totals["cancelled"] += 1
         elif intent.verb == "reschedule":
             if holder.expire_at_ms is not None and intent.due_ms + holder.shift_ms > holder.expire_at_ms:
@@ -278,15 +287,40 @@ class Model:
             self.id_states[intent.id] = ("absent", 0, 0, 0)
             self.stored_ids.add(intent.id)
             self.ended.append(intent.id)
-        elif intent.first_ms > self.firsts[intent.id]:
+        elif self._date(intent):
             self.prolonged.add(intent.id)
-        self.firsts[intent.id] = max(self.firsts.get(intent.id, 0), intent.first_ms)
+        self._date(intent)
+
+    def _date(self, cancel: Intent) -> bool:
+        """Note the first timestamp of a cancel, and where it came to first; return whether that changes the state of the id."""
+        assert cancel.id is not None
+        first_ms = self.firsts.get(cancel.id, 0)
+        if cancel.first_ms < first_ms:
+            return False
+        before = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
+        self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, before | {cancel.first_shard}
+        return cancel.first_ms > first_ms or self._noted(before) != self._noted(before | {cancel.first_shard})
+
+    def _noted(self, shards: set[int]) -> int | None:
+        """The shard of these that the state of an id names: this one where there are several."""
+        return next(iter(shards)) if len(shards) == 1 else SHARD if shards else None
+
+    def _is_overtaken(self, intent: Intent) -> bool:
+        """Whether a forwarded message is older than what came before it; a cancel of its millisecond counts as later, unless
+        both came to one partition first."""
+        assert intent.id is not None
+        if intent.hop_ms is None:
+            return False
+        first_ms = self.firsts[intent.id]
+        if intent.first_ms == first_ms:
+            return bool(self.cancels.get(intent.id, set()) - {intent.first_shard})
+        return intent.hop_ms > 0 and intent.first_ms < first_ms
 
     def _schedule(self, intent: Intent) -> Reason | None:
         if intent.id is not None:
             holder = self._holder(intent.id)
             known = self.id_states.get(intent.id)
-            if known is not None and intent.hop_ms and intent.first_ms < self.firsts[intent.id]:
+            if known is not None and self._is_overtaken(intent):
                 return Reason.TOO_LATE
             if known is not None and known[0] == "absent":
                 known = None
@@ -344,7 +378,7 @@ class Model:
 
     def _set_state(self, message: Message, state: str, settled_ms: int = 0) -> None:
         self.id_states[message.id] = (state, message.place_ms, message.offset, settled_ms)
-        self.firsts[message.id] = message.intent.first_ms
+        self.firsts[message.id], self.cancels[message.id] = message.intent.first_ms, set()
         # The id space holds only what a generated id does not show.
         if message.user_id or message.moved or state not in ("pending", "delivered"):
             self.stored_ids.add(message.id)
@@ -479,7 +513,8 @@ class Model:
         for message_id in self.stored_ids:
             name, place_ms, offset, settled_ms = self.id_states[message_id]
             failure = self.failures.get(message_id)
-            found = IdState(STATES[name], place_ms, offset, settled_ms, failure, self.firsts[message_id])
+            cancel_shard = self._noted(self.cancels[message_id])
+            found = IdState(STATES[name], place_ms, offset, settled_ms, failure, self.firsts[message_id], cancel_shard)
             rows[id_key(message_id)] = pack_id_state(found)
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")

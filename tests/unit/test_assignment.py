@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from chronos.core import assignment
 from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
+from chronos.core.health import ARMED, ARMED_MS, AUTO, OFF, is_unhealthy
 from chronos.core.roles import (
     AWAY_MS,
     DEGRADED,
@@ -41,6 +42,7 @@ def member(
     log: str = OK,
     applied: int | None = 10,
     shards: int = 4,
+    eligible: bool = True,
 ) -> Member:
     """A member with the same report for all shards, or the given ones."""
     reports = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
@@ -52,6 +54,7 @@ def member(
         started_ms=0,
         leaving=leaving,
         log=log,
+        eligible=eligible,
         replicas=dict(enumerate(reports)),
     )
 
@@ -308,6 +311,7 @@ REFUSED = {
     "its progress is not known yet": Request(kind="transfer", node="c", shard=0),
     "it is about to stop": Request(kind="transfer", node="d", shard=0),
     "the log does not answer it": Request(kind="transfer", node="e", shard=0),
+    "its failover.candidate is off": Request(kind="transfer", node="f", shard=0),
     "there is no such request": Request(kind="explode", node="b", shard=0),
 }
 
@@ -320,6 +324,7 @@ def test_a_refused_request_is_in_the_history_and_changes_nothing(reason: str, re
         member("c", applied=None),
         member("d", leaving=True),
         member("e", log=DEGRADED),
+        member("f", eligible=False),
     )
     before = view(*members)
     roles = plan(later(before, 1, requests=(request_,)))
@@ -340,6 +345,134 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     roles = plan(view(*map(member, "ab"), requests=asked, shards=1))
     assert len(roles.history) == HISTORY_MAX
     assert roles.history[-1].epoch == roles.shards[0].epoch
+
+
+# --- Unhealthy masters -----------------------------------------------------------------------------
+
+
+def judged(*replicas: ReplicaReport, mode: str = AUTO, **more: Any) -> ClusterView:
+    """Nodes a, b, c, ... with these reports about the only shard, whose master a has role epoch 1."""
+    members = [member(node, each) for node, each in zip("abcdef", replicas, strict=False)]
+    roles = plan(view(*map(member, "abcdef"[: len(replicas)]), shards=1))
+    assert masters(roles) == ["a"]
+    return view(*members, roles=roles, shards=1, on_unhealthy=mode, **more)
+
+
+def report(applied: int | None = 10, *, bad: bool = True, epoch: int = 1, **more: Any) -> ReplicaReport:
+    """A replica of a node that judges the master of this role epoch."""
+    return ReplicaReport(applied=applied, judged=epoch, unhealthy=bad, **more)
+
+
+def test_an_unhealthy_master_is_replaced_under_the_next_epoch_and_told_to_follow() -> None:
+    """HA-39, HA-44: one change demotes and promotes; the verdicts on the old epoch say nothing about the new one."""
+    before = judged(report(), report(), report())
+    roles = plan(before)
+    given_roles = roles.shards[0]
+    assert (given_roles.master, given_roles.previous, given_roles.epoch) == ("b", "a", 2)
+    assert reasons(roles)[-1] == "unhealthy by its probes"
+    assert plan(replace(before, roles=roles)) == roles
+
+
+@pytest.mark.parametrize(
+    ("reports", "moves"),
+    [
+        ((report(), report(), report(bad=False)), True),
+        ((report(bad=False), report(), report(bad=False)), False),
+        ((ReplicaReport(applied=10), report(), report()), True),
+        ((ReplicaReport(applied=10), report(), ReplicaReport(applied=10)), False),
+        ((ReplicaReport(applied=10), report()), False),
+        ((report(), report()), True),
+        ((report(bad=False), report()), False),
+        ((report(epoch=2), report(epoch=2), report(epoch=2)), False),
+        ((report(epoch=0), report(epoch=0), report(epoch=0)), False),
+    ],
+)
+def test_two_thirds_of_those_that_judge_the_present_master_decide(
+    reports: tuple[ReplicaReport, ...], moves: bool
+) -> None:
+    """HA-25 to HA-28: a lone observer never does; a node without a verdict is none."""
+    assert (masters(plan(judged(*reports))) != ["a"]) == moves
+
+
+def test_the_candidate_is_the_most_advanced_replica_that_works() -> None:
+    """HA-33, HA-36: never one of unknown progress, of a node that is no candidate, paused, cut off, or deposed and not aware of it."""
+
+    def chosen(*others: ReplicaReport) -> str | None:
+        return masters(plan(judged(report(20), *others)))[0]
+
+    assert chosen(report(5), report(9), report(7)) == "c"
+    assert chosen(report(None), report(0), report(None)) == "c"
+    assert chosen(report(None), report(None)) == "a"
+    assert chosen(report(9, reason="the disk is full"), report(5)) == "c"
+    assert chosen(report(9, role="master"), report(5)) == "c"
+    before = judged(report(), report(9), report(5))
+    cut_off = {**before.members, "b": replace(before.members["b"], log=DEGRADED)}
+    assert masters(plan(replace(before, members=cut_off))) == ["c"]
+    no_candidate = {**before.members, "b": replace(before.members["b"], eligible=False)}
+    assert masters(plan(replace(before, members=no_candidate))) == ["c"]
+
+
+def test_a_node_that_is_no_candidate_never_becomes_master() -> None:
+    """HA-33: of no shard, even if there is no other node; one that was master gives way."""
+    assert masters(plan(view(member("a", eligible=False)))) == [None] * 4
+    before = view(member("a"), member("b"))
+    after = plan(later(before, 1, member("a", eligible=False), member("b")))
+    assert masters(after) == ["b"] * 4
+    assert reasons(after)[-1] == "its failover.candidate is off"
+
+
+def test_nothing_moves_back_to_a_master_that_hangs() -> None:
+    """It still reports that it is master: masters are spread evenly without it."""
+    stuck = member("a", *(report(role="master") for _ in range(4)))
+    roles = Roles(shards={shard: ShardRoles(master="b", epoch=2, replicas=("a", "b")) for shard in range(4)})
+    before = view(stuck, member("b"), roles=roles)
+    assert masters(plan(before)) == ["b"] * 4
+    thawed = {**before.members, "a": member("a")}
+    assert "a" in masters(plan(replace(before, members=thawed)))
+
+
+def arm(at_ms: int = NOW_MS, shard: int = 0) -> Request:
+    return Request(kind="arm", node="", shard=shard, at_ms=at_ms)
+
+
+def test_without_permission_an_unhealthy_master_stays() -> None:
+    """HA-03, HA-31."""
+    for mode in (OFF, ARMED):
+        before = judged(report(), report(), report(), mode=mode)
+        assert plan(before) == before.roles
+
+
+def test_a_permission_is_used_once() -> None:
+    """HA-31: by the next failover within 15 s, also if the master becomes unhealthy only then."""
+    healthy = judged(report(bad=False), report(bad=False), report(bad=False), mode=ARMED, requests=(arm(),))
+    permitted = plan(healthy)
+    assert (permitted.armed, permitted.shards) == ({0: NOW_MS + ARMED_MS}, healthy.roles.shards)
+    for after_ms, moves in ((ARMED_MS - 1, True), (ARMED_MS, False)):
+        failing = judged(report(), report(), report(), mode=ARMED)
+        roles = plan(replace(failing, roles=permitted, now_ms=NOW_MS + after_ms))
+        assert (masters(roles), roles.armed) == (["b"] if moves else ["a"], {})
+    again = judged(*(report(epoch=2) for _ in range(3)), mode=ARMED)
+    assert masters(plan(replace(again, roles=plan(replace(failing, roles=permitted, now_ms=NOW_MS + 1))))) == ["b"]
+
+
+def test_a_permission_is_used_up_if_no_replica_can_take_over() -> None:
+    """HA-31: removed by the first check."""
+    roles = plan(judged(report(), report(None), mode=ARMED, requests=(arm(),)))
+    assert (masters(roles), roles.armed) == (["a"], {})
+    assert reasons(roles)[-1] == "unhealthy by its probes; no replica can take over"
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "why"),
+    [
+        (OFF, arm(), "arm refused: failover.on_unhealthy is off"),
+        (ARMED, arm(NOW_MS - ARMED_MS), "arm refused: it came too late"),
+    ],
+)
+def test_a_permission_that_is_not_valid_is_refused(mode: str, asked: Request, why: str) -> None:
+    before = judged(report(), report(), report(), mode=mode, requests=(asked,))
+    roles = plan(before)
+    assert (roles.shards, roles.armed, reasons(roles)[-1]) == (before.roles.shards, {}, why)
 
 
 # --- Spreading evenly -----------------------------------------------------------------------------
@@ -425,16 +558,22 @@ REPLICAS = st.builds(
     role_epoch=st.integers(0, 6),
     role_node=st.sampled_from(("", *NODES)),
     role_instance=st.sampled_from(("", *(f"i-{node}" for node in NODES), "i-lost")),
+    role=st.sampled_from(("starting", "follower", "master")),
+    reason=st.sampled_from((None, None, "paused")),
+    judged=st.integers(0, 6),
+    unhealthy=st.booleans(),
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, reports, leaving, logs: {
-        node: member(node, *reports[at], leaving=leaving[at], log=logs[at]) for at, node in enumerate(sorted(nodes))
+    lambda nodes, reports, leaving, logs, eligible: {
+        node: member(node, *reports[at], leaving=leaving[at], log=logs[at], eligible=eligible[at])
+        for at, node in enumerate(sorted(nodes))
     },
     st.sets(st.sampled_from(NODES)),
     st.lists(st.lists(REPLICAS, min_size=SHARDS, max_size=SHARDS), min_size=4, max_size=4),
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.lists(st.sampled_from((OK, OK, DEGRADED, UNREACHABLE)), min_size=4, max_size=4),
+    st.lists(st.sampled_from((True, True, False)), min_size=4, max_size=4),
 )
 ASSIGNMENTS = st.builds(
     ShardRoles,
@@ -446,9 +585,10 @@ ASSIGNMENTS = st.builds(
 )
 REQUESTS = st.builds(
     Request,
-    kind=st.sampled_from(("transfer", "drain", "undrain", "forget")),
+    kind=st.sampled_from(("transfer", "drain", "undrain", "forget", "arm")),
     node=st.sampled_from((*NODES, "z")),
     shard=st.integers(-1, SHARDS),
+    at_ms=st.just(NOW_MS),
 )
 VIEWS = st.builds(
     ClusterView,
@@ -464,8 +604,10 @@ VIEWS = st.builds(
         shards=st.dictionaries(st.integers(0, SHARDS - 1), ASSIGNMENTS),
         drained=st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
         away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS) | st.just(NOW_MS - AWAY_MS)),
+        armed=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
+    on_unhealthy=st.sampled_from((OFF, ARMED, AUTO)),
 )
 
 
@@ -483,6 +625,7 @@ def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterVie
         old = before.roles.shards.get(shard, ShardRoles())
         if given_roles.master is not None and given_roles.master != old.master:
             assert before.members[given_roles.master].replicas[shard].applied is not None
+            assert before.members[given_roles.master].eligible
 
 
 @examples(40, 300)
@@ -500,12 +643,20 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
 @examples(40, 300)
 @given(VIEWS)
 def test_a_live_master_that_may_stay_keeps_its_shard(before: ClusterView) -> None:
-    """Without requests, at most one of them moves, to spread them evenly."""
+    """Without requests, at most one of them moves, to spread them evenly; and those that a quorum finds unhealthy."""
     roles = plan(replace(before, requests=()))
     moved = 0
     for shard, old in before.roles.shards.items():
         now = before.members.get(old.master or "")
-        if now is not None and not now.leaving and now.log != UNREACHABLE and now.node not in roles.drained:
+        reports = [each.replicas[shard] for each in before.members.values()]
+        condemned = any(
+            is_unhealthy(not each.unhealthy for each in reports if each.judged == epoch)
+            for epoch in range(old.epoch, 7)
+        )
+        if before.on_unhealthy != OFF and condemned:
+            continue
+        may_stay = now is not None and not now.leaving and now.log != UNREACHABLE and now.eligible
+        if now is not None and may_stay and now.node not in roles.drained:
             held = now.node in roles.shards[shard].replicas
             moved += held and roles.shards[shard].master != now.node
     assert moved <= 1
@@ -522,6 +673,7 @@ def test_a_shard_has_a_master_when_any_available_replica_is_up_to_date(before: C
             if node in before.members
             and not before.members[node].leaving
             and before.members[node].log != UNREACHABLE
+            and before.members[node].eligible
             and (applied := before.members[node].replicas[shard].applied) is not None
             and applied >= given_roles.applied
         ]

@@ -38,7 +38,9 @@ SERIES = Entry(
         ),
     ),
 )  # fmt: skip
-ID_STATE = IdState(codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500, first_ms=1_700_000_000_001)
+ID_STATE = IdState(
+    codec.CANCELLED, 1_700_000_001_000, 41, 1_700_000_000_500, first_ms=1_700_000_000_001, cancel_shard=2
+)
 DEAD = IdState(codec.DEAD, 300, 7, 400, Failure(33, 2, 400, "two looks did not find the topic"))
 STATE = State(
     applied=1, pull_offset=2, cursor_due_ms=3, cursor_offset=4, watermark_ms=5, pending=6,
@@ -69,13 +71,13 @@ GOLDEN: list[tuple[str, Any, str]] = [
         "019bc4017305a174c080c4017604c002019303cdea60980390a9302039202a202a202aad4575726f70652f4c6973626f6e0acf0000018bcfe568000306",
     ),
     ("entry", PLAIN, "019bc005a174c09292a161c4013192a161c0c004c00101c0"),
-    ("id_state", ID_STATE, "019603cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe56801"),
-    ("id_state", IdState(codec.PENDING, 300, 70_000), "019601cd012cce0001117000c000"),
-    ("id_state", IdState(codec.ABSENT, 0, 0, 400, None, 300), "0196060000cd0190c0cd012c"),
+    ("id_state", ID_STATE, "019703cf0000018bcfe56be829cf0000018bcfe569f4c0cf0000018bcfe5680102"),
+    ("id_state", IdState(codec.PENDING, 300, 70_000), "019701cd012cce0001117000c000c0"),
+    ("id_state", IdState(codec.ABSENT, 0, 0, 400, None, 300), "0197060000cd0190c0cd012cc0"),
     (
         "id_state",
         DEAD,
-        "019605cd012c07cd0190942102cd0190d92074776f206c6f6f6b7320646964206e6f742066696e642074686520746f70696300",
+        "019705cd012c07cd0190942102cd0190d92074776f206c6f6f6b7320646964206e6f742066696e642074686520746f70696300c0",
     ),
     ("state", STATE, "019e0102030405060708a169a16e090a9d0b0c0d0e0f101112131415161703"),
     ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009d0000000000000000000000000000"),
@@ -84,7 +86,7 @@ GOLDEN: list[tuple[str, Any, str]] = [
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 4, "id_state": 3, "lane_state": 0, "state": 14, "identity": 0}
+DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "state": 14, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:

@@ -218,8 +218,8 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 # --- What is wrong: one setting -------------------------------------------------------------------
 
 TOP_LEVEL = (
-    "there are cluster, shards, node, log, topics, coordinator, workers, limits, delivery, delivery_faults, targets, "
-    "checkpoints, retention, store, admin, logging"
+    "there are cluster, shards, node, log, topics, coordinator, failover, workers, limits, delivery, delivery_faults, targets, "
+    "checkpoints, retention, store, admin, registry, logging"
 )
 WRONG_VALUES = {
     "shards=0": "shards: 0 is not within 1 to 1024",
@@ -402,7 +402,17 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "log.kafka.bootstrap_servers: is missing, and log.kind is kafka; "
         "name its brokers, for example localhost:9092",
     ("log.kind=kafka", "log.kafka.bootstrap_servers=a:9092"): None,
-    ("coordinator.kind=raft",): "coordinator.kind: raft is not supported yet; use standalone, kafka or zookeeper",
+    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef", "coordinator.raft.peers=[a=h:1]"): None,
+    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef"):
+        "coordinator.raft.peers: is missing, and coordinator.kind is raft; name the nodes that vote, for example "
+        "[a=host-a:7701, b=host-b:7701, c=host-c:7701]",
+    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.raft.peers=[a=h:1]"):
+        "coordinator.secret: is missing, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
+    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.raft.peers=[a=h:1]", "coordinator.secret=short"):
+        "coordinator.secret: is too short, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
+    ("coordinator.raft.timeout=500ms",):
+        "coordinator.raft.timeout: 500ms is less than 4 times coordinator.raft.heartbeat (200ms), "
+        "so that one lost heartbeat would move roles; raise the one or lower the other",
     (*ON_KAFKA, "coordinator.kind=zookeeper", "coordinator.zookeeper.hosts=a:2181"): None,
     (*ON_KAFKA, "coordinator.kind=kafka"): None,
     ("coordinator.kind=kafka",):
@@ -412,6 +422,17 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "coordinator.kafka.timeout: 1500ms is less than 4 times coordinator.kafka.heartbeat (500ms), "
         "so that one lost heartbeat would move roles; raise the one or lower the other",
     ("coordinator.kafka.heartbeat=500ms", "coordinator.kafka.timeout=2s"): None,
+    ("registry.expire_after=59s",):
+        "registry.expire_after: 59s is less than twice registry.register_every (30s): one lost registration would remove a "
+        "node; give it more",
+    ("registry.expire_after=1m",): None,
+    ("failover.timeout=6s",):
+        "failover.timeout: 6s is longer than failover.every (5s); a probe must have passed before the next observation",
+    ("failover.failures=11",):
+        "failover.failures: 11 is more than failover.window (10), so that no master would ever be unhealthy by it",
+    ("failover.in_a_row=8", "failover.window=7"):
+        "failover.in_a_row: 8 is more than failover.window (7), so that no master would ever be unhealthy by it",
+    ("failover.failures=20", "failover.window=20", "failover.timeout=5s"): None,
     ("topics.rejected=chronos.cluster",):
         "topics.cluster: chronos.cluster is the topic of topics.rejected too, as Kafka reads names ('.' and '_' are one); "
         "give each its own",
@@ -580,7 +601,16 @@ PATTERNS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, m
 NARROWED: dict[str, tuple[Any, Any]] = {
     "topics.message_bytes_max": ("5MiB", "8MB"),
     "coordinator.kafka.heartbeat": ("50ms", "300ms"),
+    "failover.every": ("1m", "10m"),
+    "failover.timeout": ("50ms", "5s"),
+    "failover.window": (10, 100),
+    "failover.failures": (2, 10),
+    "failover.in_a_row": (2, 10),
     "coordinator.kafka.timeout": ("1200ms", "1m"),
+    "registry.register_every": ("1s", "30s"),
+    "registry.expire_after": ("60s", "1d"),
+    "coordinator.raft.heartbeat": ("50ms", "300ms"),
+    "coordinator.raft.timeout": ("1200ms", "1m"),
     "delivery.batch_bytes": ("8MB", "1GiB"),
     "delivery.retry_base": ("1ms", "5m"),
     "delivery.retry_cap": ("5m", "7d"),
@@ -619,6 +649,8 @@ REQUIRED = ("log.kafka.bootstrap_servers", "topics.message_bytes_max")
 # What goes with other keys only: a kind of coordinator, and ways to authenticate.
 LEFT_OUT = (
     "coordinator.kind",
+    "coordinator.secret",
+    "coordinator.raft.peers",
     *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
     "admin.advertised",
     "admin.allowed_hosts",

@@ -25,8 +25,10 @@ from chronos.core.message import (
 )
 from chronos.core.parsing import parse
 from chronos.core.placement import hop, partitions_of
+from chronos.core.progress import Progress, count_outcomes
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
+from chronos.core.step import nothing_selected
 from chronos.errors import LogMismatch
 from chronos.node.opening import check_identity
 from tests.unit.model import Rows
@@ -138,10 +140,75 @@ def test_a_hop_that_is_given_twice_is_refused() -> None:
 
 @given(st.integers(0, 2**63 - 1), st.integers(NOW_MS - 10**9, NOW_MS))
 def test_a_hop_is_read_back_by_the_shard_it_goes_to(offset: int, first_ms: int) -> None:
-    written = hop(TOPIC, 1, Record(offset, first_ms, HERE, b"v", []))
+    written = hop(b"%b/1/" % TOPIC.encode(), Record(offset, first_ms, HERE, b"v", []))
     command = parse(Record(0, NOW_MS, HERE, b"v", [AT, TO, ("chronos-forwarded", written)]), FORWARD)
     assert isinstance(command, Entry)
     assert command.timestamp_ms == first_ms
+
+
+CANCEL, MESSAGE, MOVE = [action("cancel")], [AT, TO, ("chronos-on-conflict", b"replace")], [action("reschedule"), AT]
+REPLACE = [AT, TO, action("replace")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "refused"),
+    [
+        pytest.param([(SHARD, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="cancel, message"),
+        pytest.param([(3, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="both forwarded"),
+        pytest.param([(1, MESSAGE), (SHARD, CANCEL)], {}, id="message, cancel"),
+        pytest.param([(SHARD, MESSAGE), (1, CANCEL)], {}, id="forwarded cancel"),
+        pytest.param([(1, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN}, id="the order of another partition"),
+        pytest.param([(SHARD, CANCEL), (SHARD, MESSAGE)], {0: Reason.UNKNOWN}, id="the order of the own partition"),
+        pytest.param([(1, CANCEL), (SHARD, MESSAGE)], {0: Reason.UNKNOWN}, id="the message was not forwarded"),
+        pytest.param(
+            [(1, CANCEL), (3, CANCEL), (1, MESSAGE)],
+            {0: Reason.UNKNOWN, 1: Reason.UNKNOWN, 2: Reason.TOO_LATE},
+            id="one of two cancels",
+        ),
+        pytest.param(
+            [(SHARD, MESSAGE), (1, CANCEL), (3, CANCEL), (1, MESSAGE)],
+            {2: Reason.IGNORED, 3: Reason.TOO_LATE},
+            id="a second cancel of a cancelled message",
+        ),
+        pytest.param([(SHARD, MESSAGE), (SHARD, CANCEL), (1, MESSAGE)], {2: Reason.TOO_LATE}, id="sent again"),
+        pytest.param([(SHARD, MESSAGE), (1, CANCEL), (1, MESSAGE)], {}, id="sent again by the same producer"),
+        pytest.param([(SHARD, CANCEL), (1, REPLACE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="replace"),
+        pytest.param([(SHARD, CANCEL), (1, MOVE)], {0: Reason.UNKNOWN, 1: Reason.UNKNOWN}, id="reschedule"),
+        pytest.param([(3, MESSAGE), (1, MESSAGE), (1, MOVE)], {}, id="no cancel"),
+    ],
+)
+@pytest.mark.parametrize("hop_ms", [0, 7])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_cancel_of_the_same_millisecond_wins_but_over_what_follows_it_in_its_partition(
+    sent: list[tuple[int, Headers]], refused: dict[int, Reason], hop_ms: int, steps: int
+) -> None:
+    """Each record came to a shard, all at one time; the forwarded ones have a later timestamp here. In one step, and in several."""
+    records = []
+    for offset, (first_shard, headers) in enumerate(sent):
+        came = b"%b/%d/%d;%d" % (TOPIC.encode(), first_shard, offset, NOW_MS)
+        is_forwarded = first_shard != SHARD
+        hops = [("chronos-forwarded", came)] if is_forwarded else []
+        records.append(Record(offset, NOW_MS + is_forwarded * hop_ms, HERE, b"v", [*headers, *hops]))
+    store = Rows()
+    shard, replica = (Shard(rules=rules, state=FRESH, view=store) for rules in (FORWARD, FORWARD.for_replay()))
+    found: dict[int, int] = {}
+    size = len(records) if steps == 1 else 1
+    for at in range(0, len(records), size):
+        batch = records[at : at + size]
+        staged = shard.stage(batch)
+        found |= dict(staged.refused)
+        assert replica.replay_stage(batch, dict(staged.refused)).id_states == staged.id_states
+        nothing = nothing_selected(shard.state.cursor, complete=True)
+        progress = Progress(
+            role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", pull_offset=staged.pull_offset,
+            cursor_due_ms=nothing.cursor[0], cursor_offset=nothing.cursor[1], counts=count_outcomes(0, ()),
+            refused=tuple(staged.refused),
+        )  # fmt: skip
+        for one in (shard, replica):
+            changes = one.apply(staged, nothing, progress, offset=at, timestamp_ms=NOW_MS + 9)
+            one.install(changes)
+        store.write(changes.puts, changes.deletes)
+    assert found == refused
 
 
 def test_a_store_with_ids_of_other_shards_is_a_named_error_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, cast
 
 import pytest
@@ -163,6 +164,36 @@ def test_a_letter_made_the_short_way_is_the_one_made_the_long_way(
             assert getattr(plan, name) == getattr(first, name), name
 
 
+def test_messages_for_a_missing_topic_are_dead_lettered_a_few_at_a_time() -> None:
+    """100 a second, in steps of 50 ms: none of the steps has the messages of many, and each message waits for one look."""
+    bench, step_ms, spacing_ms = Bench(), 50, 10
+    waiting = [
+        (due_ms, at, replace(entry("missing"), due_ms=due_ms))
+        for at, due_ms in enumerate(range(NOW_MS, NOW_MS + 10_000, spacing_ms))
+    ]
+    count, letters = len(waiting), []
+    for now_ms in range(NOW_MS, NOW_MS + 15_000, step_ms):
+        due = sorted((row for row in waiting if row[0] <= now_ms), key=itemgetter(0, 1))
+        if not due:
+            continue
+        items = [(due_ms, at, pack_entry(found)) for due_ms, at, found in due]
+        found = [each for *_, each in due]
+        plan = bench.plan(
+            Selection(items=items, entries=found, with_id=[], cursor=items[-1][:2], complete=False), now_ms
+        )
+        deferred = {made.offset: made.next_due_ms for made in plan.decisions if made.outcome is Outcome.DEFERRED}
+        waiting = [row for row in waiting if row[0] > now_ms] + [
+            (deferred[at], at, each) for _, at, each in due if at in deferred
+        ]
+        for made in plan.decisions:
+            if made.outcome is Outcome.DEAD:
+                assert now_ms - found[[row[1] for row in due].index(made.offset)].due_ms <= SECOND_LOOK_MS + step_ms
+        letters.append(plan.dead_letters)
+    assert not waiting
+    assert sum(letters) == count
+    assert max(letters) <= 2 * step_ms // spacing_ms
+
+
 def test_a_letter_that_its_topic_may_not_take_is_made_the_long_way() -> None:
     """It goes without its payload."""
     bench = Bench()
@@ -241,8 +272,9 @@ def test_a_prepared_step_does_not_hold_after(name: str) -> None:
 @pytest.mark.parametrize("since_ms", [0, 1])
 def test_a_target_that_may_exist_by_now_is_described_again_before_a_letter(since_ms: int) -> None:
     """A message that was due after the last description is deferred, and its step not prepared."""
-    selection = selected(entry("missing"))
-    selection = replace(selection, items=[(NOW_MS + since_ms, 70, selection.items[0][2])], cursor=(NOW_MS + 9, 0))
+    due_ms = NOW_MS + since_ms
+    selection = selected(replace(entry("missing"), due_ms=due_ms))
+    selection = replace(selection, items=[(due_ms, 70, selection.items[0][2])], cursor=(NOW_MS + 9, 0))
     bench = Bench()
     assert (bench.prepare(selection) is None) == bool(since_ms)
     (decision,) = bench.plan(selection, NOW_MS + 2).decisions

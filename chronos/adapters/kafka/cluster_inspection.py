@@ -21,13 +21,18 @@ def inspect(topic: ClusterTopic, timing: Timing) -> ClusterInspection:
             why = "the topic does not exist yet; the first node that joins creates it"
             return ClusterInspection(checked=place, notes=(why,), members={}, roles=None)
         topic.open(create=False)
-        denied = topic.denied()
+        denied, public = topic.denied(), topic.public()
         members, unreadable, roles = _read(topic, timing)
     except (LogUnavailable, Forgotten) as error:
         raise CoordinatorUnavailable(f"no Kafka broker answers for the cluster: {error}") from error
     finally:
         topic.close()
     notes = [f"an ACL denies {word}: a node needs Read and Write on {topic.name}" for word in denied]
+    if public:
+        notes.append(
+            f"every client of this Kafka may {' and '.join(public).lower()} {topic.name}: writing to it is commanding the cluster,"
+            " and it holds the tokens of the nodes: allow only Chronos (docs/how-to/kafka.md#acls)"
+        )
     if unreadable:
         notes.append(f"{unreadable} records are not understood: run the same version everywhere")
     return ClusterInspection(checked=f"{place}: it can be read", notes=tuple(notes), members=members, roles=roles)

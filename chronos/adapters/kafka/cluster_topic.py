@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, UNREADABLE_CODES
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
+from chronos.adapters.kafka.permissions import public_operations
 from chronos.adapters.kafka.settings import CONSUMER
 from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.core.cluster_records import HEARTBEATS, ROLES
@@ -101,6 +102,10 @@ class ClusterTopic:
     def denied(self) -> list[str]:
         """Return which of Read and Write an ACL denies."""
         return self._topics.denied([self.name]).get(self.name, [])
+
+    def public(self) -> list[str]:
+        """Return which of Read and Write every client may do. Raises LogUnavailable."""
+        return public_operations(self.connection, self.name)
 
     def close(self) -> None:
         """Release the clients."""

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import CONSEQUENCE_CODES, LOST_PRODUCER_CODES, POISON_CODES, TOO_LARGE_CODES
-from chronos.adapters.kafka.settings import INIT_TIMEOUT_S, PRODUCER
+from chronos.adapters.kafka.settings import INIT_TIMEOUT_S, PRODUCER, WRITER
 from chronos.core.size import batch_bytes_max
 from chronos.errors import LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
 from chronos.ports import Appended, Outgoing, Sent
@@ -54,6 +54,7 @@ class KafkaWriter:
             connection.settings(
                 {
                     **PRODUCER,
+                    **WRITER,
                     "transactional.id": transactional_id,
                     "transaction.timeout.ms": timeout_ms,
                     "message.timeout.ms": timeout_ms,

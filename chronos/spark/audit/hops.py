@@ -41,10 +41,13 @@ def with_hops(
 
     `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by shard.
     """
-    refusals = refused(decisions)
-    listed = forwarded(refusals)
     around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
     found = hops(messages, delay_topic, around)
+    # Most archives have neither, and the joins below would read the headers twice more.
+    if found.select("shard").unionByName(decisions.where(_is_listed()).select("shard")).isEmpty():
+        return outcomes
+    refusals = refused(decisions)
+    listed = forwarded(refusals)
     forged = _not_listed(found, span, refusals, listed, steps)
     lost = _not_forwarded(messages, decisions, found, span, delay)
     is_forged = f.col("_forged") & ~f.col("outcome").eqNullSafe("rejected")
@@ -75,6 +78,11 @@ def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
         "shard", f.col("offset").alias("source_offset"), "timestamp_ms", "verb", "id", "target", "requested_due_ms",
         "due_ms", "from_shard", "from_offset",
     )  # fmt: skip
+
+
+def _is_listed() -> Column:
+    """True for the decision of a shard that forwarded a record."""
+    return (f.col("outcome") == "refused") & (f.col("reason") == Reason.FORWARDED.label)
 
 
 def _at() -> Column:
@@ -112,9 +120,7 @@ def _not_forwarded(
     messages: DataFrame, decisions: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
 ) -> DataFrame:
     """Records that their shard lists as forwarded -> those of which no hop is archived, although it would be."""
-    listed = decisions.where((f.col("outcome") == "refused") & (f.col("reason") == Reason.FORWARDED.label)).select(
-        "shard", "source_offset", "decided_ms"
-    )
+    listed = decisions.where(_is_listed()).select("shard", "source_offset", "decided_ms")
     # The spread of a record depends on its partition, so that its hop may be filed anywhere.
     has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
     here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))

@@ -1,0 +1,1 @@
+"""The coordinator without another system: voters in the nodes themselves, over HTTP."""

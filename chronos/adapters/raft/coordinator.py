@@ -1,0 +1,430 @@
+"""Membership and the controller over voters in the nodes themselves: no other system is needed.
+
+The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles written by a quorum of the voters.
+Every node, a voter or not, reports to that leader. The controller is the member that registered first, as with ZooKeeper, and a
+member that the leader has not heard for the timeout has to join again.
+
+One thread runs the voter of this node, if it is one, and the reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.adapters.raft.links import Callers, Unanswered
+from chronos.adapters.raft.voter import COMMIT_S, Voter
+from chronos.adapters.raft.wire import Answer, Ask, Gone, Inspect, Join, Leave, News, Publish, Report, Seal, Taken
+from chronos.core.raft.sessions import Content, Seat
+from chronos.core.raft.values import LogEnd
+from chronos.core.roles import (
+    PROGRESS_EVERY_S,
+    REBALANCE_AFTER_MS,
+    ClusterView,
+    Member,
+    Request,
+    Roles,
+    id_taken,
+)
+from chronos.errors import CoordinatorUnavailable
+from chronos.ports import ClusterInspection, ClusterSnapshot
+
+log = structlog.get_logger("chronos.raft")
+
+AGAIN_S = 0.05
+"""Pause after a call without an answer."""
+
+JOIN_S = 5.0
+"""How long `join` waits for a leader."""
+
+CLOSE_S = 3.0
+"""How long `leave` waits for its farewell, and for the voter of this node."""
+
+T = TypeVar("T")
+
+
+class Voting(Struct, frozen=True, kw_only=True):
+    """The settings of the voter of this node."""
+
+    host: str
+    port: int
+    path: Path
+    tls: ssl.SSLContext | None = None
+
+
+class _Known(Struct, frozen=True, kw_only=True):
+    """What this node knows of the cluster."""
+
+    controller: str = ""
+    revision: Seat = (0, 0)
+    members: Mapping[str, Member] = {}
+    since_ms: Mapping[str, int] = {}
+    stamp: LogEnd = LogEnd()
+    content: Content = Content()
+
+
+class RaftCoordinator:
+    """One node's membership in a cluster. See `ports.Coordinator`. Any thread may call `look` and `request`, one the other verbs."""
+
+    def __init__(
+        self,
+        *,
+        peers: Mapping[str, str],
+        secret: str,
+        cluster: str,
+        node: str,
+        instance: str,
+        shards: int,
+        replication: int | None = None,
+        heartbeat_ms: int = 200,
+        timeout_ms: int = 1_200,
+        voting: Voting | None = None,
+        tls: ssl.SSLContext | None = None,
+        rebalance_after_ms: int = REBALANCE_AFTER_MS,
+        join_s: float = JOIN_S,
+    ) -> None:
+        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. Only `join` connects."""
+        self._peers = dict(peers)
+        self._seal = Seal(secret, cluster)
+        self._cluster = cluster
+        self._node = node
+        self._instance = instance
+        self._shards = shards
+        self._replication = replication
+        self._heartbeat_s = heartbeat_ms / 1_000
+        self._timeout_s = timeout_ms / 1_000
+        self._voting = voting
+        self._tls = tls
+        self._rebalance_after_ms = rebalance_after_ms
+        self._join_s = join_s
+        self._woken = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._callers: Callers | None = None
+        self._voter: Voter | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._changed: asyncio.Event | None = None
+        # Of the present life.
+        self._life = ""
+        self._seat: Seat = (0, 0)
+        self._member: Member | None = None
+        self._known = _Known()
+        self._heard_s = float("-inf")
+        """When the last report was sent that a leader with a quorum answered."""
+        self._confirmed_last = False
+        self._published_s = float("-inf")
+        self._epoch = 0
+
+    # --- the port
+
+    def join(self, member: Member) -> None:
+        """Register this node as a new life. Raises NodeIdTaken, CoordinatorUnavailable, Stop, ConfigurationError."""
+        self._start()
+        self._run(self._end_life(), CLOSE_S)
+        self._known, self._heard_s = _Known(), float("-inf")
+        self._run(self._join(member), None)
+
+    def report(self, member: Member) -> None:
+        """Publish this node's state. Raises CoordinatorUnavailable, also when the session is lost."""
+        self._joined()
+        self._member = member
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._report_now)
+        if not self._is_fresh:
+            raise CoordinatorUnavailable(self._unanswered())
+
+    def look(self) -> ClusterSnapshot:
+        """Return the present knowledge, without a request to a server."""
+        known = self._known
+        if not self._life:
+            return ClusterSnapshot(roles=None, members={}, confirmed=False)
+        return ClusterSnapshot(roles=known.content.roles, members=known.members, confirmed=self._is_fresh)
+
+    def request(self, request: Request) -> None:
+        """Store a request for the controller. Raises CoordinatorUnavailable."""
+        self._joined()
+        if not self._is_fresh:
+            raise CoordinatorUnavailable(self._unanswered())
+        call = Ask(id=uuid.uuid4().hex, request=request)
+        if not isinstance(self._run(self._ask_until(call, COMMIT_S), None), News):
+            raise CoordinatorUnavailable(self._unanswered())
+
+    def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
+        """If this node is certain to be the controller, plan and publish the changes; return whether it is."""
+        known, life = self._known, self._life
+        if not life or not self._is_fresh or known.controller != self._node:
+            return False
+        content = known.content
+        roles = plan(self._view(known))
+        answered = tuple(request_id for request_id, _ in content.requests)
+        if not answered and not self._must_publish(content.roles, roles):
+            return True
+        call = Publish(life=life, version=content.version, roles=roles, answered=answered)
+        answer = self._run(self._call(call, COMMIT_S), None)
+        if isinstance(answer, News):
+            self._published_s = time.monotonic()
+        return isinstance(answer, News)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the snapshot may have changed; False if the time passes first."""
+        woken = self._woken.wait(timeout_s)
+        self._woken.clear()
+        return woken
+
+    def leave(self) -> None:
+        """End the session and the voter of this node."""
+        if self._loop is None:
+            return
+        with suppress(CoordinatorUnavailable):
+            self._run(self._end_life(), CLOSE_S)
+        with suppress(CoordinatorUnavailable):
+            self._run(self._close(), CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        assert self._thread is not None
+        self._thread.join(CLOSE_S)
+        self._loop = self._thread = None
+
+    def inspect(self) -> ClusterInspection:
+        """Return the cluster as its leader tells it, without joining. Raises CoordinatorUnavailable."""
+        self._start(votes=False)
+        try:
+            answer = self._run(self._ask_until(Inspect(), JOIN_S), None)
+        finally:
+            self.leave()
+        if not isinstance(answer, News):
+            raise CoordinatorUnavailable(self._unanswered())
+        return ClusterInspection(
+            checked=f"{', '.join(self._peers.values())}: {answer.leader} leads the voters",
+            members=answer.members or {},
+            roles=None if answer.content is None else answer.content.roles,
+        )
+
+    # --- inside; any thread
+
+    @property
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._heard_s <= self._timeout_s * 3 / 4
+
+    def _joined(self) -> None:
+        if not self._life:
+            raise CoordinatorUnavailable("the session with the voters is over; this node has to join again")
+
+    def _unanswered(self) -> str:
+        why = "" if self._callers is None else self._callers.problem
+        text = f"no leader of the voters {', '.join(self._peers)} answers"
+        return f"{text}: {why}" if why else text
+
+    def _must_publish(self, before: Roles | None, roles: Roles) -> bool:
+        if roles == before:
+            return False
+        is_due = time.monotonic() - self._published_s >= PROGRESS_EVERY_S
+        return is_due or before is None or roles.decisions != before.decisions
+
+    def _view(self, known: _Known) -> ClusterView:
+        roles = known.content.roles or Roles()
+        if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
+            self._epoch = roles.controller_epoch + 1
+        return ClusterView(
+            now_ms=time.time_ns() // 1_000_000,
+            controller=self._node,
+            controller_epoch=self._epoch,
+            shards=self._shards,
+            replication=self._replication,
+            members=known.members,
+            since_ms=known.since_ms,
+            roles=roles,
+            requests=tuple(request for _, request in known.content.requests),
+            rebalance_after_ms=self._rebalance_after_ms,
+        )
+
+    def _start(self, *, votes: bool = True) -> None:
+        """Start the thread, and the voter of this node."""
+        if self._loop is not None:
+            return
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_serve, args=(loop,), name="raft", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._open(votes), None)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            future.cancel()
+            raise CoordinatorUnavailable(self._unanswered()) from None
+
+    # --- inside; the thread
+
+    async def _open(self, votes: bool) -> None:
+        self._callers = Callers(self._peers, self._seal, self._tls)
+        self._changed = asyncio.Event()
+        voting = self._voting
+        if votes and voting is not None:
+            voter = Voter(
+                node=self._node,
+                peers=self._peers,
+                host=voting.host,
+                port=voting.port,
+                path=voting.path,
+                seal=self._seal,
+                heartbeat_ms=round(self._heartbeat_s * 1_000),
+                timeout_ms=round(self._timeout_s * 1_000),
+                server_tls=voting.tls,
+                client_tls=self._tls,
+            )
+            await voter.start()
+            self._voter = voter
+
+    async def _close(self) -> None:
+        if self._voter is not None:
+            await self._voter.stop()
+            self._voter = None
+        if self._callers is not None:
+            await self._callers.close()
+            self._callers = None
+
+    async def _call(self, call: Any, timeout_s: float) -> Answer | None:
+        """Return the answer of the leader, and note what it tells; None without one."""
+        assert self._callers is not None
+        asked_s = time.monotonic()
+        try:
+            answer = await self._callers.ask(call, timeout_s)
+        except Unanswered:
+            return None
+        if isinstance(answer, News) and self._life:
+            self._note(answer, asked_s)
+        elif isinstance(answer, Gone):
+            self._lose()
+        return answer
+
+    async def _ask_until(self, call: Any, timeout_s: float) -> Answer | None:
+        """Ask until the leader has answered."""
+        deadline_s = time.monotonic() + timeout_s
+        while (remaining_s := deadline_s - time.monotonic()) > 0:
+            answer = await self._call(call, min(remaining_s, self._timeout_s))
+            if answer is not None:
+                return answer
+            await asyncio.sleep(AGAIN_S)
+        return None
+
+    async def _join(self, member: Member) -> None:
+        """Register a new life, and wait until the members are known."""
+        life = uuid.uuid4().hex
+        assert self._callers is not None
+        answered_s = taken_s = None
+        deadline_s = time.monotonic() + self._join_s
+        while True:
+            now_s = time.monotonic()
+            try:
+                answer = await self._callers.ask(Join(life=life, member=member), self._timeout_s / 2)
+            except Unanswered:
+                answer = None
+            if isinstance(answer, News):
+                self._life, self._seat, self._member = life, answer.seat, member
+                self._note(answer, now_s)
+                if answer.settled:
+                    break
+                answered_s = answered_s or now_s
+            elif isinstance(answer, Taken):
+                deadline_s = now_s + self._join_s
+                taken_s = taken_s or now_s
+                if now_s - taken_s > 2 * self._timeout_s:
+                    raise id_taken(self._node, self._cluster, answer.holder)
+            if now_s > deadline_s:
+                self._life = ""
+                raise CoordinatorUnavailable(self._unanswered())
+            await asyncio.sleep(AGAIN_S)
+        self._reporting = asyncio.create_task(self._report_always())
+
+    async def _report_always(self) -> None:
+        try:
+            await self._report_while_member()
+        except Exception as error:
+            log.exception("reports ended", why=str(error))
+            self._lose()  # The node joins again.
+
+    async def _report_while_member(self) -> None:
+        assert self._changed is not None
+        while self._life and self._member is not None:
+            known = self._known
+            call = Report(
+                life=self._life,
+                seat=self._seat,
+                member=self._member,
+                revision=known.revision,
+                stamp=known.stamp,
+            )
+            answer = await self._call(call, self._timeout_s / 2)
+            self._tell_confirmed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S if answer is None else self._heartbeat_s):
+                    await self._changed.wait()
+                self._changed.clear()
+
+    def _report_now(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def _end_life(self) -> None:
+        """End the reports, and say farewell if there is a session."""
+        reporting, self._reporting = self._reporting, None
+        if reporting is not None:
+            reporting.cancel()
+            with suppress(asyncio.CancelledError):
+                await reporting
+        life, self._life = self._life, ""
+        if life and self._is_fresh and self._callers is not None:
+            with suppress(Unanswered):
+                await self._callers.ask(Leave(life=life), self._timeout_s)
+
+    def _lose(self) -> None:
+        if self._life:
+            log.warning("session with the voters lost", node=self._node)
+        self._life, self._known, self._heard_s = "", _Known(), float("-inf")
+        self._woken.set()
+
+    def _note(self, news: News, asked_s: float) -> None:
+        """Note what the leader tells; while it does not know all members, nothing is confirmed."""
+        known = before = self._known
+        if news.content is not None or news.stamp == known.stamp:
+            known = replace(known, stamp=news.stamp, content=news.content or known.content)
+        if news.settled:
+            self._heard_s = asked_s
+            known = replace(known, controller=news.controller)
+            if news.members is not None:
+                known = replace(known, revision=news.revision, members=news.members, since_ms=news.since_ms)
+        if known != before:
+            self._known = known
+            self._woken.set()
+        self._tell_confirmed()
+
+    def _tell_confirmed(self) -> None:
+        if self._confirmed_last != self._is_fresh:
+            self._confirmed_last = not self._confirmed_last
+            self._woken.set()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

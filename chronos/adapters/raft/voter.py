@@ -1,0 +1,409 @@
+"""A voter: runs the election and the register of `core.raft`, keeps its file, and serves members while it leads.
+
+Everything runs in one event loop; only the writes of the file have a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from chronos.adapters.raft import file
+from chronos.adapters.raft.links import Link
+from chronos.adapters.raft.wire import (
+    BODY_BYTES_MAX,
+    PATH,
+    SIGNATURE,
+    Answer,
+    Ask,
+    Batch,
+    Call,
+    Gone,
+    Inspect,
+    Join,
+    Leave,
+    News,
+    NotLeader,
+    Publish,
+    Refused,
+    Report,
+    Seal,
+    Taken,
+    decode_content,
+    decode_incoming,
+    encode,
+    encode_content,
+    is_same,
+)
+from chronos.core.raft import register
+from chronos.core.raft.elector import Elector
+from chronos.core.raft.sessions import Content, Sessions
+from chronos.core.raft.values import (
+    BecameCandidate,
+    BecameFollower,
+    BecameLeader,
+    LogEnd,
+    Role,
+    Tick,
+    Timing,
+    Transfer,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
+from chronos.core.roles import Request, Roles
+from chronos.errors import ConfigurationError
+
+log = structlog.get_logger("chronos.raft")
+
+COMMIT_S = 2.0
+"""Longest wait for a quorum to write a value."""
+
+WRITE_AGAIN_S = 0.5
+"""Pause after a write of the file that failed."""
+
+TRANSFER_S = 1.0
+"""How long a leader that stops waits for another voter to lead."""
+
+
+def timing_of(heartbeat_ms: int, timeout_ms: int) -> Timing:
+    """The intervals of the election; with 2 s and 6 s they are DLedger's."""
+    return Timing(
+        tick_ms=min(10, heartbeat_ms // 2),
+        heartbeat_ms=heartbeat_ms,
+        heartbeats_missed_max=max(1, timeout_ms // heartbeat_ms),
+        vote_min_ms=min(300, heartbeat_ms // 2),
+        vote_max_ms=min(1_000, 2 * heartbeat_ms),
+    )
+
+
+class Voter:
+    """One voter, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        peers: Mapping[str, str],
+        host: str,
+        port: int,
+        path: Path,
+        seal: Seal,
+        heartbeat_ms: int,
+        timeout_ms: int,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`peers`: the URLs of all voters by name. `path`: its file. Listens on `host` and `port`."""
+        self.timing = timing_of(heartbeat_ms, timeout_ms)
+        self._node = node
+        self._peers = dict(peers)
+        self._address = host, port
+        self._path = path
+        self._seal = seal
+        self._timeout_ms = timeout_ms
+        self._tls = server_tls, client_tls
+        self._voter = register.Voter(Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing))
+        self.sessions = Sessions(timeout_ms)
+        self._content: tuple[LogEnd, Content] = (LogEnd(), Content())
+        self._previous = ""
+        self._links: dict[str, Link] = {}
+        self._waiters: list[tuple[LogEnd, asyncio.Future[None]]] = []
+        self._unwritten: register.Disk | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="raft-file")
+        self._timer: asyncio.TimerHandle | None = None
+        self._runner: web.ServerRunner | None = None
+        self._stopped = False
+
+    @property
+    def leads(self) -> bool:
+        """True if this voter leads, and a quorum has confirmed that lately."""
+        fresh_ms = self._timeout_ms * 3 // 4
+        return not self._stopped and self._voter.leads and _now_ms() - self._voter.elector.kept_ms <= fresh_ms
+
+    @property
+    def term(self) -> int:
+        """The term it is in."""
+        return self._voter.elector.term
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Requests without an answer."""
+        return tuple(request for _, request in self._latest().requests)
+
+    async def start(self) -> None:
+        """Read the file, listen, and take part. Raises Stop and ConfigurationError."""
+        disk = file.read(self._path, self._node)
+        server_tls, client_tls = self._tls
+        self._links = {
+            peer: Link(peer, url, self._seal, client_tls, self._give_all, self._unanswered, self._link_timeout_s)
+            for peer, url in self._peers.items()
+            if peer != self._node
+        }
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None))
+        await self._runner.setup()
+        host, port = self._address
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=server_tls, reuse_address=True).start()
+        except OSError as error:
+            await self.stop()
+            raise ConfigurationError(
+                [f"coordinator.raft.peers: cannot listen on {host}:{port}: {error.strerror or error}"]
+            ) from None
+        self._give(register.Begin(disk))
+
+    async def stop(self) -> None:
+        """Hand the leadership over, and end."""
+        if self._voter.leads and not self._stopped:
+            await self._hand_over()
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail_waiters()
+        for link in self._links.values():
+            await link.close()
+        if self._writing is not None:
+            self._writing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._writing
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await asyncio.to_thread(self._writer.shutdown)
+
+    async def _hand_over(self) -> None:
+        elector = self._voter.elector
+        alive_ms = _now_ms() - 2 * self.timing.heartbeat_ms
+        ends = [(end, peer) for peer, (at_ms, end) in elector.ends.items() if at_ms >= alive_ms]
+        if ends:
+            self._give(Transfer(transferee=max(ends)[1], term=elector.term))
+            deadline_s = time.monotonic() + TRANSFER_S
+            while elector.role is Role.LEADER and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.01)
+
+    @property
+    def _link_timeout_s(self) -> float:
+        """How long a voter may take to answer: a slow one must not lose the messages, a frozen one only holds up its own."""
+        return self._timeout_ms / 2_000
+
+    # ------------------------------------------------------------------------------------------------ the driver
+
+    def _give_all(self, messages: tuple[register.Message, ...]) -> None:
+        for message in messages:
+            self._give(message)
+
+    def _unanswered(self, peer: str, messages: tuple[register.Message, ...]) -> None:
+        """A voter did not take these messages: a vote need not wait for it."""
+        for request in messages:
+            votes = self._voter.elector.votes
+            if isinstance(request, VoteRequest) and votes is not None and peer not in votes:
+                self._give(
+                    VoteResponse(
+                        sender=peer,
+                        to=self._node,
+                        incarnation=request.sender.number,
+                        term=request.term,
+                        round=request.round,
+                        result=VoteResult.UNKNOWN,
+                    )
+                )
+
+    def _give(self, event: register.Event) -> None:
+        """Give the voter an event, and carry its effects out."""
+        if self._stopped:
+            return
+        try:
+            self._act(self._voter.step(event, _now_ms()))
+        except Exception as error:
+            # It is silent from now on, as after a crash; the other voters go on.
+            self._stopped = True
+            log.exception("voter ended", node=self._node, why=str(error))
+            self._fail_waiters()
+            return
+        if self._voter.elector.role is Role.LEADER:
+            self.sessions.tick(_now_ms())
+        self._schedule()
+
+    def _act(self, effects: list[register.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, register.Store):
+                self._store(effect.disk)
+            elif isinstance(effect, register.Committed):
+                self._resolve_waiters(effect.entry.stamp)
+            elif isinstance(effect, BecameLeader):
+                log.info("leads the voters", node=self._node, term=effect.term)
+                self.sessions.begin(effect.term, _now_ms(), self._previous)
+            elif isinstance(effect, BecameFollower):
+                self._previous = effect.leader.node
+                log.info("follows a voter", node=self._node, leader=effect.leader.node, term=effect.term)
+                self._fail_waiters()
+            elif isinstance(effect, BecameCandidate):
+                self._fail_waiters()
+            elif isinstance(effect, register.Message):
+                self._links[effect.to].send(effect)
+
+    def _schedule(self) -> None:
+        wake_ms = self._voter.elector.wake_ms
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_ms is not None:
+            wait_s = max(0.001, (wake_ms - _now_ms()) / 1_000)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._give, Tick())
+
+    def _store(self, disk: register.Disk) -> None:
+        self._unwritten = disk
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        """Write the last state until there is no later one; nothing is told of a write that failed."""
+        loop = asyncio.get_running_loop()
+        while (disk := self._unwritten) is not None:
+            self._unwritten = None
+            try:
+                await loop.run_in_executor(self._writer, file.write, self._path, self._node, disk)
+            except OSError as error:
+                log.error("vote not written", path=str(self._path), why=str(error))
+                if self._unwritten is None:
+                    self._unwritten = disk
+                await asyncio.sleep(WRITE_AGAIN_S)
+                continue
+            self._give(register.Stored(disk))
+
+    # ------------------------------------------------------------------------------------------------ the server
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Check the sender; without the secret nothing is read and nothing is changed."""
+        if request.method != "POST" or request.path != PATH:
+            return web.Response(status=404)
+        content = bytearray()
+        async for part in request.content.iter_any():
+            content += part
+            if len(content) > BODY_BYTES_MAX:
+                return web.Response(status=413)
+        body = bytes(content)
+        signature = request.headers.get(SIGNATURE, "")
+        if not is_same(signature, self._seal.request(self._node, body)):
+            return web.Response(status=401)
+        try:
+            message = decode_incoming(body)
+        except msgspec.MsgspecError:
+            return web.Response(status=400)
+        if isinstance(message, Batch):
+            self._give_all(message.messages)
+            answer = b""
+        else:
+            answer = encode(await self._serve(message))
+        return web.Response(body=answer, headers={SIGNATURE: self._seal.answer(signature, answer)})
+
+    async def _serve(self, call: Call) -> Answer:
+        self._give(Tick())
+        if not self.leads:
+            leader = self._voter.elector.leader
+            return NotLeader(leader="" if leader is None or leader.node == self._node else leader.node)
+        sessions, wall_ms = self.sessions, time.time_ns() // 1_000_000
+        if isinstance(call, Join):
+            holder = sessions.join(call.life, call.member, _now_ms(), wall_ms)
+            return Taken(holder=holder) if holder is not None else self._news(call.member.node)
+        if isinstance(call, Report):
+            if not sessions.report(call.life, call.seat, call.member, _now_ms(), wall_ms):
+                return Gone()
+            return self._news(call.member.node, call)
+        if isinstance(call, Leave):
+            sessions.leave(call.life)
+            return self._news("")
+        if isinstance(call, Inspect):
+            return self._news("")
+        return await self._change(call)
+
+    async def _change(self, call: Ask | Publish) -> Answer:
+        """Change the content of the register, and wait until a quorum has it."""
+        content = self._latest()
+        if isinstance(call, Ask):
+            changed = content.asked(call.id, call.request)
+            return self._news("") if changed is None else await self._offer(changed)
+        controller = self.sessions.controller
+        if self.sessions.is_ended(call.life):
+            return Gone()
+        if not self._is_settled() or self.sessions.life(controller) != call.life or call.version != content.version:
+            return Refused()
+        return await self.publish(call.roles, call.answered)
+
+    async def publish(self, roles: Roles, answered: tuple[str, ...] = ()) -> Answer:
+        """Publish roles over the last ones."""
+        return await self._offer(self._latest().published(roles, answered))
+
+    async def _offer(self, content: Content) -> Answer:
+        self._give(register.Offer(encode_content(content)))
+        latest = self._voter.latest
+        if not self._voter.leads or latest is None:
+            return NotLeader()
+        if self._voter.committed is not latest:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append((latest.stamp, waiter))
+            try:
+                async with asyncio.timeout(COMMIT_S):
+                    await waiter
+            except (TimeoutError, _NotCommitted):
+                return NotLeader()
+        return self._news("")
+
+    def _latest(self) -> Content:
+        """The content that the next change is made from."""
+        latest = self._voter.latest
+        assert latest is not None
+        if self._content[0] != latest.stamp:
+            self._content = latest.stamp, decode_content(latest.value)
+        return self._content[1]
+
+    def _is_settled(self) -> bool:
+        return self.sessions.settled(self._latest().roles, _now_ms())
+
+    def _news(self, node: str, known: Report | None = None) -> News:
+        """The present state, as far as a quorum has it."""
+        sessions, committed = self.sessions, self._voter.committed
+        assert committed is not None
+        is_settled = self._is_settled()
+        tell_members = is_settled and (known is None or known.revision != sessions.revision)
+        tell_content = known is None or known.stamp != committed.stamp
+        return News(
+            leader=self._node,
+            seat=sessions.seat(node),
+            settled=is_settled,
+            controller=sessions.controller if is_settled else "",
+            revision=sessions.revision,
+            members=sessions.members if tell_members else None,
+            since_ms=sessions.since_ms if tell_members else {},
+            stamp=committed.stamp,
+            content=decode_content(committed.value) if tell_content else None,
+        )
+
+    def _resolve_waiters(self, stamp: LogEnd) -> None:
+        for of, waiter in self._waiters:
+            if of <= stamp and not waiter.done():
+                waiter.set_result(None)
+        self._waiters = [each for each in self._waiters if not each[1].done()]
+
+    def _fail_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(_NotCommitted())
+
+
+class _NotCommitted(Exception):
+    """This node no longer leads, and does not know whether a value was committed."""
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,202 @@
+"""Keeps this node registered with the registry of every node of its cluster, its own included, and removes expired nodes from its own.
+
+After RocketMQ (NS-13): each time the whole registration, at once when it changes, else every `registry.register_every`. A registry
+that does not answer is asked again after RETRY_MS. No registry waits for another one.
+"""
+
+import asyncio
+import re
+
+import aiohttp
+import msgspec
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chronos.admin.context import Context
+from chronos.admin.registry import monotonic_ms, registration_body
+from chronos.admin.registry_schemas import RegistrationResult
+from chronos.core.registry import READ, WRITE, Holding, Registration, TopicConfig
+from chronos.core.roles import Member
+from chronos.workers.replica_state import NOT_READABLE, ReplicaState
+
+log = structlog.get_logger("chronos.registry")
+
+LOOK_S = 0.25
+"""How often to look for a change of the own registration."""
+
+RETRY_MS = 5_000
+"""Pause before a registry that failed is asked again."""
+
+LEAVE_S = 1.0
+"""How long the registries may take for the un-registration of a node that stops."""
+
+_CREDENTIALS = re.compile(r"//[^/@]*@")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RegistrationResult).decode
+
+
+class _Peer(Struct):
+    """The registry of another node."""
+
+    started_ms: int
+    """Start of its process: the next process knows nobody."""
+    due_ms: int
+    """When to register again."""
+    state_version: int
+    """The state that was sent last, or that of the start."""
+    has_failed: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+class Registrar:
+    """The registration of one node, in the event loop of its server."""
+
+    def __init__(self, context: Context, url: str) -> None:
+        """`url`: where the server listens."""
+        self._context = context
+        self._url = url
+        self._settings = context.node.config.registry
+        self._started_ms = monotonic_ms()
+        self._scan_ms = self._started_ms + self._settings.scan_after
+        self._own_due_ms = 0
+        self._registration: Registration | None = None
+        self._peers: dict[str, _Peer] = {}
+
+    async def run(self) -> None:
+        """Until the server stops."""
+        stopping = self._context.stopping
+        while not stopping.is_set():
+            try:
+                self._step(monotonic_ms())
+            except Exception as error:
+                # Routes grow old; the node itself works.
+                log.exception("registration failed", why=repr(error))
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await stopping.wait()
+            except TimeoutError:
+                continue
+
+    def _step(self, now_ms: int) -> None:
+        """1. the own registry, 2. the others that are due, 3. the scan for expired nodes"""
+        # 1.
+        registration = self._renewed()
+        if registration is not self._registration or now_ms >= self._own_due_ms:
+            self._registration = registration
+            self._own_due_ms = now_ms + self._settings.register_every
+            self._context.registry.register(registration, now_ms)
+        # 2.
+        members = self._members()
+        for name in self._peers.keys() - members.keys():
+            del self._peers[name]
+        for name, member in members.items():
+            peer = self._peers.get(name)
+            if peer is None or peer.started_ms != member.started_ms:
+                # The state at the start is no change.
+                first_ms = max(now_ms, self._started_ms + self._settings.register_after)
+                peer = self._peers[name] = _Peer(member.started_ms, first_ms, registration.state_version)
+            is_due = now_ms >= peer.due_ms or (not peer.has_failed and peer.state_version != registration.state_version)
+            if is_due and (peer.task is None or peer.task.done()):
+                peer.task = asyncio.get_running_loop().create_task(self._register(member, peer, registration))
+        # 3.
+        if now_ms >= self._scan_ms:
+            self._scan_ms = now_ms + self._settings.scan_every
+            for expired in self._context.registry.expire(now_ms):
+                log.info("node expired", node=expired.registration.node, address=expired.registration.address)
+
+    async def _register(self, member: Member, peer: _Peer, registration: Registration) -> None:
+        path = f"/v1/registry/nodes/{registration.node}"
+        body = _encode(registration_body(registration))
+        try:
+            status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body)
+            why = None if status == 200 else answer[:200].decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+        if why is not None:
+            peer.due_ms = monotonic_ms() + RETRY_MS
+            if not peer.has_failed:
+                log.warning(
+                    "registration with another node failed", node=member.node, why=why, again_in_s=RETRY_MS // 1_000
+                )
+            peer.has_failed = True
+            return
+        if peer.has_failed:
+            log.info("registered with another node again", node=member.node)
+        peer.has_failed = False
+        peer.state_version = registration.state_version
+        peer.due_ms = monotonic_ms() + self._settings.register_every
+        self._read(member, registration, _decode(answer))
+
+    def _read(self, member: Member, sent: Registration, result: RegistrationResult) -> None:
+        if result.result == "registered":
+            return
+        if result.node != sent.node:
+            log.warning(
+                "another node is registered with the address of this one; set admin.advertised to an address of its own",
+                registry=member.node, node=result.node, address=sent.address,
+            )  # fmt: skip
+        elif self._registration is sent:
+            # The clock was set back between two processes of this node.
+            self._registration = replace(sent, state_version=result.state_version + 1)
+
+    def _renewed(self) -> Registration:
+        """The registration as it is now: the same object while nothing has changed."""
+        known = self._registration
+        found = self._describe(0 if known is None else known.state_version)
+        if found == known:
+            assert known is not None
+            return known
+        version = self._context.now_ms() if known is None else max(known.state_version + 1, self._context.now_ms())
+        return replace(found, state_version=version)
+
+    def _describe(self, state_version: int) -> Registration:
+        node = self._context.node
+        config, member = node.config, node.describe()
+        snapshot = None if node.membership is None else node.membership.snapshot()
+        roles = None if snapshot is None else snapshot.roles
+        address = self._url if config.admin.advertised is None else member.address
+        return Registration(
+            cluster=config.cluster,
+            node=member.node,
+            instance=member.instance,
+            address=_CREDENTIALS.sub("//", address),
+            version=member.version,
+            state_version=state_version,
+            writable=roles is None or member.node not in roles.drained,
+            shards={
+                shard: Holding(master=replica.role == ReplicaState.MASTER, epoch=replica.role_epoch)
+                for shard, replica in member.replicas.items()
+                if replica.role not in NOT_READABLE and replica.applied is not None
+            },
+            topics={
+                config.topics.delay: TopicConfig(partitions=config.shards, permissions=READ | WRITE),
+                config.topics.progress: TopicConfig(partitions=config.shards, permissions=READ),
+            },
+        )
+
+    def _members(self) -> dict[str, Member]:
+        membership = self._context.node.membership
+        members = {} if membership is None else membership.snapshot().members
+        return {name: member for name, member in members.items() if name != self._context.node.config.node.id}
+
+    async def leave(self) -> None:
+        """Remove this node from all registries that answer in time."""
+        registration = self._registration
+        if registration is None:
+            return
+        path = f"/v1/registry/nodes/{registration.node}"
+        query: dict[str, str | list[str]] = {"state_version": str(registration.state_version)}
+        members = self._members().values()
+        for peer in self._peers.values():
+            if peer.task is not None:
+                peer.task.cancel()
+        asked = [
+            asyncio.ensure_future(self._context.peers.ask_member(member, "DELETE", path, query)) for member in members
+        ]
+        if asked:
+            done, late = await asyncio.wait(asked, timeout=LEAVE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*done, *late, return_exceptions=True)

@@ -1,0 +1,377 @@
+"""The registry over HTTP: registrations of nodes, routes, configuration by namespace, and write permissions."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, is_token_of
+from chronos.admin.context import Call, Context
+from chronos.admin.problems import ProblemError, wrong_field
+from chronos.admin.registry_schemas import (
+    NAME_CHARACTERS_MAX,
+    ConfigChange,
+    ConfigEntry,
+    Namespaces,
+    NamespaceValues,
+    NodeAddress,
+    OneClusterQuery,
+    Permissions,
+    RegisteredCluster,
+    RegisteredClusters,
+    RegisteredNode,
+    RegisteredNodes,
+    RegisteredShard,
+    RegisteredTopic,
+    RegisteredTopics,
+    RegistrationBody,
+    RegistrationResult,
+    RegistryQuery,
+    RoutesQuery,
+    ShardMaster,
+    ShardRoute,
+    ShardRoutes,
+    TopicInCluster,
+    UnregistrationQuery,
+    UnregistrationResult,
+)
+from chronos.admin.schemas import OperationResult
+from chronos.admin.validation import decode_body
+from chronos.admin.waiting import poll
+from chronos.core import registry
+from chronos.core.registry import READ, WRITE, Answer, Endpoint, Full, Holding, Registration, TopicConfig
+from chronos.core.roles import Request
+from chronos.core.timefmt import format_time
+
+MEMBER_S = 2.0
+"""How long to wait for a member that has just joined."""
+
+ENCODED_MAX = 4_096
+"""Most answers about routes that are kept encoded."""
+
+_decode_registration = msgspec.json.Decoder(RegistrationBody).decode
+_decode_value = msgspec.json.Decoder(ConfigChange).decode
+_encode = msgspec.json.Encoder().encode
+
+_PERMISSIONS: dict[int, Permissions] = {
+    bits: [*(["read"] if bits & READ else []), *(["write"] if bits & WRITE else [])]  # type: ignore[list-item]
+    for bits in (0, READ, WRITE, READ | WRITE)
+}
+
+T = TypeVar("T")
+
+
+def monotonic_ms() -> int:
+    """The time of registrations: it does not step when the clock is set."""
+    return int(time.monotonic() * 1_000)
+
+
+class RegistryHandlers:
+    """The handlers of `/v1/registry`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._encoded: dict[tuple[str, str, int | None], bytes] = {}
+        self._encoded_at = -1
+        """`Registry.changes` when the answers were encoded."""
+
+    # --- registration
+
+    async def register(self, call: Call) -> tuple[int, object]:
+        """Register a node with all that it serves."""
+        body = decode_body(_decode_registration, RegistrationBody, call.body)
+        registration = read_registration(call.request.match_info["node"], body)
+        await self._check_sender(call, registration.cluster)
+        registry = self._context.registry
+        answer = _in_bounds(lambda: registry.register(registration, monotonic_ms()))
+        return 200, answer_info(answer)
+
+    async def unregister(self, call: Call) -> tuple[int, object]:
+        """Remove a node that stops."""
+        query: UnregistrationQuery = call.query
+        cluster, node = self._cluster(query), call.request.match_info["node"]
+        await self._check_sender(call, cluster)
+        version = 2**63 - 1 if isinstance(query.state_version, UnsetType) else query.state_version
+        return 200, UnregistrationResult(result=self._context.registry.unregister(cluster, node, version))
+
+    async def _check_sender(self, call: Call, cluster: str) -> None:
+        """ProblemError unless the sender is the node itself, with the token that it gave the coordinator, or has a token to operate."""
+        if call.sender.name is not None:
+            return
+        request, membership = call.request, self._context.node.membership
+        node, token = request.headers.get(NODE_HEADER, ""), request.headers.get(TOKEN_HEADER, "")
+
+        def is_member() -> bool | None:
+            member = None if membership is None else membership.snapshot().members.get(node)
+            return is_token_of(member, token) or None
+
+        is_itself = node == request.match_info["node"] and cluster == self._context.node.config.cluster
+        if token and is_itself and membership is not None and await poll(is_member, MEMBER_S, self._context.stopping):
+            return
+        raise ProblemError(
+            403, "not-a-member", "a node of this cluster registers itself only, with the token it gave the coordinator",
+            hint="with `admin.tokens`, a token with the role operate may register other nodes",
+        )  # fmt: skip
+
+    # --- queries
+
+    async def routes(self, call: Call) -> web.StreamResponse:
+        """The routes of a topic, encoded once for each change of the registry."""
+        query: RoutesQuery = call.query
+        found = self._context.registry
+        cluster = self._cluster(query)
+        topic = self._context.delay_topic if isinstance(query.topic, UnsetType) else query.topic
+        shard = None if isinstance(query.shard, UnsetType) else query.shard
+        if self._encoded_at != found.changes or len(self._encoded) >= ENCODED_MAX:
+            self._encoded, self._encoded_at = {}, found.changes
+        key = (cluster, topic, shard)
+        body = self._encoded.get(key)
+        if body is None:
+            routes = found.routes(cluster, topic, shard)
+            if routes is None:
+                what = f"shard {shard} of topic {topic}" if shard is not None else f"topic {topic}"
+                raise ProblemError(
+                    404, "no-route", f"no node of cluster {cluster} is registered for {what}",
+                    hint="`chronos registry nodes` shows the registered nodes; nodes register when they have reached their roles",
+                )  # fmt: skip
+            body = self._encoded[key] = _encode(_routes_info(cluster, topic, routes))
+        return web.Response(body=body, content_type="application/json")
+
+    async def nodes(self, call: Call) -> tuple[int, object]:
+        """The registered nodes of a cluster, or of all."""
+        query: RegistryQuery = call.query
+        cluster = None if isinstance(query.cluster, UnsetType) else query.cluster
+        ahead_ms = self._context.now_ms() - monotonic_ms()
+        return 200, RegisteredNodes(
+            registry=self._context.node.config.node.id,
+            nodes=[_node_info(node, ahead_ms) for node in self._context.registry.nodes(cluster)],
+        )
+
+    async def topics(self, call: Call) -> tuple[int, object]:
+        """The registered topics of a cluster, or of all."""
+        query: RegistryQuery = call.query
+        found = self._context.registry
+        clusters: Iterable[str] = found.clusters() if isinstance(query.cluster, UnsetType) else [query.cluster]
+        return 200, RegisteredTopics(
+            topics=[
+                TopicInCluster(
+                    cluster=cluster,
+                    topic=topic,
+                    partitions=config.partitions,
+                    permissions=_PERMISSIONS[config.permissions],
+                )
+                for cluster in clusters
+                for topic, config in found.topics(cluster).items()
+            ]
+        )
+
+    async def clusters(self, _: Call) -> tuple[int, object]:
+        """The clusters with registered nodes."""
+        return 200, RegisteredClusters(
+            clusters=[
+                RegisteredCluster(cluster=name, nodes=list(cluster.nodes), shards=list(cluster.shards))
+                for name, cluster in self._context.registry.clusters().items()
+            ]
+        )
+
+    # --- changes
+
+    async def delete_topic(self, call: Call) -> tuple[int, object]:
+        """Remove a topic from this registry."""
+        cluster, topic = self._cluster(call.query), call.request.match_info["topic"]
+        if not self._context.registry.delete_topic(cluster, topic):
+            raise ProblemError(404, "no-topic", f"no node of cluster {cluster} has registered topic {topic[:249]}")
+        return 200, OperationResult(result="done", what=f"removal of topic {topic} from this registry")
+
+    async def wipe_write(self, call: Call) -> tuple[int, object]:
+        """Take the write permission from a node, and drain it."""
+        return await self._allow_writes(call, allowed=False)
+
+    async def restore_write(self, call: Call) -> tuple[int, object]:
+        """Give a node its write permission back, and end its drain."""
+        return await self._allow_writes(call, allowed=True)
+
+    async def _allow_writes(self, call: Call, *, allowed: bool) -> tuple[int, object]:
+        """A node of this cluster is drained by the controller, and then registers without the permission in all registries."""
+        context = self._context
+        cluster, node = self._cluster(call.query), call.request.match_info["node"]
+        what = f"{'restoring' if allowed else 'wiping'} the write permission of {node}"
+        registered = [each.registration.node for each in context.registry.nodes(cluster)]
+        if node not in registered:
+            nodes = ", ".join(registered) or "none"
+            raise ProblemError(
+                404, "no-node", f"node {node[:100]!r} of cluster {cluster} is not registered; those that are: {nodes}"
+            )
+        membership = context.node.membership
+        if membership is None or cluster != context.node.config.cluster:
+            context.registry.allow_writes(cluster, node, allowed)
+            return 200, OperationResult(result="done", what=what)
+        request = Request(kind="undrain" if allowed else "drain", node=node, at_ms=context.now_ms())
+        await context.in_thread(membership.ask, request)
+        return 202, OperationResult(result="accepted", what=what)
+
+    # --- configuration
+
+    async def namespaces(self, _: Call) -> tuple[int, object]:
+        """The namespaces of the configuration."""
+        return 200, Namespaces(namespaces=self._context.registry.namespaces())
+
+    async def values(self, call: Call) -> tuple[int, object]:
+        """All values of a namespace."""
+        namespace = _name(call, "namespace")
+        return 200, NamespaceValues(namespace=namespace, values=self._context.registry.config(namespace))
+
+    async def value(self, call: Call) -> tuple[int, object]:
+        """One value."""
+        namespace, key = _name(call, "namespace"), _name(call, "key")
+        value = self._context.registry.config(namespace).get(key)
+        if value is None:
+            raise _no_value(namespace, key)
+        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+
+    async def set_value(self, call: Call) -> tuple[int, object]:
+        """Set a value in this registry."""
+        namespace, key = _name(call, "namespace"), _name(call, "key")
+        value = decode_body(_decode_value, ConfigChange, call.body).value
+        _in_bounds(lambda: self._context.registry.set_config(namespace, key, value))
+        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+
+    async def delete_value(self, call: Call) -> tuple[int, object]:
+        """Delete a value from this registry."""
+        namespace, key = _name(call, "namespace"), _name(call, "key")
+        value = self._context.registry.config(namespace).get(key)
+        if value is None or not self._context.registry.delete_config(namespace, key):
+            raise _no_value(namespace, key)
+        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+
+    def _cluster(self, query: OneClusterQuery) -> str:
+        return self._context.node.config.cluster if isinstance(query.cluster, UnsetType) else query.cluster
+
+
+def _in_bounds(change: Callable[[], T]) -> T:
+    try:
+        return change()
+    except Full as error:
+        raise ProblemError(409, "registry-full", str(error)) from None
+
+
+def _name(call: Call, parameter: str) -> str:
+    name = call.request.match_info[parameter]
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise wrong_field(parameter, f"must have at most {NAME_CHARACTERS_MAX} characters")
+    return name
+
+
+def _no_value(namespace: str, key: str) -> ProblemError:
+    return ProblemError(
+        404, "no-value", f"this registry has no value {key[:250]} in namespace {namespace[:250]}",
+        hint="registries exchange nothing and keep values in memory: set it with `chronos registry config set`",
+    )  # fmt: skip
+
+
+# --- Between the values of `core.registry` and JSON
+
+
+def read_registration(node: str, body: RegistrationBody) -> Registration:
+    """The registration in a request."""
+    return Registration(
+        cluster=body.cluster,
+        node=node,
+        instance=body.instance,
+        address=body.address,
+        version=body.version,
+        state_version=body.state_version,
+        writable=body.writable,
+        expire_after_ms=None if isinstance(body.expire_after, UnsetType) else body.expire_after,
+        shards={each.shard: Holding(master=each.role == "master", epoch=each.epoch) for each in body.shards},
+        topics=None
+        if body.topics is None
+        else {
+            each.topic: TopicConfig(
+                partitions=each.partitions,
+                permissions=sum({"read": READ, "write": WRITE}[name] for name in {*each.permissions}),
+            )
+            for each in body.topics
+        },
+    )
+
+
+def registration_body(registration: Registration) -> RegistrationBody:
+    """The body of a request that registers a node."""
+    topics = registration.topics
+    return RegistrationBody(
+        cluster=registration.cluster,
+        instance=registration.instance,
+        address=registration.address,
+        version=registration.version,
+        state_version=registration.state_version,
+        writable=registration.writable,
+        expire_after=UNSET if registration.expire_after_ms is None else registration.expire_after_ms,
+        shards=_shards_info(registration),
+        topics=None
+        if topics is None
+        else [
+            RegisteredTopic(topic=topic, partitions=config.partitions, permissions=_PERMISSIONS[config.permissions])
+            for topic, config in topics.items()
+        ],
+    )
+
+
+def answer_info(answer: Answer) -> RegistrationResult:
+    """The answer to a registration."""
+    result: Literal["registered", "ignored"] = "registered" if answer.accepted else "ignored"
+    return RegistrationResult(
+        result=result,
+        state_version=answer.state_version,
+        node=answer.node,
+        refused=list(answer.refused),
+        masters=[ShardMaster(shard=shard, master=_address(master)) for shard, master in sorted(answer.masters.items())],
+    )
+
+
+def _shards_info(registration: Registration) -> list[RegisteredShard]:
+    return [
+        RegisteredShard(shard=shard, role="master" if holding.master else "follower", epoch=holding.epoch)
+        for shard, holding in sorted(registration.shards.items())
+    ]
+
+
+def _node_info(node: registry.Node, ahead_ms: int) -> RegisteredNode:
+    """`ahead_ms`: this machine's clock less the time of registrations."""
+    registration = node.registration
+    return RegisteredNode(
+        cluster=registration.cluster,
+        node=registration.node,
+        instance=registration.instance,
+        address=registration.address,
+        version=registration.version,
+        state_version=registration.state_version,
+        writable=node.writable,
+        registered_at=format_time(node.registered_ms + ahead_ms),
+        shards=_shards_info(registration),
+    )
+
+
+def _routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes:
+    return ShardRoutes(
+        cluster=cluster,
+        topic=topic,
+        partitions=found.partitions,
+        routes=[
+            ShardRoute(
+                shard=route.shard,
+                permissions=_PERMISSIONS[route.permissions],
+                master=None if route.master is None else _address(route.master),
+                followers=[_address(follower) for follower in route.followers],
+            )
+            for route in found.routes
+        ],
+        order=UNSET if found.order is None else found.order,
+    )
+
+
+def _address(endpoint: Endpoint) -> NodeAddress:
+    return NodeAddress(node=endpoint.node, address=endpoint.address)

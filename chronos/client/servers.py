@@ -1,0 +1,150 @@
+"""The nodes that a client knows, and the one it sends a request to; no sockets.
+
+With one address, everything goes there: a node, or a load balancer. With several, each of them is a registry of the cluster. The client
+then asks one for the routes of the shards, keeps them for ROUTES_S, and sends what concerns an id to the master of its shard. A node
+that fails is avoided for AVOID_S, and the routes are asked for again. When all registries are gone, the last routes are used.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from chronos.client import registry
+from chronos.client.address import addresses
+from chronos.client.requests import Request, id_bytes
+from chronos.core.keys import parse_generated_id, partition_of
+
+ROUTES_S = 30.0
+"""How long routes are used before they are asked for again (RocketMQ's interval)."""
+
+REFRESH_PAUSE_S = 1.0
+"""Least time between two requests for routes, whatever is missing."""
+
+REGISTRY_S = 3.0
+"""How long a registry may take to answer; then the next one is asked (RocketMQ's time-out)."""
+
+AVOID_S = 30.0
+"""How long a node that failed is asked last."""
+
+ATTEMPT_S = 10.0
+"""How long a node may take to answer, beyond the wait that a request has, while another node could be asked."""
+
+
+class _Shard(NamedTuple):
+    """The nodes of a shard, its master first."""
+
+    nodes: tuple[str, ...]
+    is_writable: bool
+
+
+class Servers:
+    """The addresses given, and those of the routes."""
+
+    def __init__(self, server: str | Sequence[str] | None) -> None:
+        """Raises Refused if an address is not one."""
+        self.given, self.is_routed = addresses(server)
+        self.home = self.given[0]
+        """Where everything goes that concerns no shard; some of it, such as jobs, is known to this node only."""
+        self._partitions = 0
+        self._shards: dict[int, _Shard] = {}
+        self._known: tuple[str, ...] = ()
+        """The nodes of the routes."""
+        self._avoided: dict[str, float] = {}
+        """Nodes that failed, and until when they are asked last."""
+        self._expires_s = self._asked_s = float("-inf")
+
+    # --- routes
+
+    def needs_routes(self, request: Request, now_s: float) -> bool:
+        """Return whether routes should be asked for before this request is sent."""
+        if not self.is_routed or now_s - self._asked_s < REFRESH_PAUSE_S:
+            return False
+        return now_s >= self._expires_s or (request.id is not None and self._shard_of(request) not in self._shards)
+
+    def registries(self, now_s: float) -> list[str]:
+        """The registries to ask for routes, one after the other."""
+        self._asked_s = now_s
+        found = dict.fromkeys((self.home, *self._known, *self.given))
+        return sorted(found, key=lambda address: self._is_avoided(address, now_s))
+
+    @staticmethod
+    def routes_request() -> Request:
+        """The request for the routes, whose answer `learn` takes."""
+        return registry.routes()
+
+    def learn(self, status: int, body: bytes, now_s: float) -> bool:
+        """Take the answer of a registry; False: it has no routes."""
+        if status != 200:
+            return False
+        try:
+            found = json.loads(body)
+            shards = {route["shard"]: self._read(route) for route in found["routes"]}
+            partitions = int(found["partitions"])
+        except (ValueError, KeyError, TypeError):
+            return False
+        self._partitions, self._shards = partitions, shards
+        self._known = tuple(dict.fromkeys(node for shard in shards.values() for node in shard.nodes))
+        self._expires_s = now_s + ROUTES_S
+        return True
+
+    def _read(self, route: dict[str, Any]) -> _Shard:
+        nodes = [] if route["master"] is None else [route["master"]]
+        # A token is not sent to a node without TLS that was learned from one with it.
+        tls_only = all(address.startswith("https://") for address in self.given)
+        found = [str(node["address"]) for node in nodes + route["followers"]]
+        usable = tuple(address for address in found if address.startswith("https://" if tls_only else "http"))
+        return _Shard(usable, route["master"] is not None and "write" in route["permissions"])
+
+    def _shard_of(self, request: Request) -> int | None:
+        if request.id is None or self._partitions == 0:
+            return None
+        key = id_bytes(request.id)
+        generated = parse_generated_id(key, self._partitions)
+        return partition_of(key, self._partitions) if generated is None else generated[0]
+
+    # --- the choice
+
+    def choose(self, request: Request, tried: AbstractSet[str], now_s: float) -> str:
+        """The node for this request: one not tried yet if there is any, and one that failed lately only if there is no other."""
+        candidates = list(dict.fromkeys(self._candidates(request)))
+        left = [address for address in candidates if address not in tried] or candidates
+        return min(left, key=lambda address: self._is_avoided(address, now_s))
+
+    def _candidates(self, request: Request) -> Iterator[str]:
+        shard = self._shards.get(-1 if (number := self._shard_of(request)) is None else number)
+        if shard is not None:
+            is_read = request.method == "GET"
+            yield from shard.nodes if is_read or shard.is_writable else shard.nodes[1:]
+        yield self.home
+        yield from self._known
+        yield from self.given
+
+    def has_others(self, request: Request, tried: AbstractSet[str]) -> bool:
+        """Return whether there is a node that was not tried."""
+        return any(address not in tried for address in self._candidates(request))
+
+    def timeout_s(self, request: Request, left_s: float) -> float:
+        """How long the next attempt may take."""
+        return min(left_s, ATTEMPT_S + request.wait_s) if self.is_routed and request.repeatable else left_s
+
+    def failed(self, address: str, now_s: float) -> None:
+        """A node did not answer: avoid it, and ask for routes soon."""
+        if not self.is_routed:
+            return
+        self._avoided[address] = now_s + AVOID_S
+        self._expires_s = now_s
+        if address == self.home:
+            others = dict.fromkeys((*self._known, *self.given))
+            self.home = min(others, key=lambda other: (self._is_avoided(other, now_s), other == address))
+
+    def refused(self, now_s: float) -> None:
+        """A node answered that another one must be asked, or that it cannot now: ask for routes soon."""
+        self._expires_s = now_s
+
+    def answered(self, address: str) -> None:
+        """A node answered."""
+        self._avoided.pop(address, None)
+
+    def _is_avoided(self, address: str, now_s: float) -> bool:
+        return self._avoided.get(address, now_s) > now_s

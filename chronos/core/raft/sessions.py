@@ -1,0 +1,186 @@
+"""The members of a cluster as the leader of the voters knows them, and the value of the register: roles and open requests.
+
+Members are in the memory of the leader only. Each reports to the leader it knows, several times in a session timeout; one that
+was not heard for that time is gone, and its life never counts again. A new leader begins without members, and they come to it
+with their seats, so that their order stays the same. `Sessions` has no clock: time is an argument, in ms that never go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from chronos.core.roles import Member, Request, Roles
+
+ENDED_MAX = 1_000
+"""Lives that are remembered as ended, for the answer to their late reports."""
+
+ANSWERED_MAX = 200
+"""Requests that are remembered as answered, so that one that is sent twice is not done twice."""
+
+Seat = tuple[int, int]
+"""Term and number of a registration: the member with the least seat is the controller."""
+
+
+class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of the register."""
+
+    roles: Roles | None = None
+    version: int = 0
+    """Number of publications of the roles."""
+    requests: tuple[tuple[str, Request], ...] = ()
+    """Requests without an answer, oldest first, each with its id."""
+    answered: tuple[str, ...] = ()
+    """Ids of the requests answered last."""
+
+    def asked(self, request_id: str, request: Request) -> Content | None:
+        """Return the content with a request; None if it is there, or was answered."""
+        if request_id in self.answered or any(request_id == known for known, _ in self.requests):
+            return None
+        return Content(
+            roles=self.roles,
+            version=self.version,
+            requests=(*self.requests, (request_id, request)),
+            answered=self.answered,
+        )
+
+    def published(self, roles: Roles, answered: tuple[str, ...]) -> Content:
+        """Return the content with other roles, which answer these requests."""
+        return Content(
+            roles=roles,
+            version=self.version + 1,
+            requests=tuple(each for each in self.requests if each[0] not in answered),
+            answered=(*self.answered, *answered)[-ANSWERED_MAX:],
+        )
+
+
+class Session(Struct, kw_only=True):
+    """One member."""
+
+    life: str
+    """Random for each registration."""
+    seat: Seat
+    member: Member
+    heard_ms: int
+    since_ms: int
+    """When the leader first heard of this life (epoch ms)."""
+
+
+class Sessions:
+    """The members, while this node leads."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self.revision: Seat = (0, 0)
+        """Grows with every change of `members`; the first number is the term."""
+        self._timeout_ms = timeout_ms
+        self._sessions: dict[str, Session] = {}
+        self._ended: dict[str, None] = {}
+        self._began_ms = 0
+        self._ticked_ms = 0
+        self._seats = 0
+        self._previous = ""
+        self._settled = False
+
+    def begin(self, term: int, now_ms: int, previous: str) -> None:
+        """This node leads from now on. `previous`: the leader before, which need not be waited for."""
+        self.revision = (term, 0)
+        self._sessions, self._seats = {}, 0
+        self._began_ms = self._ticked_ms = now_ms
+        self._previous, self._settled = previous, False
+
+    # --- what is known
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The members by name."""
+        return {node: session.member for node, session in sorted(self._sessions.items())}
+
+    @property
+    def since_ms(self) -> Mapping[str, int]:
+        """Member -> when it was first heard of (epoch ms)."""
+        return {node: session.since_ms for node, session in sorted(self._sessions.items())}
+
+    @property
+    def controller(self) -> str:
+        """The member that registered first; empty if there is none."""
+        return min(self._sessions, key=lambda node: self._sessions[node].seat, default="")
+
+    def life(self, node: str) -> str:
+        """The life that counts of a node; empty if it is not a member."""
+        session = self._sessions.get(node)
+        return "" if session is None else session.life
+
+    def seat(self, node: str) -> Seat:
+        """The seat of a member; (0, 0) if it is none."""
+        session = self._sessions.get(node)
+        return (0, 0) if session is None else session.seat
+
+    def is_ended(self, life: str) -> bool:
+        """Return whether a life has lost its place."""
+        return life in self._ended
+
+    def settled(self, roles: Roles | None, now_ms: int) -> bool:
+        """Return whether the members are all known: a session timeout has passed, or all nodes of the roles have reported."""
+        if not self._settled:
+            nodes = frozenset[str]() if roles is None else roles.nodes - {self._previous, *roles.away}
+            self._settled = now_ms - self._began_ms >= self._timeout_ms or nodes <= self._sessions.keys()
+        return self._settled
+
+    # --- what happens
+
+    def tick(self, now_ms: int) -> None:
+        """End the sessions of members that were not heard; time in which this process stood still does not count."""
+        stood_still_ms = now_ms - self._ticked_ms
+        if stood_still_ms > self._timeout_ms // 3:
+            for session in self._sessions.values():
+                session.heard_ms += stood_still_ms
+        self._ticked_ms = now_ms
+        for node, session in list(self._sessions.items()):
+            if now_ms - session.heard_ms > self._timeout_ms:
+                self._end(node)
+
+    def join(self, life: str, member: Member, now_ms: int, wall_ms: int) -> Member | None:
+        """Register a life; return the other member that has the name, in which case nothing changes."""
+        known = self._sessions.get(member.node)
+        if known is not None and known.member.instance != member.instance:
+            return known.member
+        if known is None or known.life != life:
+            self._seats += 1
+            self._take(life, (self.revision[0], self._seats), member, now_ms, wall_ms)
+        return None
+
+    def report(self, life: str, seat: Seat, member: Member, now_ms: int, wall_ms: int) -> bool:
+        """Note a report; return whether the life counts. One that another leader registered keeps its seat."""
+        known = self._sessions.get(member.node)
+        if self.is_ended(life) or (known is not None and known.life != life and known.seat > seat):
+            return False
+        if known is None or known.life != life:
+            self._take(life, seat, member, now_ms, wall_ms)
+            return True
+        known.heard_ms = now_ms
+        if known.member != member:
+            known.member = member
+            self._changed()
+        return True
+
+    def leave(self, life: str) -> None:
+        """End a session at the wish of its member."""
+        node = next((node for node, session in self._sessions.items() if session.life == life), None)
+        if node is not None:
+            self._end(node)
+
+    def _take(self, life: str, seat: Seat, member: Member, now_ms: int, wall_ms: int) -> None:
+        if member.node in self._sessions:
+            self._end(member.node)
+        self._sessions[member.node] = Session(life=life, seat=seat, member=member, heard_ms=now_ms, since_ms=wall_ms)
+        self._changed()
+
+    def _end(self, node: str) -> None:
+        self._ended[self._sessions.pop(node).life] = None
+        while len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        self._changed()
+
+    def _changed(self) -> None:
+        self.revision = (self.revision[0], self.revision[1] + 1)

@@ -1,0 +1,408 @@
+"""The registry: which node serves which shard, after the rules of RocketMQ's NameServer (NS-06 to NS-22).
+
+A set of brokers is a shard here: one node is its master, the others are followers. Nodes register with every registry; registries
+store nothing and do not exchange anything. A registration replaces everything known of its node. Safety never depends on it: a
+stale route costs a forwarded request, because the log fences.
+
+Tables (NS-06): node -> its registration and the time of the last one; address -> node; (cluster, shard) -> the nodes that hold it;
+cluster -> its nodes and shards; topic -> the shards whose master registered it. RocketMQ's fifth table, of filter servers, has no
+counterpart (NS-10). All answers are copies (NS-19). No locks: one thread owns a registry.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+EXPIRE_AFTER_MS = 120_000
+"""Time after its last registration at which a node is removed (NS-14)."""
+
+READ, WRITE = 4, 2
+"""Bits of a permission (RH-07)."""
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+"""The namespace of configuration whose values are attached to the routes of a topic, if that is enabled (NS-20)."""
+
+NODES_MAX = 10_000
+"""Most nodes of a registry."""
+
+ENTRIES_MAX = 1_000
+"""Most configuration entries of a registry."""
+
+
+class Full(Exception):
+    """The registry has as many nodes or configuration entries as it may have."""
+
+
+class Holding(Struct, frozen=True, kw_only=True):
+    """A replica of a shard, as its node registers it."""
+
+    master: bool
+    """True: the node is the shard's master. False: it follows."""
+    epoch: int
+    """The role epoch that the node knows: of two nodes that register as master, the greater one wins."""
+
+
+class TopicConfig(Struct, frozen=True, kw_only=True):
+    """A topic whose partitions are shards, as a master registers it."""
+
+    partitions: int
+    permissions: int
+    """READ, WRITE or both: what clients may do with it."""
+
+
+class Registration(Struct, frozen=True, kw_only=True):
+    """Everything that a node registers (NS-07)."""
+
+    cluster: str
+    node: str
+    instance: str
+    """The id of its data directory."""
+    address: str
+    """The URL of its HTTP interface. One address belongs to one node."""
+    version: str
+    """Version of the software."""
+    state_version: int
+    """Grows with every change of the other fields, also across restarts: an older registration never displaces a newer one."""
+    writable: bool = True
+    """False: the node is drained."""
+    expire_after_ms: int | None = None
+    """How long the registration counts; None: as long as the registry decides."""
+    shards: Mapping[int, Holding] = {}
+    """The replicas that the node holds, by number of the shard."""
+    topics: Mapping[str, TopicConfig] | None = None
+    """The topics of the cluster; None: as registered before."""
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """A node and its address."""
+
+    node: str
+    address: str
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The result of a registration."""
+
+    accepted: bool
+    """False: ignored, because a newer state of the node, or of another node with its address, is registered."""
+    state_version: int
+    """The state version that is registered now."""
+    node: str
+    """The node that has it: the sender, or the one with its address."""
+    refused: tuple[int, ...] = ()
+    """Shards of which another node is registered as master with a greater role epoch."""
+    masters: Mapping[int, Endpoint] = {}
+    """The registered masters of the shards that the node follows (NS-11)."""
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """The nodes that serve one shard of a topic."""
+
+    shard: int
+    permissions: int
+    """Those of the topic; without WRITE while the master is drained or not known."""
+    master: Endpoint | None
+    followers: tuple[Endpoint, ...]
+    """In the order of their names."""
+
+
+class Routes(Struct, frozen=True, kw_only=True):
+    """The routes of a topic."""
+
+    partitions: int
+    """Number of shards that the topic has, registered or not."""
+    routes: tuple[Route, ...]
+    """By shard; those without a registered node are missing."""
+    order: str | None = None
+    """The topic's value in ORDER_NAMESPACE."""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """A registered node."""
+
+    registration: Registration
+    registered_ms: int
+    """Time of its last registration."""
+    writable: bool
+    """False: it is drained, or its write permission was wiped here."""
+
+
+class Cluster(Struct, frozen=True, kw_only=True):
+    """The nodes and shards of a cluster."""
+
+    nodes: tuple[str, ...]
+    shards: tuple[int, ...]
+
+
+_Key = tuple[str, str]
+"""Cluster and node."""
+_Shard = tuple[str, int]
+"""Cluster and number of the shard."""
+
+
+class _Live(Struct, frozen=True):
+    registration: Registration
+    registered_ms: int
+
+
+class Registry:
+    """The tables of one registry. Times are milliseconds of any clock that does not step back."""
+
+    def __init__(self, *, expire_after_ms: int = EXPIRE_AFTER_MS, with_order: bool = False) -> None:
+        """`with_order`: attach ordering configuration to routes (NS-20)."""
+        self.changes = 0
+        """Grows whenever an answer about routes may have changed."""
+        self._expire_after_ms = expire_after_ms
+        self._with_order = with_order
+        self._live: dict[_Key, _Live] = {}
+        self._addresses: dict[str, _Key] = {}
+        self._holders: dict[_Shard, dict[str, Holding]] = {}
+        self._members: dict[str, tuple[set[str], set[int]]] = {}
+        """By cluster: its nodes and its shards."""
+        self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
+        self._wiped: set[_Key] = set()
+        """Nodes whose write permission was wiped here."""
+        self._config: dict[str, dict[str, str]] = {}
+
+    # --- registration
+
+    def register(self, registration: Registration, now_ms: int) -> Answer:
+        """Replace what is known of a node (NS-08). Raises Full.
+
+        1. state versions decide whether it counts (NS-22), 2. the cluster's set, 3. the holders of each shard, 4. the topics of a
+        shard that it is master of (NS-09), 5. the live table, 6. the answer
+        """
+        cluster, node = key = (registration.cluster, registration.node)
+        live = self._live.get(key)
+        # 1. One address has one record: of two nodes with one address, the newer state counts.
+        namesake = self._addresses.get(registration.address, key)
+        for rival in (live, self._live.get(namesake)):
+            if rival is not None and rival.registration.state_version > registration.state_version:
+                newer = rival.registration
+                return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
+        if namesake != key:
+            self._remove(namesake)
+        known = None if live is None else live.registration
+        if known is None and len(self._live) >= NODES_MAX:
+            raise Full(f"{NODES_MAX} nodes are registered, which is the most")
+        # 2.
+        nodes, shards = self._members.setdefault(cluster, (set(), set()))
+        nodes.add(node)
+        if known is not None:
+            self._addresses.pop(known.address, None)
+            for shard in known.shards.keys() - registration.shards.keys():
+                self._drop_holder((cluster, shard), node)
+        # 3.
+        is_new_version = known is None or known.state_version != registration.state_version
+        self.changes += known != registration
+        refused = []
+        for shard, holding in registration.shards.items():
+            shards.add(shard)
+            holders = self._holders.setdefault((cluster, shard), {})
+            master = _master_of(holders)
+            is_first = holding.master and master != node
+            if is_first and master is not None:
+                if holders[master].epoch > holding.epoch:
+                    self.changes += holders.pop(node, None) is not None
+                    refused.append(shard)
+                    continue
+                del holders[master]
+            self.changes += holders.get(node) != holding
+            holders[node] = holding
+            # 4.
+            if holding.master and registration.topics is not None and (is_new_version or is_first):
+                self._put_topics((cluster, shard), registration.topics)
+        # 5.
+        self._addresses[registration.address] = key
+        self._live[key] = _Live(registration, now_ms)
+        # 6.
+        masters = {
+            shard: self._endpoint((cluster, master))
+            for shard, holding in registration.shards.items()
+            if (master := _master_of(self._holders[cluster, shard])) not in (None, node)
+        }
+        return Answer(
+            accepted=True,
+            state_version=registration.state_version,
+            node=node,
+            refused=tuple(sorted(refused)),
+            masters=masters,
+        )
+
+    def unregister(self, cluster: str, node: str, state_version: int) -> Literal["removed", "ignored", "unknown"]:
+        """Remove a node that stops (NS-17); `ignored`: a newer state of it is registered, by its next process."""
+        live = self._live.get((cluster, node))
+        if live is None:
+            return "unknown"
+        if live.registration.state_version > state_version:
+            return "ignored"
+        self._remove((cluster, node))
+        return "removed"
+
+    def expire(self, now_ms: int) -> list[Node]:
+        """Remove the nodes whose last registration is older than their time, and return them (NS-14)."""
+        expired = [
+            (key, self._node(key))
+            for key, live in self._live.items()
+            if live.registered_ms + (live.registration.expire_after_ms or self._expire_after_ms) < now_ms
+        ]
+        for key, _ in expired:
+            self._remove(key)
+        return [node for _, node in expired]
+
+    def _remove(self, key: _Key) -> None:
+        """Remove everything known of a node, in the order of NS-17; again does nothing (NS-15)."""
+        live = self._live.pop(key, None)
+        if live is None:
+            return
+        self.changes += 1
+        cluster, node = key
+        self._wiped.discard(key)
+        if self._addresses.get(live.registration.address) == key:
+            del self._addresses[live.registration.address]
+        # The node's own registration names its shards, so no table is scanned (NS-16).
+        for shard in live.registration.shards:
+            self._drop_holder((cluster, shard), node)
+        nodes, shards = self._members[cluster]
+        nodes.discard(node)
+        if not nodes:
+            assert not shards, "a shard has a holder that is not registered"
+            del self._members[cluster]
+
+    def _drop_holder(self, shard: _Shard, node: str) -> None:
+        """Remove a node from a shard; the last one takes the shard, and its part of each topic, with it."""
+        holders = self._holders.get(shard)
+        if holders is None:
+            return
+        holders.pop(node, None)
+        if holders:
+            return
+        del self._holders[shard]
+        self._members[shard[0]][1].discard(shard[1])
+        self._put_topics(shard, {})
+
+    def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
+        """Make these the topics of a shard; one that is no longer registered for any shard is gone."""
+        self.changes += 1
+        for topic in [topic for topic, shards in self._topics.items() if shard in shards and topic not in topics]:
+            del self._topics[topic][shard]
+            if not self._topics[topic]:
+                del self._topics[topic]
+        for topic, config in topics.items():
+            self._topics.setdefault(topic, {})[shard] = config
+
+    # --- queries
+
+    def routes(self, cluster: str, topic: str, shard: int | None = None) -> Routes | None:
+        """Return the routes of a topic, or of one shard; None unless both its shards and their nodes are known (NS-19)."""
+        shards = self._topics.get(topic, {})
+        if shard is None:
+            queues = {number: config for (of, number), config in shards.items() if of == cluster}
+        else:
+            queues = {shard: shards[cluster, shard]} if (cluster, shard) in shards else {}
+        routes = tuple(self._route(cluster, number, queues[number]) for number in sorted(queues))
+        if not routes:
+            return None
+        return Routes(
+            partitions=max(config.partitions for config in queues.values()),
+            routes=routes,
+            order=self._config.get(ORDER_NAMESPACE, {}).get(topic) if self._with_order else None,
+        )
+
+    def _route(self, cluster: str, shard: int, config: TopicConfig) -> Route:
+        holders = self._holders[cluster, shard]
+        master = _master_of(holders)
+        is_writable = master is not None and self._is_writable((cluster, master))
+        return Route(
+            shard=shard,
+            permissions=config.permissions if is_writable else config.permissions & ~WRITE,
+            master=None if master is None else self._endpoint((cluster, master)),
+            followers=tuple(self._endpoint((cluster, node)) for node in sorted(holders) if node != master),
+        )
+
+    def nodes(self, cluster: str | None = None) -> list[Node]:
+        """Return the registered nodes of a cluster, or of all, in the order of their names."""
+        return [self._node(key) for key in sorted(self._live) if cluster in (None, key[0])]
+
+    def topics(self, cluster: str) -> dict[str, TopicConfig]:
+        """Return the registered topics of a cluster."""
+        return {
+            topic: next(config for (of, _), config in shards.items() if of == cluster)
+            for topic, shards in sorted(self._topics.items())
+            if any(of == cluster for of, _ in shards)
+        }
+
+    def clusters(self) -> dict[str, Cluster]:
+        """Return the registered clusters."""
+        return {
+            cluster: Cluster(nodes=tuple(sorted(nodes)), shards=tuple(sorted(shards)))
+            for cluster, (nodes, shards) in sorted(self._members.items())
+        }
+
+    # --- changes of an operator
+
+    def allow_writes(self, cluster: str, node: str, allowed: bool) -> bool:
+        """Wipe or restore the write permission of a node, until it leaves; return whether the node is registered (NS-18).
+
+        Registrations of the node do not restore it.
+        """
+        if (cluster, node) not in self._live:
+            return False
+        self.changes += 1
+        (self._wiped.discard if allowed else self._wiped.add)((cluster, node))
+        return True
+
+    def delete_topic(self, cluster: str, topic: str) -> bool:
+        """Remove a topic until a master registers it with a new state; return whether it was registered (NS-18)."""
+        shards = self._topics.get(topic, {})
+        found = [shard for shard in shards if shard[0] == cluster]
+        for shard in found:
+            del shards[shard]
+        if found and not shards:
+            del self._topics[topic]
+        self.changes += bool(found)
+        return bool(found)
+
+    def set_config(self, namespace: str, key: str, value: str) -> None:
+        """Set one value of the configuration. Raises Full."""
+        values = self._config.get(namespace, {})
+        if key not in values and sum(map(len, self._config.values())) >= ENTRIES_MAX:
+            raise Full(f"the registry has {ENTRIES_MAX} configuration entries, which is the most")
+        self.changes += 1
+        self._config.setdefault(namespace, {})[key] = value
+
+    def delete_config(self, namespace: str, key: str) -> bool:
+        """Delete one value of the configuration; return whether it was there."""
+        values = self._config.get(namespace, {})
+        if key not in values:
+            return False
+        self.changes += 1
+        del values[key]
+        if not values:
+            del self._config[namespace]
+        return True
+
+    def config(self, namespace: str) -> dict[str, str]:
+        """Return the values of a namespace; empty if there is none."""
+        return dict(sorted(self._config.get(namespace, {}).items()))
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of the configuration."""
+        return sorted(self._config)
+
+    # --- parts of answers
+
+    def _node(self, key: _Key) -> Node:
+        live = self._live[key]
+        return Node(registration=live.registration, registered_ms=live.registered_ms, writable=self._is_writable(key))
+
+    def _is_writable(self, key: _Key) -> bool:
+        return key not in self._wiped and self._live[key].registration.writable
+
+    def _endpoint(self, key: _Key) -> Endpoint:
+        return Endpoint(node=key[1], address=self._live[key].registration.address)
+
+
+def _master_of(holders: Mapping[str, Holding]) -> str | None:
+    return next((node for node, holding in holders.items() if holding.master), None)

@@ -1,0 +1,147 @@
+"""The observer: looks every few seconds whether each shard's master works, end to end, and judges it by `core.health`.
+
+A master whose cursor or pull position has moved since the last look works, and costs nothing more. To one that has not, a record
+with the action `probe` is sent, which is staged, counted in a progress record and delivered to nobody; it must have passed through
+the shard after a time-out. What another observer sends moves the shard too: a shard without messages sees one probe a period,
+however many nodes observe it. Positions are read from this node's own replica, so a node judges the shards that it holds.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+from msgspec import Struct
+
+from chronos.core.health import HealthRules, Observations, Verdict
+from chronos.core.wheel import Position
+from chronos.errors import Retry
+from chronos.ports import Clock, ClusterSnapshot, Outgoing, RecordLog
+
+log = structlog.get_logger("chronos.cluster")
+
+APPEND_S = 15.0
+"""How long the brokers may take to acknowledge a probe. After it the log's client discards whatever it holds, also for HTTP
+requests, which wait as long."""
+
+PROBE_HEADERS: Mapping[str, bytes] = {"chronos-action": b"probe"}
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """How far a shard's master has come, as one replica shows it."""
+
+    cursor: Position
+    pull_offset: int
+
+
+class _Probe(Struct, frozen=True, kw_only=True):
+    """A probe that is on its way through its shard."""
+
+    shard: int
+    epoch: int
+    offset: int
+    """Its offset in the delay partition."""
+    before: Look
+
+
+class HealthObserver:
+    """One node's observations of all masters. One thread calls `step`; any thread may call `verdict`."""
+
+    def __init__(
+        self,
+        log_port: RecordLog,
+        *,
+        rules: HealthRules,
+        shards: int,
+        delay_topic: str,
+        clock: Clock,
+        snapshot: Callable[[], ClusterSnapshot],
+        look: Callable[[int, str], Look | None],
+    ) -> None:
+        """`look`: how far this node's replica of a shard with this master shows it to be; None: it does not show that now."""
+        self.rules = rules
+        self._log = log_port
+        self._shards = shards
+        self._delay_topic = delay_topic
+        self._clock = clock
+        self._snapshot = snapshot
+        self._look = look
+        self._observations = Observations(rules)
+        self._slots = max(1, rules.every_ms // rules.timeout_ms)
+        """The shards are spread over so many steps."""
+        self._steps = 0
+        self._probes: list[_Probe] = []
+        self._before: dict[int, tuple[int, Look]] = {}
+        """Shard -> role epoch and look of the last observation."""
+        self._verdicts: Mapping[int, Verdict] = {}
+        self._stepped_ms = self._steady_ms()
+
+    def verdict(self, shard: int) -> Verdict | None:
+        """Return the present verdict on the shard's master; None without one."""
+        if self._steady_ms() - self._stepped_ms >= self.rules.forgotten_ms:
+            return None  # the thread of the observer hangs
+        return self._verdicts.get(shard)
+
+    def step(self) -> None:
+        """1. See which probes have passed, 2. look at the next shards, 3. judge. Call it once a time-out."""
+        roles = self._snapshot().roles
+        epochs = (
+            {} if roles is None else {n: (each.epoch, each.master) for n, each in roles.shards.items() if each.master}
+        )
+        self._settle(epochs)
+        self._observe(epochs)
+        self._judge()
+
+    def _settle(self, masters: Mapping[int, tuple[int, str]]) -> None:
+        probes, self._probes = self._probes, []
+        for probe in probes:
+            epoch, master = masters.get(probe.shard, (0, ""))
+            now = self._look(probe.shard, master) if epoch == probe.epoch else None
+            if now is not None:
+                self._add(probe.shard, epoch, now, healthy=now.pull_offset > probe.offset or now != probe.before)
+
+    def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
+        """Look at the shards of this step; those that have not moved are sent a probe, all in one request."""
+        self._steps += 1
+        still = []
+        for shard in range(self._steps % self._slots, self._shards, self._slots):
+            epoch, master = masters.get(shard, (0, ""))
+            now = self._look(shard, master) if epoch else None
+            if now is None:
+                self._before.pop(shard, None)
+                continue
+            known, before = self._before.get(shard, (0, now))
+            if known == epoch and now != before:
+                self._add(shard, epoch, now, healthy=True)
+            else:
+                still.append((shard, epoch, now))
+        if not still:
+            return
+        records: list[Outgoing] = [(self._delay_topic, None, None, PROBE_HEADERS, shard) for shard, _, _ in still]
+        try:
+            appended = self._log.append(records, APPEND_S)
+        except Retry as error:
+            log.debug("no probe could be written", why=str(error))
+            return  # the log does not take it: that says nothing about a master
+        self._probes = [
+            _Probe(shard=shard, epoch=epoch, offset=written.offset, before=before)
+            for (shard, epoch, before), written in zip(still, appended, strict=True)
+        ]
+
+    def _add(self, shard: int, epoch: int, now: Look, *, healthy: bool) -> None:
+        self._observations.add(shard, epoch, healthy=healthy, now_ms=self._steady_ms())
+        self._before[shard] = (epoch, now)
+
+    def _judge(self) -> None:
+        now_ms, before = self._steady_ms(), self._verdicts
+        found = {shard: self._observations.verdict(shard, now_ms) for shard in range(self._shards)}
+        self._verdicts = {shard: verdict for shard, verdict in found.items() if verdict is not None}
+        self._stepped_ms = now_ms
+        for shard, verdict in self._verdicts.items():
+            known = before.get(shard)
+            if not verdict.healthy and known is not None and known.healthy:
+                log.warning("master unhealthy", shard=shard, epoch=verdict.epoch)
+            elif verdict.healthy and known is not None and not known.healthy:
+                log.info("master healthy again", shard=shard, epoch=verdict.epoch)
+
+    def _steady_ms(self) -> int:
+        # A step of the wall clock must not look like silence.
+        return self._clock.now_ms() - self._clock.stepped_ms()

@@ -1,0 +1,1 @@
+"""Kafka clients of several languages as producers, cancellers and readers: `scripts/clients`."""

@@ -1,0 +1,194 @@
+"""The registry of a node over HTTP: its own registration, those of others, routes, configuration, write permissions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronos.admin.registry import read_registration, registration_body
+from chronos.admin.registry_schemas import RegisteredShard, RegistrationBody
+from chronos.cli.registry import ranges
+from tests.harness.command import Done, run
+from tests.harness.inside import Inside, wait_until
+from tests.node.test_access import TOKENS, token_file
+
+TOKEN = "everything"
+"""A token that may do everything."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """A node whose registrations expire early, with tokens, so that others than members of its cluster may register."""
+    folder = tmp_path_factory.mktemp("registry")
+    settings = {
+        "admin__tokens": token_file(folder, TOKENS), "registry__scan_after": "100ms", "registry__scan_every": "100ms",
+        "shards": 2, "node__id": "own",
+    }  # fmt: skip
+    with Inside(folder, **settings) as running:
+        wait_until(lambda: running.ask("GET", "/v1/registry/routes", token="reader").status == 200)
+        yield running
+
+
+def ask(service: Inside, method: str, path: str, body: object = None, status: int = 200) -> Any:
+    """The answer, which must have this status."""
+    answer = service.ask(method, f"/v1/registry{path}", body, token=TOKEN)
+    assert answer.status == status, answer.body
+    return answer.json()
+
+
+def registration(*shards: tuple[int, str, int], state_version: int = 1, **fields: Any) -> dict[str, Any]:
+    """A registration with a master for cluster `far`."""
+    return {
+        "cluster": "far", "instance": "i", "address": "http://far:1", "version": "1", "state_version": state_version,
+        "shards": [{"shard": shard, "role": role, "epoch": epoch} for shard, role, epoch in shards],
+        "topics": [{"topic": "far.delay", "partitions": 8, "permissions": ["read", "write"]}],
+    } | fields  # fmt: skip
+
+
+def nodes(service: Inside, cluster: str = "far") -> list[str]:
+    """The names of the registered nodes of a cluster."""
+    return [each["node"] for each in ask(service, "GET", f"/nodes?cluster={cluster}")["nodes"]]
+
+
+def test_a_node_is_registered_with_its_own_registry(service: Inside) -> None:
+    """A standalone node is master of every shard, under the address at which it listens."""
+
+    def is_master() -> bool:
+        found = ask(service, "GET", "/routes")["routes"]
+        return len(found) == 2 and all(each["master"] is not None for each in found)
+
+    wait_until(is_master)
+    found = ask(service, "GET", "/routes")
+    own = {"node": "own", "address": f"http://127.0.0.1:{service.port}"}
+    assert (found["cluster"], found["topic"], found["partitions"]) == ("chronos", "chronos.delay", 2)
+    assert found["routes"] == [
+        {"shard": shard, "permissions": ["read", "write"], "master": own, "followers": []} for shard in (0, 1)
+    ]
+    assert ask(service, "GET", "/routes?topic=chronos.progress&shard=1")["routes"][0]["permissions"] == ["read"]
+    (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
+    assert (node["node"], node["address"], node["writable"]) == ("own", own["address"], True)
+    assert {each["topic"] for each in ask(service, "GET", "/topics?cluster=chronos")["topics"]} == {
+        "chronos.delay", "chronos.progress",
+    }  # fmt: skip
+
+
+def test_a_registered_node_is_routed_to_until_it_leaves(service: Inside) -> None:
+    """Versions decide; a follower is told its master; the last node takes everything with it."""
+    first = ask(service, "PUT", "/nodes/a", registration((0, "master", 5), state_version=3))
+    assert (first["result"], first["state_version"], first["masters"]) == ("registered", 3, [])
+    second = ask(service, "PUT", "/nodes/b", registration((0, "follower", 5), address="http://far:2"))
+    a, b = {"node": "a", "address": "http://far:1"}, {"node": "b", "address": "http://far:2"}
+    assert second["masters"] == [{"shard": 0, "master": a}]
+    older = ask(service, "PUT", "/nodes/a", registration((1, "master", 9), state_version=2))
+    assert (older["result"], older["state_version"], older["node"]) == ("ignored", 3, "a")
+    found = ask(service, "GET", "/routes?cluster=far&topic=far.delay")
+    assert (found["partitions"], [(each["shard"], each["master"], each["followers"]) for each in found["routes"]]) == (
+        8, [(0, a, [b])],
+    )  # fmt: skip
+    ask(service, "GET", "/routes?cluster=far&topic=far.delay&shard=1", status=404)
+    assert {"cluster": "far", "nodes": ["a", "b"], "shards": [0]} in ask(service, "GET", "/clusters")["clusters"]
+    assert ask(service, "DELETE", "/nodes/a?cluster=far&state_version=2")["result"] == "ignored"
+    assert ask(service, "DELETE", "/nodes/a?cluster=far&state_version=3")["result"] == "removed"
+    assert ask(service, "DELETE", "/nodes/a?cluster=far")["result"] == "unknown"
+    assert ask(service, "GET", "/routes?cluster=far&topic=far.delay")["routes"][0]["master"] is None
+    ask(service, "DELETE", "/nodes/b?cluster=far")
+    ask(service, "GET", "/routes?cluster=far&topic=far.delay", status=404)
+
+
+def test_a_node_that_registers_no_more_expires(service: Inside) -> None:
+    """The scan removes it; the node itself renews its own registration."""
+    ask(service, "PUT", "/nodes/brief", registration((0, "master", 1), expire_after=50))
+    wait_until(lambda: nodes(service) == [])
+    assert nodes(service, "chronos") == ["own"]
+
+
+def test_the_write_permission_of_a_node_is_wiped_and_restored(service: Inside) -> None:
+    """It is not drained here, because it is standalone or of another cluster."""
+    ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
+    for action, permissions in (("wipe-write", ["read"]), ("restore-write", ["read", "write"])):
+        assert ask(service, "POST", f"/nodes/a/{action}?cluster=far")["result"] == "done"
+        ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
+        (route,) = ask(service, "GET", "/routes?cluster=far&topic=far.delay")["routes"]
+        assert route["permissions"] == permissions
+        assert ask(service, "POST", f"/nodes/own/{action}")["result"] == "done"
+        assert ask(service, "GET", "/routes?shard=0")["routes"][0]["permissions"] == permissions
+    ask(service, "POST", "/nodes/nobody/wipe-write", status=404)
+    ask(service, "DELETE", "/nodes/a?cluster=far")
+
+
+def test_values_are_set_and_deleted_by_namespace_and_a_topic_is_removed(service: Inside) -> None:
+    """Names and values are any text up to their bounds."""
+    assert ask(service, "PUT", "/config/n/a%20b", {"value": "v"}) == {"namespace": "n", "key": "a b", "value": "v"}
+    assert ask(service, "GET", "/config")["namespaces"] == ["n"]
+    assert ask(service, "GET", "/config/n")["values"] == {"a b": "v"}
+    assert ask(service, "GET", "/config/n/a%20b")["value"] == "v"
+    assert ask(service, "DELETE", "/config/n/a%20b")["value"] == "v"
+    ask(service, "GET", "/config/n/a%20b", status=404)
+    ask(service, "DELETE", "/config/n/a%20b", status=404)
+    ask(service, "PUT", f"/config/n/{'k' * 251}", {"value": "v"}, status=422)
+    ask(service, "PUT", "/config/n/k", {"value": "v" * 16_385}, status=422)
+    ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
+    assert ask(service, "DELETE", "/topics/far.delay?cluster=far")["result"] == "done"
+    ask(service, "DELETE", "/topics/far.delay?cluster=far", status=404)
+    ask(service, "DELETE", "/nodes/a?cluster=far")
+
+
+def test_a_registration_is_the_same_after_its_request() -> None:
+    """Between JSON and the values of the core."""
+    body = RegistrationBody(
+        cluster="c", instance="i", address="http://x", version="1", state_version=7, writable=False, expire_after=5,
+        shards=[RegisteredShard(shard=1, role="master", epoch=3), RegisteredShard(shard=2, role="follower", epoch=1)],
+        topics=[],
+    )  # fmt: skip
+    assert registration_body(read_registration("n", body)) == body
+
+
+def test_without_tokens_nobody_registers_a_node_of_a_standalone_service(tmp_path: Path) -> None:
+    """Whoever can reach a service without tokens could otherwise lead its clients elsewhere."""
+    with Inside(tmp_path) as running:
+        for method, body in (("PUT", registration()), ("DELETE", None)):
+            headers = {"Chronos-Node": "a", "Chronos-Token": "guessed"}
+            answer = running.ask(method, "/v1/registry/nodes/a", body, headers)
+            assert (answer.status, answer.problem) == (403, "not-a-member")
+
+
+def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None:
+    """Tables, JSON, and the exit code 4 for what is not there."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    url = f"http://127.0.0.1:{service.port}"
+
+    def command(*words: str) -> Done:
+        return run("registry", *words, "--token-file", str(token), server=url)
+
+    wait_until(lambda: ask(service, "GET", "/nodes?cluster=chronos")["nodes"][0]["shards"] != [])
+    assert re.search(rf"own +chronos +{url} +0-1 +- +yes +", command("nodes").out)
+    assert re.search(rf"1 +own +{url} +- +read, write", command("routes").out)
+    assert command("routes", "--shard", "1", "-o", "json").json["routes"][0]["shard"] == 1
+    missing = command("routes", "--topic", "none")
+    assert (missing.code, "no node of cluster chronos is registered for topic none" in missing.err) == (4, True)
+    assert re.search(r"chronos.progress +chronos +2 +read", command("topics").out)
+    assert re.search(r"chronos +own +0-1", command("clusters").out)
+    assert re.search(r"own +done", command("config", "set", "shop", "currency", "EUR").out)
+    assert (command("config", "get").out, command("config", "get", "shop", "currency").out) == ("shop\n", "EUR\n")
+    assert re.search(r"currency +EUR", command("config", "get", "shop").out)
+    assert command("config", "delete", "shop", "currency", "-o", "json").json["registries"][0]["result"] == "done"
+    assert command("config", "delete", "shop", "currency").code == 4
+    assert command("wipe-write", "own").out == "wiping the write permission of own: done\n"
+    assert re.search(r"own .* no ", command("nodes").out)
+    assert command("restore-write", "own").code == 0
+    ask(service, "PUT", "/nodes/a", registration((0, "master", 1)))
+    assert command("remove-topic", "far.delay", "--cluster", "far").code == 0
+    assert command("remove-topic", "far.delay", "--cluster", "far").code == 4
+    ask(service, "DELETE", "/nodes/a?cluster=far")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], "-"), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
+)
+def test_shards_in_a_row_are_shown_as_a_range(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text
