@@ -129,6 +129,8 @@ EXAMPLES = {
     "clusters": Example("/v1/registry/clusters"),
     "namespaces": Example("/v1/registry/config"),
     "values": Example("/v1/registry/config/n"),
+    "failover": Example("/v1/failover"),
+    "arm": Example("/v1/shards/0/arm"),
     "value": Example("/v1/registry/config/n/k"),
     "set-value": Example("/v1/registry/config/n/k", {"value": "v"}),
     "delete-value": Example("/v1/registry/config/n/k"),
