@@ -23,6 +23,12 @@ CLOCK_WRONG_S = 4.0
 
 QUORUM_LOST_S = 30.0
 
+CALM_S = 1_800.0
+"""How long a cluster under full load keeps its roles without a fault."""
+
+LOOK_S = 5.0
+"""Time between two looks at the roles of a cluster without a fault."""
+
 CUT_AFTER_S = 3.0
 """How long a cut lasts after other nodes have taken over."""
 
@@ -41,6 +47,17 @@ class Fault(Struct, frozen=True, kw_only=True):
     late_s: float
     """The bar: the worst lateness allowed for messages due meanwhile, seconds."""
     act: Callable[[World, random.Random], None]
+
+
+def no_fault(world: World, _: random.Random) -> None:
+    """Nothing happens for half an hour: no role changes."""
+    fleet = world.fleet
+    before = fleet.epochs()
+    until_s = time.monotonic() + CALM_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        now = fleet.epochs()
+        assert now == before, f"roles moved without a fault, {left_s:.0f} s before the end: {before}, now {now}"
+        time.sleep(min(LOOK_S, left_s))
 
 
 def kill_master(world: World, _: random.Random) -> None:
@@ -259,6 +276,7 @@ FAILOVER_S = SESSION_S + 3
 CLOCK_S = CLOCK_WRONG_S + 3
 
 FAULTS = (
+    Fault(name="none", title="no fault for 30 minutes", scene=PLAIN, count=1, takes_s=1_800, late_s=1, act=no_fault),
     Fault(name="kill", title="kill -9 of a master", scene=PLAIN, count=30, takes_s=14, late_s=FAILOVER_S,
           act=kill_master),
     Fault(name="freeze", title="SIGSTOP of a master, 1 to 20 s", scene=PLAIN, count=30, takes_s=16, late_s=FAILOVER_S,
