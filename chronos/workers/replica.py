@@ -146,6 +146,8 @@ class Replica(ReplicaView):
         self._pusher: Pusher | None = None
         self._leadership: Assignment | None = None
         """The assignment under which the writer was opened."""
+        self._take_over_ms: list[int] = []
+        """Epoch ms at which taking over began, at which earlier masters were fenced, and at which the log was applied to its end."""
         self._replayed = 0
         self._replay_logged_ms = 0
         self._aborts_in_a_row = 0
@@ -284,7 +286,9 @@ class Replica(ReplicaView):
         # 2. Fence every earlier master, and have its last transaction resolved.
         self._become(ReplicaState.TAKING_OVER)
         self._leadership = assignment
+        self._take_over_ms = [self._clock.now_ms()]
         self._writer = self._log.writer(self.number)
+        self._take_over_ms.append(self._clock.now_ms())
         return now_ms
 
     def _keep_following(self, now_ms: int) -> int:
@@ -323,6 +327,7 @@ class Replica(ReplicaView):
         self._follower = None
         follower.close()
         self._make_master(writer, reader, leadership)
+        self._take_over_ms.append(self._clock.now_ms())
         return now_ms
 
     def _make_master(self, writer: Writer, reader: Reader, leadership: Assignment) -> None:
@@ -365,7 +370,11 @@ class Replica(ReplicaView):
         self._led_epoch = epoch
         self._become(ReplicaState.MASTER)
         self._pause_reason.clear()
-        log.info("master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed)
+        begun_ms, fenced_ms, resolved_ms = self._take_over_ms
+        log.info(
+            "master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed, fence_ms=fenced_ms - begun_ms,
+            resolve_ms=resolved_ms - fenced_ms, commit_ms=self._clock.now_ms() - resolved_ms,
+        )  # fmt: skip
         return now_ms
 
     def _lead(self, now_ms: int) -> int:

@@ -139,6 +139,7 @@ def run(
                     break
                 PROGRESS.print(f"{scene.name} {at + 1}/{len(faults)}: {fault.title}")
             report.add(drill.result(), rate)
+        report.take_overs += world.fleet.take_overs()
         report.failures += complaints(world, faults)
 
 

@@ -1,5 +1,6 @@
 """Several nodes of one cluster, each in a separate process, and the roles they report."""
 
+import json
 import os
 import signal
 import time
@@ -154,6 +155,12 @@ class Fleet:
     def epochs(self) -> dict[int, tuple[str, int]]:
         """Master and log epoch by shard: equal results mean that no other node took over in between."""
         return {shard["shard"]: (shard["master"], shard["epoch"]) for shard in self.any().shards()}
+
+    def take_overs(self) -> list[dict[str, int]]:
+        """The log lines of the nodes about the shards that they became master of."""
+        lines = [line for node in self.nodes.values() for line in node.log_path.read_text().splitlines()]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in events if event["event"] == "master"]
 
     def wait_placed(self, *, timeout_s: float = SETTLED_S) -> None:
         """Wait until every node is ready, has a confirmed session, and lists every other running node."""

@@ -3,7 +3,7 @@
 import datetime
 import os
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,8 @@ from tests.chaos.faults import FAULTS, Fault
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+TAKE_OVER_PARTS = ("fence_ms", "resolve_ms", "commit_ms")
+"""Of the log line `master`: earlier masters fenced, the rest of the progress log applied, the epoch record committed."""
 HEADINGS = ("fault", "count", "late p50", "late p90", "late max", "bar", "")
 
 
@@ -22,6 +24,8 @@ class Report:
     def __init__(self, *, rate: int) -> None:
         self.rate = rate
         self.failures: list[str] = []
+        self.take_overs: list[dict[str, int]] = []
+        """The times of taking over that the masters logged, ms by part."""
         self._rates: set[int] = set()
         self._windows: list[Window] = []
         self._messages = self._lost = self._doubled = self._early = 0
@@ -61,6 +65,16 @@ class Report:
             f" {len(self.failures) or 'no'} other complaint{'s' if len(self.failures) != 1 else ''}"
         )
 
+    def taking_over(self) -> str:
+        """The parts of taking over in one sentence."""
+        found = {part: sorted(each[part] for each in self.take_overs) for part in TAKE_OVER_PARTS}
+        parts = ", ".join(
+            f"{part.removesuffix('_ms')} {median(times):.0f} and {times[-1]} ms"
+            for part, times in found.items()
+            if times
+        )
+        return f"{len(self.take_overs)} times a shard was taken over, median and worst: {parts or 'never'}"
+
     def show(self) -> None:
         """Print the table on the terminal."""
         out = Console()
@@ -69,6 +83,7 @@ class Report:
             table.add_row(*row)
         out.print(table)
         out.print(self.summary(), highlight=False)
+        out.print(self.taking_over(), highlight=False)
         for complaint in self.failures:
             out.print(complaint, highlight=False, markup=False)
 
@@ -76,7 +91,7 @@ class Report:
         """Write the table between the markers of docs/reliability.md."""
         lines = [
             f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, ZooKeeper and load"
-            f" together. {self.summary()}.",
+            f" together. {self.summary()}. {self.taking_over()}.",
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|" + "---|" * (len(HEADINGS) - 1),
