@@ -16,17 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.harness.broker import Broker
 from tests.harness.zookeeper import Ensemble
 
 # No deadlines: on two cores with a broker beside them, a slow example proves nothing.
-_no_deadline = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+_no_deadline = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
+)
 settings.register_profile("dev", _no_deadline)
 # The same examples in every run: continuous integration judges the change, developers' machines find new examples.
-settings.register_profile("ci", _no_deadline, derandomize=True)
+# It shows the first example that fails as it is: shrinking may take five minutes, and a test that exceeds its time limit
+# shows no reason. `HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the same example and shrinks it.
+settings.register_profile("shrink", _no_deadline, derandomize=True)
+settings.register_profile(
+    "ci", settings.get_profile("shrink"), phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 SERVER_FIXTURES = {"broker", "own_broker", "zookeeper", "own_zookeeper"}

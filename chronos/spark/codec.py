@@ -25,13 +25,15 @@ Batches = Iterator[pa.RecordBatch]
 RANGE_OFFSETS_MAX = 2_000_000
 """Offsets listed of one range that was stepped over: more than a batch of 1 MiB holds unless it exists only to be large."""
 
-PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason")
+PARSED = ("verb", "id", "target", "target_key", "requested_due_ms", "due_ms", "expire_at_ms", "on_conflict", "reason",
+          "first_ms")  # fmt: skip
 """Columns that `parse_messages` adds to those of the record, in the order of the table `messages`."""
 
 _PARSED_TYPES = (pa.string(), pa.binary(), pa.string(), pa.binary(), pa.int64(), pa.int64(), pa.int64(), pa.string(),
-                 pa.string())  # fmt: skip
+                 pa.string(), pa.int64())  # fmt: skip
 
-Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | None, int | None, str | None, str | None]
+Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | None, int | None, str | None, str | None,
+               int | None]  # fmt: skip
 
 
 def parse_messages(shards: int) -> Callable[[Batches], Batches]:
@@ -71,22 +73,29 @@ def _parsed(record: Record, rules: Rules) -> Parsed:
         policy = None if command.id is None else _label(OnConflict.REJECT.name)
         placed_ms = command.due_ms + shift_ms(command, rules.shard, record.offset)
         return ("schedule", message_id, command.target, command.key, command.due_ms, placed_ms,
-                command.expire_at_ms, policy, None)  # fmt: skip
+                command.expire_at_ms, policy, None, _first_ms(record, command.timestamp_ms))  # fmt: skip
     if type(command) is ConditionalSchedule:
         entry = command.entry
+        first_ms = _first_ms(record, entry.timestamp_ms)
         if command.verb is Verb.REPLAY:
             # An ordinary schedule, but for its id: a generated one stands for no policy.
             policy = None if record.key is None else _label(OnConflict.REJECT.name)
             return ("schedule", entry.id, entry.target, entry.key, entry.due_ms, entry.due_ms, entry.expire_at_ms,
-                    policy, None)  # fmt: skip
+                    policy, None, first_ms)  # fmt: skip
         placed_ms = entry.due_ms + shift_ms(entry, rules.shard, record.offset)
         return (_label(command.verb.name), entry.id, entry.target, entry.key, entry.due_ms, placed_ms,
-                entry.expire_at_ms, _label(command.on_conflict.name), None)  # fmt: skip
+                entry.expire_at_ms, _label(command.on_conflict.name), None, first_ms)  # fmt: skip
     if type(command) is Action:
         verb, due_ms = _label(command.verb.name), command.due_ms
-        return verb, command.id or None, None, None, due_ms, due_ms, None, None, None
+        first_ms = _first_ms(record, command.first_ms)
+        return verb, command.id or None, None, None, due_ms, due_ms, None, None, None, first_ms
     assert type(command) is Rejection
-    return "refused", record.key, None, None, None, None, None, None, command.reason.label
+    return "refused", record.key, None, None, None, None, None, None, command.reason.label, None
+
+
+def _first_ms(record: Record, first_ms: int | None) -> int | None:
+    """The first timestamp of a forwarded record; None if it is that of the record."""
+    return None if first_ms == record.timestamp_ms else first_ms
 
 
 def _label(name: str) -> str:

@@ -95,11 +95,12 @@ MESSAGES = Table(
         ("id", BinaryType(), True, "the message's id; without a key its generated id `<shard>-<due_ms>-<offset>`"),
         ("target", StringType(), True, "target topic"),
         ("target_key", BinaryType(), True, "key of the delivered record"),
-        ("requested_due_ms", LongType(), True, "requested due time; a delay counts from `timestamp_ms`"),
+        ("requested_due_ms", LongType(), True, "requested due time; a delay counts from `first_ms`, or from `timestamp_ms` where that is null"),
         ("due_ms", LongType(), True, "due time, which lateness counts from"),
         ("expire_at_ms", LongType(), True, "time after which the message is not delivered"),
         ("on_conflict", StringType(), True, "`reject`, `replace` or `ignore`, for a message with an id of its own"),
         ("reason", StringType(), True, "why the record is `refused`"),
+        ("first_ms", LongType(), True, "timestamp that a forwarded record had in the partition it came to first; null: `timestamp_ms`"),
     ),
 )  # fmt: skip
 

@@ -259,7 +259,7 @@ def _messages(records: DataFrame) -> DataFrame:
         none.alias("headers"), verb.alias("verb"), f.when(has_name, _id(named)).otherwise(address).alias("id"),
         f.when(is_schedule, f.col("target")).alias("target"), none.alias("target_key"), due_ms.alias("requested_due_ms"),
         due_ms.alias("due_ms"), none.alias("expire_at_ms"),
-        f.when(is_schedule & has_name, "reject").alias("on_conflict"), none.alias("reason"),
+        f.when(is_schedule & has_name, "reject").alias("on_conflict"), none.alias("reason"), none.alias("first_ms"),
     )  # fmt: skip
 
 

@@ -49,16 +49,17 @@ class Case:
             "shard": 0, "offset": offset, "timestamp_ms": T - 60_000 + offset, "key": None, "value": b"v",
             "headers": None, "verb": "schedule", "id": b"0-%d-%d" % (due_ms or 0, offset), "target": "target",
             "target_key": None, "requested_due_ms": due_ms, "due_ms": due_ms, "expire_at_ms": None,
-            "on_conflict": None, "reason": None,
+            "on_conflict": None, "reason": None, "first_ms": None,
         }  # fmt: skip
         self.messages.append(row | changed)
         return self
 
-    def act(self, verb: str, offset: int, message_id: bytes, *, at_ms: int, due_ms: int | None = None) -> Case:
+    def act(
+        self, verb: str, offset: int, message_id: bytes, *, at_ms: int, due_ms: int | None = None, **changed: Any
+    ) -> Case:
         """A record that acts on an existing message."""
-        return self.send(
-            offset, due_ms, verb=verb, id=message_id, timestamp_ms=at_ms, target=None, requested_due_ms=due_ms
-        )
+        row = {"verb": verb, "id": message_id, "timestamp_ms": at_ms, "target": None, "requested_due_ms": due_ms}
+        return self.send(offset, due_ms, **row | changed)
 
     # --- the progress topic
 

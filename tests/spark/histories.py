@@ -64,6 +64,8 @@ def _random_sent(dice: random.Random) -> Sent:
         form=dice.randint(0, 2),
         flaw=dice.choice(["", "", "", "", "", "forbidden", "far", "unknown-header"]),
         gap=dice.choice([1, 1, 1, 2]),
+        hop_ms=dice.choice([None] * 6 + [0, 1, 4, 400]),
+        hop_from=dice.choice([0, 2]),
     )
 
 

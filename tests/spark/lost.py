@@ -60,6 +60,7 @@ def write_lost(
         headers.alias("headers"), f.lit("schedule").alias("verb"), f.when(n % 5 == 0, own).otherwise(address).alias("id"),
         f.lit(target).alias("target"), target_key.alias("target_key"), due_ms.alias("requested_due_ms"),
         due_ms.alias("due_ms"), none.alias("expire_at_ms"), none.alias("on_conflict"), none.alias("reason"),
+        none.alias("first_ms"),
     )  # fmt: skip
     _write(rows, schema.MESSAGES, storage)
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS

@@ -550,16 +550,18 @@ def test_an_archive_of_an_older_version_stays_readable(spark: SparkSession, tmp_
     assert (first.shard, first.offset, first.verb, first.target, first.due_ms) == (0, 0, "schedule", "orders", DUE_MS)
     assert [(pair.name, bytes(pair.value)) for pair in first.headers] == [("trace", b"\xff")]
     assert (second.verb, bytes(second.key), second.due_ms, second.headers) == ("cancel", b"k", None, None)
-    assert (first.on_conflict, second.reason) == (None, None)
+    assert (first.on_conflict, second.reason, first.first_ms) == (None, None, None)
     assert (first.due_date, first.due_hour, first.batch) == ("2030-03-17", 17, "00000001-000000")
 
     # Beside what this version writes, and after compaction wrote both together.
-    rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value")],
-                                 "shard int, offset bigint, timestamp_ms bigint, verb string, reason string")  # fmt: skip
+    rows = spark.createDataFrame([(0, 2, 5, "refused", "bad-value", 4)],
+                                 "shard int, offset bigint, timestamp_ms bigint, verb string, reason string, first_ms bigint")  # fmt: skip
     rows.coalesce(1).write.parquet(
         storage.path("messages", "batch=00000002-000000", "due_date=2030-03-06", "due_hour=0")
     )
     (tidied,) = (each for each in compact(spark, storage, 1 << 20, ignore) if each.table == "messages")
     assert (tidied.files_before, tidied.files_after) == (3, 2)
     read = spark.read.schema(schema.table_schema(schema.MESSAGES)).parquet(storage.path("messages"))
-    assert [row.reason for row in read.orderBy("offset").collect()] == [None, None, "bad-value"]
+    assert [(row.reason, row.first_ms) for row in read.orderBy("offset").collect()] == [
+        (None, None), (None, None), ("bad-value", 4),
+    ]  # fmt: skip

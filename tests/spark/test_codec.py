@@ -22,12 +22,12 @@ HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 
 names = st.sampled_from(
     ["chronos-deliver-at", "chronos-delay", "chronos-target-topic", "chronos-target-key", "chronos-action",
-     "chronos-id", "chronos-on-conflict", "chronos-expire-at", "chronos-unknown", "traceparent", "ü"]
+     "chronos-id", "chronos-on-conflict", "chronos-expire-at", "chronos-forwarded", "chronos-unknown", "traceparent", "ü"]
 )  # fmt: skip
 values = st.one_of(
     st.none(), st.binary(max_size=4),
     st.sampled_from([b"1800000000000", b"5s", b"orders", b"cancel", b"replace", b"reschedule", b"fire-now", b"probe",
-                     b"ignore", b"0-1800000000000-3", b"2100-01-01T00:00:00Z"]),
+                     b"ignore", b"0-1800000000000-3", b"2100-01-01T00:00:00Z", b"d/2/7;1700000000000"]),
 )  # fmt: skip
 records = st.builds(
     Record,
@@ -66,7 +66,8 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
     if isinstance(entry, Entry):
         row |= {"verb": "schedule", "target": entry.target, "target_key": entry.key, "requested_due_ms": entry.due_ms,
                 "due_ms": entry.due_ms, "expire_at_ms": entry.expire_at_ms,
-                "id": entry.id or generated_id(shard, entry.due_ms, record.offset)}  # fmt: skip
+                "id": entry.id or generated_id(shard, entry.due_ms, record.offset),
+                "first_ms": other_than(record.timestamp_ms, entry.timestamp_ms)}  # fmt: skip
     if isinstance(command, Entry) and command.id is not None:
         row |= {"on_conflict": "reject"}
     elif isinstance(command, ConditionalSchedule) and command.verb is Verb.REPLAY:
@@ -75,10 +76,15 @@ def expected(shard: int, record: Record) -> dict[str, Any]:
         row |= {"verb": command.verb.name.lower(), "on_conflict": command.on_conflict.name.lower()}
     elif isinstance(command, Action):
         row |= {"verb": command.verb.name.lower().replace("_", "-"), "id": command.id or None, "requested_due_ms": command.due_ms,
-                "due_ms": command.due_ms}  # fmt: skip
+                "due_ms": command.due_ms, "first_ms": other_than(record.timestamp_ms, command.first_ms)}  # fmt: skip
     elif isinstance(command, Rejection):
         row |= {"verb": "refused", "id": record.key, "reason": command.reason.label}
     return row
+
+
+def other_than(timestamp_ms: int, first_ms: int | None) -> int | None:
+    """The first timestamp of a forwarded record, if it is not its own."""
+    return None if first_ms == timestamp_ms else first_ms
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), records), min_size=1, max_size=20), st.data())
@@ -103,6 +109,32 @@ def test_the_replay_of_a_dead_letter_is_a_schedule_under_its_own_id(key: bytes |
     (row,) = made.to_pylist()
     assert (row["verb"], row["id"]) == ("schedule", key or b"1-1800000000000-41")
     assert row["on_conflict"] == (None if key is None else "reject")
+
+
+@pytest.mark.parametrize(
+    ("headers", "verb", "due_ms"),
+    [
+        ([("chronos-delay", b"5s"), ("chronos-target-topic", b"orders")], "schedule", 6_000),
+        ([("chronos-action", b"replace"), ("chronos-delay", b"5s"), ("chronos-target-topic", b"orders")], "replace", 6_000),
+        ([("chronos-action", b"reschedule"), ("chronos-delay", b"5s")], "reschedule", 6_000),
+        ([("chronos-action", b"cancel")], "cancel", None),
+    ],
+)  # fmt: skip
+def test_a_forwarded_record_keeps_its_first_timestamp_beside_its_own(
+    headers: list[tuple[str, bytes]], verb: str, due_ms: int | None
+) -> None:
+    """It is null in a record that was not forwarded, or that was within the same millisecond."""
+    hop = ("chronos-forwarded", b"d/2/7;1800000001000")
+    sent = [Record(5, 1_800_000_000_000 + at, b"k", b"v", [*headers, *hops])
+            for at, hops in ((1_000, []), (1_000, [hop]), (1_300, [hop]))]  # fmt: skip
+    (made,) = parse_messages(3)(iter([batch_of([(1, record) for record in sent])]))
+    due_at_ms = None if due_ms is None else 1_800_000_000_000 + due_ms
+    assert [(row["verb"], row["due_ms"]) for row in made.to_pylist()] == [(verb, due_at_ms)] * 3
+    assert made.select(["timestamp_ms", "first_ms"]).to_pylist() == [
+        {"timestamp_ms": 1_800_000_001_000, "first_ms": None},
+        {"timestamp_ms": 1_800_000_001_000, "first_ms": None},
+        {"timestamp_ms": 1_800_000_001_300, "first_ms": 1_800_000_001_000},
+    ]
 
 
 def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> None:

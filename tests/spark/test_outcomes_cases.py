@@ -77,6 +77,10 @@ def ended_otherwise() -> list[Case]:
         Case("its id taken while it was late", {A: ("replaced", None), (900, 1): ("delivered", None)})
         .send(0, DUE, **mine).send(900, LATER, id=b"mine", on_conflict="replace", timestamp_ms=DUE + 1)
         .step(T, 0, 0).step(DUE + 1, DUE - 1, 900).step(SETTLED_MS, SETTLED_MS, PULLED).deliver(900, LATER, LATER),
+        Case("its id taken after it was settled by its first timestamp", {A: ("delivered", None), (900, 1): ("delivered", None)})
+        .send(0, T, **mine, timestamp_ms=DUE + 2, first_ms=T).deliver(0, T, DUE)
+        .send(900, LATER, id=b"mine", on_conflict="replace", timestamp_ms=DUE + 3).deliver(900, LATER, LATER)
+        .step(T, 0, 0).step(DUE + 1, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("ids of other shards are others", {A: ("missing", None)}).send(0, DUE, **mine),
         Case("refused", {A: ("rejected", "conflict")})
         .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="conflict"),
@@ -109,6 +113,9 @@ def carried_on() -> list[Case]:
         .act("reschedule", 1, b"mine", at_ms=T, due_ms=DUE),
         Case("fired within the window", {A: ("delivered", None)}).send(0, T + 9 * HOUR_MS, **mine)
         .act("fire-now", 1, b"mine", at_ms=DUE).deliver(0, DUE, DUE + 3),
+        Case("fired into the window by a record older than it", {A: ("delivered", None)})
+        .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 100)
+        .act("fire-now", 1, b"mine", at_ms=T + 300, first_ms=T - 200).deliver(0, T + 100, T + 400),
         Case("fired when it was due already", {A: ("delivered", None)}).send(0, DUE, **mine)
         .act("fire-now", 900, b"mine", at_ms=LATER).deliver(0, DUE, LATER + 3)
         .step(T, 0, 0).step(DUE - 1, DUE - 1, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
@@ -204,6 +211,8 @@ def judged_or_not() -> list[Case]:
         .send(0, T, timestamp_ms=DUE).step(T, 0, 0).step(DUE, DUE, 1),
         Case("accepted late: beyond the cursor with its timestamp", {A: pending})
         .send(0, T, timestamp_ms=DUE + 1).step(T, 0, 0).step(DUE, DUE, 1),
+        Case("forwarded late: in time with its first timestamp", {A: ("missing", None)})
+        .send(0, T, timestamp_ms=DUE + 1, first_ms=DUE).step(T, 0, 0).step(DUE, DUE, 1),
         Case("not pulled", {A: pending}).send(0, DUE).step(T, 0, 0).step(SETTLED_MS, SETTLED_MS, 0),
         Case("pulled with the cursor at its end already", {A: pending})
         .send(0, DUE).step(T, 0, 0).step(LATER, LATER, 0).step(LATER + 1, LATER, 1),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Action, ConditionalSchedule, Record, Rejection
@@ -18,7 +19,8 @@ from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import NEVER, OFFSET_END, Event, PromisedDelivery, follow
 from chronos.spark.decisions import LEFT_LANE, OUTCOMES
 from tests.unit.drivers import Master
-from tests.unit.histories import SHARD, SHARDS, START_MS, Step, histories
+from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step, histories
+from tests.unit.settings import examples
 
 RULES = Rules(shard=SHARD, shards=SHARDS, max_delay_ms=2 * MS_MAX)
 
@@ -51,7 +53,8 @@ def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event
     if isinstance(command, Action):
         verb = command.verb.name.lower().replace("_", "-")
         if verb != "probe":
-            found[command.id].append(Event(verb, record.offset, record.timestamp_ms, command.due_ms, *cursor))
+            first_ms = record.timestamp_ms if command.first_ms is None else command.first_ms
+            found[command.id].append(Event(verb, record.offset, first_ms, command.due_ms, *cursor))
         return
     entry = command.entry if isinstance(command, ConditionalSchedule) else command
     message_id = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
@@ -59,7 +62,7 @@ def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event
     owners[record.offset] = message_id
     placed_ms = entry.due_ms + shift_ms(entry, SHARD, record.offset)
     found[message_id].append(
-        Event("schedule", record.offset, record.timestamp_ms, placed_ms, *cursor, entry.target, entry.due_ms, takes_over)
+        Event("schedule", record.offset, entry.timestamp_ms, placed_ms, *cursor, entry.target, entry.due_ms, takes_over)
     )  # fmt: skip
 
 
@@ -88,11 +91,16 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
 
 
 @given(histories)
-@settings(max_examples=120)
+@examples(60, 400)
 def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each occurrence once; else it is pending."""
     master = Master()
     master.play(history)
+    check_ends(master)
+
+
+def check_ends(master: Master) -> None:
+    """The timeline has the end of every message that the shard has."""
     model = master.model
     found = promised_by(master)
     ended = Counter(promised.ended for promised in found)
@@ -124,7 +132,7 @@ def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> Non
 
 
 @given(histories)
-@settings(max_examples=60)
+@examples(40, 200)
 def test_settled_messages_may_be_left_out_of_the_events(history: Sequence[Step]) -> None:
     """An action on a message that is not among the events has no effect on messages settled when it was staged."""
     master = Master()
@@ -139,6 +147,35 @@ def test_settled_messages_may_be_left_out_of_the_events(history: Sequence[Step])
             rest = [event for event in events if event.verb != "schedule" or event.offset != left_out]
             for promised in follow(rest):
                 assert whole[promised.source_offset, promised.occurrence] == promised
+
+
+def step(*sent: Sent, waited_ms: int = 0) -> Step:
+    """A step that delivers everything that is due."""
+    return Step(sent, waited_ms, 100, 1_000_000, (("delivered", 0),), (), False, False)
+
+
+def sent(verb: str, in_ms: int = 0, *, hop_ms: int | None = None, hop_from: int = 0, policy: str = "reject") -> Sent:
+    """A record of one id, of the same millisecond as the record before it unless time has passed."""
+    return Sent(verb, 0, in_ms, 0, policy, hop_ms=hop_ms, hop_from=hop_from)
+
+
+def test_a_forwarded_message_is_placed_by_its_first_timestamp() -> None:
+    """A record that takes its id over does not replace it if it was settled, though its hop is later than the cursor."""
+    master = Master()
+    # The broker's clock is 3 ms ahead.
+    master.play([step(sent("schedule", -5, hop_ms=5), waited_ms=-3), step(sent("schedule", 900, policy="replace"))])
+    check_ends(master)
+    assert [promised.ended for promised in promised_by(master)] == [None, None]
+
+
+@pytest.mark.parametrize(("hop_from", "ended"), [(2, ["cancelled"]), (0, ["cancelled", None])])
+def test_a_cancel_of_the_same_millisecond_ends_a_forwarded_message(hop_from: int, ended: list[str | None]) -> None:
+    """The shard refuses a message that came to another partition than the cancel; from one partition their order holds."""
+    master = Master()
+    cancelled = sent("schedule", 50), sent("cancel", hop_ms=0, hop_from=0)
+    master.play([step(*cancelled, sent("schedule", 60, hop_ms=0, hop_from=hop_from))])
+    check_ends(master)
+    assert [promised.ended for promised in promised_by(master)] == ended
 
 
 def schedule(offset: int, due_ms: int, cursor_ms: int = 0, *, takes_over: bool = False, at: int = OFFSET_END) -> Event:
@@ -167,6 +204,14 @@ def test_firing_a_message_that_is_already_next_changes_nothing() -> None:
     first = schedule(1, 100)
     for at_ms, cursor_ms, due_ms in ((99, 0, 99), (100, 0, 100), (101, 0, 100), (50, 99, 100), (50, 98, 50)):
         assert ends(first, Event("fire-now", 5, at_ms, None, cursor_ms, OFFSET_END)) == [(1, due_ms, None)]
+
+
+def test_an_action_older_than_its_message_has_the_time_of_the_message() -> None:
+    """A forwarded action may be: the clocks of two brokers differ."""
+    first = schedule(1, 100)
+    assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END)) == [(1, 10, None)]
+    (moved,) = follow([first, Event("reschedule", 5, 4, 7, 0, OFFSET_END)])
+    assert (moved.due_ms, moved.place_ms) == (7, 10)
 
 
 def test_a_decision_concerns_only_the_message_it_names() -> None:

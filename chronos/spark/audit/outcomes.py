@@ -73,6 +73,11 @@ class Span(Struct, frozen=True, kw_only=True):
 # --- what was promised
 
 
+def with_accepted_ms(messages: DataFrame) -> DataFrame:
+    """Table `messages` -> the same with `accepted_ms`: the timestamp that counts for the place and the order of a record."""
+    return messages.withColumn("accepted_ms", f.coalesce("first_ms", "timestamp_ms"))
+
+
 def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     """Table `messages` -> the records that schedule a message with a due time within the window."""
     return messages.where(span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms"))
@@ -126,7 +131,8 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
 
 def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
-    here, steps = scheduled(messages, span), recent(progress, span.from_ms)
+    messages, steps = with_accepted_ms(messages), recent(progress, span.from_ms)
+    here = scheduled(messages, span)
     acting, refusals = acting_records(messages, decisions, steps), refused(decisions)
     moved = _moved_here(messages, refusals, acting, span)
     decided = relevant_decisions(decisions, span, moved)
@@ -155,7 +161,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
 
 
 _NARROW = (
-    "shard", "offset", "timestamp_ms", "verb", "id", "target", "requested_due_ms", "due_ms", "on_conflict",
+    "shard", "offset", "accepted_ms", "verb", "id", "target", "requested_due_ms", "due_ms", "on_conflict",
 )  # fmt: skip
 
 
@@ -166,8 +172,10 @@ def _all(frames: list[DataFrame]) -> DataFrame:
 def _moved_here(messages: DataFrame, refusals: DataFrame, acting: DataFrame, span: Span) -> DataFrame:
     """Messages first due outside the window that an action on their id moved into it."""
     moves = f.col("verb").isin("reschedule", "fire-now")
-    when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("timestamp_ms")), f.col("due_ms"))
-    by_id = acting.where(moves & (when >= span.from_ms) & (when < span.to_ms)).select("shard", "id").distinct()
+    when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("accepted_ms")), f.col("due_ms"))
+    # A forwarded action may be older than its message by this much, and then has the time of the message.
+    is_here = (when >= span.from_ms - CLOCK_TOLERANCE_MS) & (when < span.to_ms)
+    by_id = acting.where(moves & is_here).select("shard", "id").distinct()
     return _due_outside(messages, refusals, span).join(by_id, ["shard", "id"], "left_semi").select(*_NARROW)
 
 
@@ -193,10 +201,10 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
         f.lit(1).alias("attempt"),
         "id",
         "target",
-        f.col("timestamp_ms").alias("accepted_ms"),
+        "accepted_ms",
         f.coalesce("requested_due_ms", "due_ms").alias("requested_due_ms"),
         "due_ms",
-        f.greatest("due_ms", "timestamp_ms").alias("place_ms"),
+        f.greatest("due_ms", "accepted_ms").alias("place_ms"),
         f.when(is_refused, f.lit("rejected")).alias("ended"),
         f.col("refused_for").alias("reason"),
     )
@@ -288,7 +296,7 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
     )  # fmt: skip
     staged = with_cursor_before(records, steps).select(
         "shard", "id", f.col("offset").alias("at"), f.lit(1).alias("kind"), f.lit(0).cast("long").alias("seq"), "verb",
-        "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
+        "offset", f.col("accepted_ms").alias("timestamp_ms"), "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
         (f.coalesce(f.col("on_conflict") == "replace", f.lit(False)) | (f.col("verb") == "replace")).alias("takes_over"),
         f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
     )  # fmt: skip

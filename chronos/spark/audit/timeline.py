@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from chronos.core.step import placed_ms
 from chronos.spark.decisions import LEFT_LANE
 
 SCHEDULE, REPLACE, RESCHEDULE, CANCEL, FIRE_NOW = "schedule", "replace", "reschedule", "cancel", "fire-now"
@@ -36,7 +37,7 @@ class Event(Struct, frozen=True, gc=False):
     offset: int
     """Offset of the delay record; for a decision, of the record that brought the message."""
     timestamp_ms: int
-    """Broker's timestamp of the delay record; for a decision, of the progress record."""
+    """Broker's timestamp of the delay record, the first one if it was forwarded; for a decision, of the progress record."""
     due_ms: int | None
     """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of its position."""
     cursor_due_ms: int
@@ -119,7 +120,7 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
             current = _Current(
                 event.offset, event.target, event.timestamp_ms,
                 event.due_ms if event.requested_due_ms is None else event.requested_due_ms,
-                event.due_ms, _placed(event, event.due_ms),
+                event.due_ms, placed_ms(event.due_ms, event.timestamp_ms, event.cursor_due_ms),
             )  # fmt: skip
             current.shift_ms = current.due_ms - current.requested_due_ms
         elif current is None:
@@ -142,18 +143,15 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
         yield current.promised()
 
 
-def _placed(event: Event, due_ms: int) -> int:
-    """The placement rule for a delay record."""
-    return max(due_ms, event.timestamp_ms, event.cursor_due_ms + 1)
-
-
 def _move(current: _Current, event: Event) -> None:
-    if event.verb == FIRE_NOW and current.place_ms <= max(event.timestamp_ms, event.cursor_due_ms + 1):
+    # A forwarded action may be older than the message by the difference of two brokers' clocks.
+    acted_ms = max(event.timestamp_ms, current.accepted_ms)
+    if event.verb == FIRE_NOW and current.place_ms <= max(acted_ms, event.cursor_due_ms + 1):
         return
-    due_ms = event.timestamp_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
+    due_ms = acted_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms
     current.requested_due_ms, current.is_as_sent = due_ms, False
     current.due_ms = due_ms if event.verb == FIRE_NOW else due_ms + current.shift_ms
-    current.place_ms = _placed(event, current.due_ms)
+    current.place_ms = placed_ms(current.due_ms, acted_ms, event.cursor_due_ms)
     current.lane = None
 
 
