@@ -26,7 +26,7 @@ from chronos.core.keys import (
 )
 from chronos.core.step import StoreView
 
-VERSION = b"\x03"
+VERSION = b"\x04"
 
 DIGEST_BYTES = 16
 """Long enough that different stores never have the same digest by accident; no protection against forgery."""
