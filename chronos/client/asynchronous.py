@@ -292,7 +292,7 @@ class AsyncClient:
             except (aiohttp.ClientError, OSError) as error:
                 self._servers.failed(server, time.monotonic())
                 failure = unreachable(server, error)
-                is_unsent = isinstance(error, aiohttp.ClientConnectorError)
+                is_unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
                 if is_unsent and self._servers.has_others(request, tried) and attempts.is_in_time:
                     # Another node may get it, whether it may be repeated or not.
                     continue
@@ -330,6 +330,6 @@ class AsyncClient:
             data=request.body,
             headers=content | self._authorization,
             ssl=self._tls or True,
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._servers.connect_s(timeout_s)),
         ) as answer:
             return answer.status, await answer.read()

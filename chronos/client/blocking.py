@@ -379,8 +379,8 @@ class Client:
         if kept is None:
             kept = self._connections[server] = _Connection(self._open(server, timeout_s), time.monotonic())
         connection = kept.connection
-        connection.timeout = timeout_s
         if connection.sock is None:
+            connection.timeout = self._servers.connect_s(timeout_s)
             try:
                 connection.connect()
             except OSError as error:

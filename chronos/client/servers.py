@@ -28,14 +28,25 @@ AVOID_S = 30.0
 """How long a node that failed is asked last."""
 
 ATTEMPT_S = 10.0
-"""How long a node may take to answer, beyond the wait that a request has, while another node could be asked."""
+"""How long a node may take to answer a read, beyond the wait that the read has, while another node could be asked."""
+
+CONNECT_S = 3.0
+"""How long a connection to a node may take to open, while another node could be asked: nothing was sent by then."""
 
 
 class _Shard(NamedTuple):
-    """The nodes of a shard, its master first."""
+    """The nodes of a shard."""
 
-    nodes: tuple[str, ...]
+    masters: tuple[str, ...]
+    """Its master, if that is known and can be used."""
+    followers: tuple[str, ...]
     is_writable: bool
+    """False: writes go to other nodes than the master."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All, the master first."""
+        return self.masters + self.followers
 
 
 class Servers:
@@ -60,7 +71,8 @@ class Servers:
         """Return whether routes should be asked for before this request is sent."""
         if not self.is_routed or now_s - self._asked_s < REFRESH_PAUSE_S:
             return False
-        return now_s >= self._expires_s or (request.id is not None and self._shard_of(request) not in self._shards)
+        shard = self._shard_of(request)
+        return now_s >= self._expires_s or (shard is not None and shard not in self._shards)
 
     def registries(self, now_s: float) -> list[str]:
         """The registries to ask for routes, one after the other."""
@@ -89,17 +101,23 @@ class Servers:
         return True
 
     def _read(self, route: dict[str, Any]) -> _Shard:
-        nodes = [] if route["master"] is None else [route["master"]]
         # A token is not sent to a node without TLS that was learned from one with it.
-        tls_only = all(address.startswith("https://") for address in self.given)
-        found = [str(node["address"]) for node in nodes + route["followers"]]
-        usable = tuple(address for address in found if address.startswith("https://" if tls_only else "http"))
-        return _Shard(usable, route["master"] is not None and "write" in route["permissions"])
+        scheme = "https://" if all(address.startswith("https://") for address in self.given) else "http"
+
+        def usable(nodes: list[dict[str, Any]]) -> tuple[str, ...]:
+            return tuple(address for node in nodes if (address := str(node["address"])).startswith(scheme))
+
+        masters = [] if route["master"] is None else [route["master"]]
+        return _Shard(usable(masters), usable(route["followers"]), bool(masters) and "write" in route["permissions"])
 
     def _shard_of(self, request: Request) -> int | None:
+        """The shard of the request's id; None without one, or if no service takes the id."""
         if request.id is None or self._partitions == 0:
             return None
-        key = id_bytes(request.id)
+        try:
+            key = id_bytes(request.id)
+        except ValueError:
+            return None
         generated = parse_generated_id(key, self._partitions)
         return partition_of(key, self._partitions) if generated is None else generated[0]
 
@@ -112,10 +130,10 @@ class Servers:
         return min(left, key=lambda address: self._is_avoided(address, now_s))
 
     def _candidates(self, request: Request) -> Iterator[str]:
-        shard = self._shards.get(-1 if (number := self._shard_of(request)) is None else number)
+        number = self._shard_of(request)
+        shard = None if number is None else self._shards.get(number)
         if shard is not None:
-            is_read = request.method == "GET"
-            yield from shard.nodes if is_read or shard.is_writable else shard.nodes[1:]
+            yield from shard.nodes if _is_read(request) or shard.is_writable else shard.followers
         yield self.home
         yield from self._known
         yield from self.given
@@ -125,8 +143,16 @@ class Servers:
         return any(address not in tried for address in self._candidates(request))
 
     def timeout_s(self, request: Request, left_s: float) -> float:
-        """How long the next attempt may take."""
-        return min(left_s, ATTEMPT_S + request.wait_s) if self.is_routed and request.repeatable else left_s
+        """How long the next attempt may take.
+
+        A write may take all the time that is left: a node that only stood still could execute it after another node has executed
+        the same one and a later one, such as a schedule after its cancel.
+        """
+        return min(left_s, ATTEMPT_S + request.wait_s) if self.is_routed and _is_read(request) else left_s
+
+    def connect_s(self, timeout_s: float) -> float:
+        """How long the connection of an attempt may take to open."""
+        return min(timeout_s, CONNECT_S) if self.is_routed else timeout_s
 
     def failed(self, address: str, now_s: float) -> None:
         """A node did not answer: avoid it, and ask for routes soon."""
@@ -148,3 +174,7 @@ class Servers:
 
     def _is_avoided(self, address: str, now_s: float) -> bool:
         return self._avoided.get(address, now_s) > now_s
+
+
+def _is_read(request: Request) -> bool:
+    return request.method == "GET"

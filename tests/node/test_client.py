@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 import chronos
-from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message
+from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message, servers
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules
@@ -206,6 +209,54 @@ def test_a_message_without_an_id_is_sent_once(first, error):
         client.schedule("t", delay="1ms")
     thread.join(10)
     assert len(seen) == 1
+
+
+@contextmanager
+def registry(master: str, seen: list[str]) -> Iterator[str]:
+    """A registry that routes to this master and knows no message; `seen` gets the method and path of each request."""
+    route = {"shard": 0, "permissions": ["read", "write"], "master": {"node": "a", "address": master}, "followers": []}
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            seen.append(f"{self.command} {self.path}")
+            is_routes = self.path == "/v1/registry/routes"
+            body = json.dumps({"partitions": 1, "routes": [route]} if is_routes else {"detail": "no"}).encode()
+            self.send_response(200 if is_routes else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monkeypatch):
+    """A node that stood still may execute the write later: after others of the same id, which other nodes have executed by then."""
+    monkeypatch.setattr(servers, "ATTEMPT_S", 0.2)
+    seen: list[str] = []
+
+    async def cancel(given: list[str]) -> None:
+        async with chronos.AsyncClient(given, timeout_s=1) as client:
+            await client.cancel("x")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        master = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with registry(master, seen) as url:
+            with chronos.Client([url, master], timeout_s=1) as client, pytest.raises(Unreachable):
+                client.cancel("x")
+            with pytest.raises(Unreachable):
+                asyncio.run(cancel([url, master]))
+            assert set(seen) == {"GET /v1/registry/routes"}
+            with chronos.Client([url, master], timeout_s=20) as client, pytest.raises(NotFound):
+                client.get("x")
+            assert set(seen) == {"GET /v1/registry/routes", "GET /v1/messages/x"}
 
 
 def test_the_reason_of_a_refusal_survives_a_retry_that_is_not_answered():

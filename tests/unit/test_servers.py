@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from chronos.client import Refused, requests
 from chronos.client.requests import message
-from chronos.client.servers import AVOID_S, REFRESH_PAUSE_S, ROUTES_S, Servers
+from chronos.client.servers import ATTEMPT_S, AVOID_S, CONNECT_S, REFRESH_PAUSE_S, ROUTES_S, Servers
 from chronos.core.keys import partition_of
 
 GIVEN = ["http://r1", "http://r2"]
@@ -80,6 +81,41 @@ def test_a_write_avoids_a_master_without_the_permission() -> None:
     assert found.choose(requests.cancel("x"), NONE, NOW_S) == "http://b"
     assert found.choose(requests.get("x"), NONE, NOW_S) == "http://a"
     assert routed((None, "b")).choose(requests.get("x"), NONE, NOW_S) == "http://b"
+
+
+def test_a_write_skips_no_follower_when_the_master_is_not_known_or_cannot_be_used() -> None:
+    """Also a master that was learned without TLS by a client with it."""
+    assert routed((None, "b", "c")).choose(requests.cancel("x"), NONE, NOW_S) == "http://b"
+    found = Servers(["https://r1", "https://r2"])
+    body = routes(("a", "b", "c"), writable=False).replace(b"http://b", b"https://b")
+    assert found.learn(200, body, NOW_S)
+    assert found.choose(requests.cancel("x"), NONE, NOW_S) == "https://b"
+
+
+def test_a_write_may_take_all_the_time_and_a_read_is_tried_elsewhere_before() -> None:
+    """A node that stood still may execute a write later, so no other node executes it meanwhile."""
+    writes = (
+        requests.cancel("x"),
+        requests.schedule(message("t", "v", id="x", delay="1s")),
+        requests.reschedule("x", None, "1s"),
+    )
+    reads = (requests.get("x"), LIST)
+    found = routed(("a", "b"))
+    assert {found.timeout_s(request, 60.0) for request in writes} == {60.0}
+    assert {found.timeout_s(request, 60.0) for request in reads} == {ATTEMPT_S}
+    assert found.timeout_s(LIST, 1.0) == 1.0
+    assert (found.connect_s(60.0), found.connect_s(1.0)) == (CONNECT_S, 1.0)
+    single = Servers("http://r1")
+    assert {single.timeout_s(request, 60.0) for request in (*writes, *reads)} == {60.0}
+    assert single.connect_s(60.0) == 60.0
+
+
+def test_an_id_that_no_service_takes_belongs_to_no_shard() -> None:
+    """Any node is asked, and refuses it; the routes are not asked for because of it."""
+    found = routed(("a", "b"))
+    request = msgspec.structs.replace(requests.get("x"), id="base64:a")
+    assert found.choose(request, NONE, NOW_S) == "http://r1"
+    assert not found.needs_routes(request, NOW_S + ROUTES_S / 2)
 
 
 def test_a_node_that_failed_is_asked_last_for_a_time() -> None:
