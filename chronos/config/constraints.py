@@ -82,6 +82,12 @@ def _cluster_is_complete(config: Config) -> Iterator[Conflict]:
 
 def _voters_are_complete(config: Config) -> Iterator[Conflict]:
     secret = config.coordinator.secret
+    own = dict(peer.split("=", 1) for peer in config.coordinator.raft.peers).get(config.node.id, "")
+    if own and int(own.rpartition(":")[2]) == config.admin.port:
+        yield Conflict(
+            paths=("coordinator.raft.peers", "admin.port"),
+            text=f"the port of this node, {config.admin.port}, is also admin.port; a voter needs a port of its own",
+        )
     if not config.coordinator.raft.peers:
         yield Conflict(
             paths=("coordinator.raft.peers", "coordinator.kind"),

@@ -150,17 +150,37 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _voters(texts: tuple[str, ...]) -> tuple[str, ...]:
-    names = []
-    for text in texts:
-        name, _, address = text.partition("=")
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or not re.fullmatch(
-            r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],@]+):\d{1,5}", address, re.ASCII
-        ):
-            raise ValueError(f"{quoted(text)} is no voter; write the id of its node and its address, as node=host:port")
-        names.append(name)
-    if len(set(names)) < len(names):
-        raise ValueError("names a node twice")
+    found = [_voter(text) for text in texts]
+    for what, values in (("node", [name for name, _ in found]), ("address", [address for _, address in found])):
+        if twice := {value for value in values if values.count(value) > 1}:
+            raise ValueError(f"names {'an' if what == 'address' else 'a'} {what} twice: {', '.join(sorted(twice))}")
     return texts
+
+
+def _voter(text: str) -> tuple[str, str]:
+    name, _, address = text.partition("=")
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or not host or not port:
+        raise ValueError(f"{quoted(text)} is no voter; write the id of its node and its address, as node=host:port")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
+        raise ValueError(f"{quoted(text)}: {quoted(port)} is no port; use 1 to 65535")
+    if not _is_host(host):
+        raise ValueError(
+            f"{quoted(text)}: {quoted(host)} is no host; write a name or an IP address, that of IPv6 in brackets"
+        )
+    return name, address.lower()
+
+
+def _is_host(text: str) -> bool:
+    """Return whether it is the name of a host, an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        if text.startswith("[") and text.endswith("]"):
+            ipaddress.IPv6Address(text[1:-1])
+        elif re.fullmatch(r"[0-9.]+", text):
+            ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return text.startswith("[") or re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) is not None
 
 
 def _rate(text: str) -> str:

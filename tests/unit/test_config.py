@@ -275,6 +275,23 @@ WRONG_VALUES = {
     "log.kafka.bootstrap_servers=a:99999":
         'log.kafka.bootstrap_servers: "a:99999" is no address; write host:port, several with commas',
     "log.kafka.bootstrap_servers=SASL_SSL://a:9092, [::1]:9092,c": None,
+    "coordinator.raft.peers=[a=host-a:7701, b=10.0.0.2:7701, 'c=[fe80::1]:7701', d=host_d.x:1]": None,
+    "coordinator.raft.peers=[host-a:7701]":
+        'coordinator.raft.peers: "host-a:7701" is no voter; write the id of its node and its address, as node=host:port',
+    "coordinator.raft.peers=[a=host-a]":
+        'coordinator.raft.peers: "a=host-a" is no voter; write the id of its node and its address, as node=host:port',
+    "coordinator.raft.peers=[a=host-a:70000]": 'coordinator.raft.peers: "a=host-a:70000": "70000" is no port; use 1 to 65535',
+    "coordinator.raft.peers=[a=host-a:0]": 'coordinator.raft.peers: "a=host-a:0": "0" is no port; use 1 to 65535',
+    "coordinator.raft.peers=[a=http://host-a:7701]":
+        'coordinator.raft.peers: "a=http://host-a:7701": "http://host-a" is no host; '
+        "write a name or an IP address, that of IPv6 in brackets",
+    "coordinator.raft.peers=[a=10.0.0.256:7701]":
+        'coordinator.raft.peers: "a=10.0.0.256:7701": "10.0.0.256" is no host; '
+        "write a name or an IP address, that of IPv6 in brackets",
+    "coordinator.raft.peers=['a=[fe80::z]:7701']":
+        'coordinator.raft.peers: "a=[fe80::z]:7701": "[fe80::z]" is no host; write a name or an IP address, that of IPv6 in brackets',
+    "coordinator.raft.peers=[a=h:1, a=i:1]": "coordinator.raft.peers: names a node twice: a",
+    "coordinator.raft.peers=[a=h:1, b=H:1]": "coordinator.raft.peers: names an address twice: h:1",
     "log=kafka": "log: is a section, not one value; log has kind, kafka, embedded",
     "log.kafka.properties=a=b":
         "log.kafka.properties: is a section, not one value; write it as {name: value}",
@@ -410,6 +427,8 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
         "coordinator.secret: is missing, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
     (*ON_KAFKA, "coordinator.kind=raft", "coordinator.raft.peers=[a=h:1]", "coordinator.secret=short"):
         "coordinator.secret: is too short, and coordinator.kind is raft; give all nodes the same one of at least 16 characters",
+    (*ON_KAFKA, "coordinator.kind=raft", "coordinator.secret=0123456789abcdef", "coordinator.raft.peers=[a=h:7700]", "node.id=a"):
+        "coordinator.raft.peers: the port of this node, 7700, is also admin.port; a voter needs a port of its own",
     ("coordinator.raft.timeout=500ms",):
         "coordinator.raft.timeout: 500ms is less than 4 times coordinator.raft.heartbeat (200ms), "
         "so that one lost heartbeat would move roles; raise the one or lower the other",
