@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import aiohttp.web
 import pytest
 
 from chronos.adapters.raft import file
 from chronos.adapters.raft.coordinator import RaftCoordinator
-from chronos.adapters.raft.links import Unanswered, open_session, post
-from chronos.adapters.raft.voter import timing_of
-from chronos.adapters.raft.wire import PATH, SIGNATURE, Ask, Inspect, Seal, encode
+from chronos.adapters.raft.links import Unanswered, VoterClient, open_session
+from chronos.adapters.raft.voter import CONNECTIONS_MAX, timing_of
+from chronos.adapters.raft.wire import (
+    BODY_BYTES_MAX,
+    CHALLENGE,
+    CHALLENGE_S,
+    PATH,
+    SIGNATURE,
+    Ask,
+    Batch,
+    Challenges,
+    Inspect,
+    News,
+    NotLeader,
+    Seal,
+    decode_answer,
+    encode,
+)
 from chronos.core.assignment import plan
 from chronos.core.raft.register import Disk, Entry
-from chronos.core.raft.values import LogEnd, Saved, Timing
+from chronos.core.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
 from chronos.core.roles import Request
 from chronos.errors import CoordinatorUnavailable, Stop
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
@@ -45,11 +64,18 @@ def made() -> Iterator[list[RaftCoordinator]]:
         coordinator.leave()
 
 
-def coordinator(voters: Voters, made: list[RaftCoordinator], node: str, *, secret: str = SECRET) -> RaftCoordinator:
-    """A coordinator that has not joined."""
+def coordinator(
+    voters: Voters,
+    made: list[RaftCoordinator],
+    node: str,
+    *,
+    secret: str = SECRET,
+    voters_too: Mapping[str, str] = MappingProxyType({}),
+) -> RaftCoordinator:
+    """A coordinator that has not joined. `voters_too`: more voters in its configuration."""
     made.append(
         RaftCoordinator(
-            peers=voters.peers,
+            peers={**voters.peers, **voters_too},
             secret=secret,
             cluster="test",
             node=node,
@@ -57,7 +83,7 @@ def coordinator(voters: Voters, made: list[RaftCoordinator], node: str, *, secre
             shards=2,
             heartbeat_ms=HEARTBEAT_MS,
             timeout_ms=TIMEOUT_MS,
-            join_s=2.0 if secret != SECRET else PATIENCE_S,
+            join_s=2.0 if secret != SECRET or voters_too else PATIENCE_S,
         )
     )
     return made[-1]
@@ -73,44 +99,181 @@ def until(condition: Callable[[], object], *coordinators: RaftCoordinator) -> No
             each.wait(0.02)
 
 
+REQUEST = encode(Ask(id="x", request=Request(kind="drain", node="a")))
+"""A request that the leader stores."""
+
+
+def seal(voters: Voters) -> Seal:
+    """The seal of these voters."""
+    return Seal(SECRET, "test", voters.peers)
+
+
+class Wire:
+    """Requests to one voter, as any client can send them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url + PATH
+
+    def send(self, *requests: tuple[str, bytes]) -> list[int]:
+        """Send requests with these headers and contents, one after the other; return their statuses."""
+
+        async def send() -> list[int]:
+            found = []
+            async with aiohttp.ClientSession() as session:
+                for header, body in requests:
+                    headers = {SIGNATURE: header} if header else {}
+                    async with session.post(self._url, data=body, headers=headers) as answer:
+                        found.append(answer.status)
+            return found
+
+        return asyncio.run(send())
+
+    def challenge(self) -> str:
+        """The challenge that the voter gives out."""
+
+        async def ask() -> str:
+            async with aiohttp.ClientSession() as session, session.post(self._url) as answer:
+                assert answer.status == 401
+                return answer.headers[CHALLENGE]
+
+        return asyncio.run(ask())
+
+
+def call(voters: Voters, name: str, *bodies: bytes) -> list[Any]:
+    """The answers of a voter to calls that are sent at the same time; of one that gives none the error."""
+
+    async def ask() -> list[Any]:
+        session = open_session(None)
+        try:
+            client = VoterClient(session, name, voters.peers[name], seal(voters))
+            return await asyncio.gather(*(client.post(body, PATIENCE_S) for body in bodies), return_exceptions=True)
+        finally:
+            await session.close()
+
+    return [found if isinstance(found, BaseException) else decode_answer(found) for found in asyncio.run(ask())]
+
+
 def test_a_request_without_the_secret_gets_401_and_changes_nothing(voters: Voters, made: list[RaftCoordinator]) -> None:
-    """Neither without a signature, nor with one of another secret, receiver or content; nor can such a node join."""
+    """Neither without a signature, nor with one of another secret, cluster, list of voters, receiver, challenge or content."""
     a = coordinator(voters, made, "a")
     a.join(member("a"))
     until(lambda: a.control(plan), a)
     name = voters.leader()
-    url = voters.peers[name]
-    body = encode(Ask(id="x", request=Request(kind="drain", node="a")))
-    seal = Seal(SECRET, "test")
-    signatures = (
+    wire, names = Wire(voters.peers[name]), list(voters.peers)
+    challenge = wire.challenge()
+    headers = (
         "",
-        "é",
-        Seal("another secret", "test").request(name, body),
-        Seal(SECRET, "other").request(name, body),
+        "\xe9",
+        Seal("another secret", "test", names).request(name, challenge, REQUEST),
+        Seal(SECRET, "other", names).request(name, challenge, REQUEST),
+        Seal(SECRET, "test", [*names, "v4"]).request(name, challenge, REQUEST),
+        seal(voters).request("another", challenge, REQUEST),
+        seal(voters).request(name, "0" * 32, REQUEST),
+        seal(voters).request(name, challenge, REQUEST + b"x"),
     )
-
-    async def statuses() -> list[int]:
-        found = []
-        async with aiohttp.ClientSession() as session:
-            for signature in (*signatures, seal.request("another", body), seal.request(name, body + b"x")):
-                headers = {SIGNATURE: signature}
-                async with session.post(url + PATH, data=body, headers=headers) as answer:
-                    found.append(answer.status)
-        return found
-
-    assert asyncio.run(statuses()) == [401] * 6
+    assert wire.send(*((header, REQUEST) for header in headers)) == [401] * len(headers)
     assert a.look().roles is not None
     assert voters.running[name].requests == ()
     with pytest.raises(CoordinatorUnavailable, match=r"has another coordinator\.secret"):
         coordinator(voters, made, "b", secret="another secret of the tests").join(member("b"))
+    with pytest.raises(CoordinatorUnavailable, match=r"other names in coordinator\.raft\.peers"):
+        coordinator(voters, made, "c", voters_too={"v4": voters.peers["v1"]}).join(member("c"))
     assert set(a.look().members) == {"a"}
 
 
-def test_an_answer_without_the_secret_is_not_believed(voters: Voters) -> None:
+def test_a_recorded_request_is_refused(voters: Voters) -> None:
+    """It is as it was, and counts once."""
+    wire = Wire(voters.peers["v1"])
+    body = encode(Inspect())
+    header = seal(voters).request("v1", wire.challenge(), body)
+    assert wire.send((header, body), (header, body)) == [200, 401]
+
+
+def test_a_challenge_is_taken_for_a_time_and_a_request_once() -> None:
+    """It is given out for CHALLENGE_S, and taken for as long again."""
+    signs = Seal(SECRET, "test", ["a"])
+    found = Challenges(0.0)
+    first = found.current(0.0)
+    signature = signs.read("a", signs.request("a", first, b"x"))
+    assert signature is not None
+    assert found.take(signature, 1.0)
+    assert not found.take(signature, 1.0)
+    assert found.current(CHALLENGE_S - 0.1) == first != found.current(CHALLENGE_S)
+    for now_s, is_taken in ((2 * CHALLENGE_S - 0.1, True), (2 * CHALLENGE_S, False)):
+        another = signs.read("a", signs.request("a", first, b"x"))
+        assert another is not None
+        assert not found.take(signature, now_s)
+        assert found.take(another, now_s) == is_taken
+    unused = Challenges(0.0)
+    late = signs.read("a", signs.request("a", unused.current(0.0), b"x"))
+    assert late is not None
+    assert not unused.take(late, 2 * CHALLENGE_S)
+
+
+def test_a_voter_reads_nothing_of_a_request_without_the_secret(voters: Voters) -> None:
+    """It is answered while its content is still to come."""
+    with socket.create_connection(("127.0.0.1", voters.ports["v1"]), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: v1\r\nContent-Length: {BODY_BYTES_MAX}\r\n\r\n".encode())
+        assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
+    body = b"x" * (BODY_BYTES_MAX + 1)
+    wire = Wire(voters.peers["v1"])
+    assert wire.send((seal(voters).request("v1", wire.challenge(), body), body)) == [413]
+
+
+def test_idle_connections_of_strangers_do_not_keep_the_members_out(voters: Voters, made: list[RaftCoordinator]) -> None:
+    """The oldest connection without a valid request is closed for a new one."""
+    a = coordinator(voters, made, "a")
+    a.join(member("a"))
+    name = voters.leader()
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX + 20):
+            stranger = socket.create_connection(("127.0.0.1", voters.ports[name]), timeout=PATIENCE_S)
+            stack.enter_context(stranger)
+        assert isinstance(call(voters, name, encode(Inspect()))[0], News)
+        until(lambda: a.look().confirmed)
+        assert voters.connections(name) <= CONNECTIONS_MAX
+
+
+def test_messages_of_a_node_that_is_not_a_voter_are_ignored(voters: Voters) -> None:
+    """They end no voter, and get no answer."""
+    name = voters.leader()
+    for sender in ("stranger", name):
+        request = VoteRequest(sender=Incarnation(sender, 1), to=name, term=10**6, end=LogEnd(10**6, 0), round=1)
+        body = encode(Batch((request,)))
+        wire = Wire(voters.peers[name])
+        assert wire.send((seal(voters).request(name, wire.challenge(), body), body)) == [200]
+    assert isinstance(call(voters, name, encode(Inspect()))[0], News)
+
+
+def test_calls_to_a_voter_that_an_error_has_ended_get_503_and_the_others_go_on(
+    voters: Voters, made: list[RaftCoordinator]
+) -> None:
+    a = coordinator(voters, made, "a")
+    a.join(member("a"))
+    name = voters.leader()
+    voters.end(name)
+    (found,) = call(voters, name, encode(Inspect()))
+    assert isinstance(found, Unanswered)
+    assert "status 503" in str(found)
+    assert voters.leader() != name
+    until(lambda: a.look().confirmed, a)
+
+
+def test_a_repeated_request_is_answered_once_a_quorum_has_it(voters: Voters) -> None:
+    """The leader alone can write neither."""
+    name = voters.leader()
+    for other in set(voters.running) - {name}:
+        voters.stop(other)
+    assert call(voters, name, REQUEST, REQUEST) == [NotLeader(), NotLeader()]
+
+
+def test_an_answer_without_the_secret_is_not_believed() -> None:
     """A server that does not know the secret cannot answer for a voter."""
 
     async def ask() -> None:
         async def answer(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+            if SIGNATURE not in request.headers:
+                return aiohttp.web.Response(status=401, headers={CHALLENGE: "0" * 32})
             return aiohttp.web.Response(body=b"x", headers={SIGNATURE: request.headers[SIGNATURE]})
 
         runner = aiohttp.web.ServerRunner(aiohttp.web.Server(answer))
@@ -119,8 +282,8 @@ def test_an_answer_without_the_secret_is_not_believed(voters: Voters) -> None:
         await site.start()
         session = open_session(None)
         try:
-            port = runner.addresses[0][1]
-            await post(session, f"http://127.0.0.1:{port}", "v1", Seal(SECRET, "test"), encode(Inspect()), 5.0)
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            await VoterClient(session, "v1", url, Seal(SECRET, "test", ["v1"])).post(encode(Inspect()), 5.0)
         finally:
             await session.close()
             await runner.cleanup()

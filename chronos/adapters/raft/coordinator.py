@@ -97,7 +97,7 @@ class RaftCoordinator:
     ) -> None:
         """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. Only `join` connects."""
         self._peers = dict(peers)
-        self._seal = Seal(secret, cluster)
+        self._seal = Seal(secret, cluster, peers)
         self._cluster = cluster
         self._node = node
         self._instance = instance
@@ -277,6 +277,8 @@ class RaftCoordinator:
         self._callers = Callers(self._peers, self._seal, self._tls)
         self._changed = asyncio.Event()
         voting = self._voting
+        if votes and voting is None:
+            log.info("not a voter", node=self._node, voters=", ".join(self._peers))
         if votes and voting is not None:
             voter = Voter(
                 node=self._node,
@@ -304,15 +306,16 @@ class RaftCoordinator:
     async def _call(self, call: Any, timeout_s: float) -> Answer | None:
         """Return the answer of the leader, and note what it tells; None without one."""
         assert self._callers is not None
-        asked_s = time.monotonic()
+        asked_s, life = time.monotonic(), self._life
         try:
             answer = await self._callers.ask(call, timeout_s)
         except Unanswered:
             return None
-        if isinstance(answer, News) and self._life:
-            self._note(answer, asked_s)
-        elif isinstance(answer, Gone):
-            self._lose()
+        if life and life == self._life:  # An answer to an earlier life says nothing about this one.
+            if isinstance(answer, News):
+                self._note(answer, asked_s)
+            elif isinstance(answer, Gone):
+                self._lose()
         return answer
 
     async def _ask_until(self, call: Any, timeout_s: float) -> Answer | None:
@@ -329,7 +332,7 @@ class RaftCoordinator:
         """Register a new life, and wait until the members are known."""
         life = uuid.uuid4().hex
         assert self._callers is not None
-        answered_s = taken_s = None
+        taken_s = None
         deadline_s = time.monotonic() + self._join_s
         while True:
             now_s = time.monotonic()
@@ -342,8 +345,10 @@ class RaftCoordinator:
                 self._note(answer, now_s)
                 if answer.settled:
                     break
-                answered_s = answered_s or now_s
+            elif isinstance(answer, Gone):
+                self._life, life = "", uuid.uuid4().hex
             elif isinstance(answer, Taken):
+                self._life = ""
                 deadline_s = now_s + self._join_s
                 taken_s = taken_s or now_s
                 if now_s - taken_s > 2 * self._timeout_s:
@@ -402,12 +407,17 @@ class RaftCoordinator:
         self._woken.set()
 
     def _note(self, news: News, asked_s: float) -> None:
-        """Note what the leader tells; while it does not know all members, nothing is confirmed."""
+        """Note what the leader tells; while it does not know all members, nothing is confirmed.
+
+        An answer that a later one has overtaken says nothing.
+        """
         known = before = self._known
+        if news.stamp < known.stamp or news.revision < known.revision:
+            return
         if news.content is not None or news.stamp == known.stamp:
             known = replace(known, stamp=news.stamp, content=news.content or known.content)
         if news.settled:
-            self._heard_s = asked_s
+            self._heard_s = max(self._heard_s, asked_s)
             known = replace(known, controller=news.controller)
             if news.members is not None:
                 known = replace(known, revision=news.revision, members=news.members, since_ms=news.since_ms)

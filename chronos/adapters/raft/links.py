@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import aiohttp
 import msgspec
+import structlog
 
 from chronos.adapters.raft.wire import (
+    CHALLENGE,
     PATH,
     SIGNATURE,
     Answer,
@@ -24,6 +26,8 @@ from chronos.adapters.raft.wire import (
 )
 from chronos.core.raft import register
 
+log = structlog.get_logger("chronos.raft")
+
 PAUSE_S = 0.02
 """Pause after messages that were not taken."""
 
@@ -32,31 +36,63 @@ class Unanswered(Exception):
     """A voter gave no valid answer."""
 
 
-async def post(session: aiohttp.ClientSession, url: str, to: str, seal: Seal, body: bytes, timeout_s: float) -> bytes:
-    """Send one authenticated request and return its answer. Raises Unanswered."""
-    signature = seal.request(to, body)
-    try:
-        async with session.post(
-            url.rstrip("/") + PATH,
-            data=body,
-            headers={SIGNATURE: signature, "Content-Type": "application/msgpack"},
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-        ) as response:
+class VoterClient:
+    """Authenticated requests to one voter."""
+
+    def __init__(self, session: aiohttp.ClientSession, to: str, url: str, seal: Seal) -> None:
+        self._session = session
+        self._to = to
+        self._url = url.rstrip("/") + PATH
+        self._name = url
+        self._seal = seal
+        self._challenge = ""
+        """The last one that the voter gave; empty: to be asked for."""
+
+    async def post(self, body: bytes, timeout_s: float) -> bytes:
+        """Send one request and return its answer. Raises Unanswered."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._post_once(body)
+                if answer is None:
+                    # The voter was started again, or the challenge is old.
+                    self._challenge = ""
+                    answer = await self._post_once(body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._challenge = ""
+            raise Unanswered(f"{self._name}: {str(error) or type(error).__name__}") from error
+        if answer is None:
+            raise Unanswered(
+                f"{self._name} has another coordinator.secret or other names in coordinator.raft.peers, or serves another cluster or node"
+            )
+        return answer
+
+    async def _post_once(self, body: bytes) -> bytes | None:
+        """Return the answer; None if the voter does not take the signature."""
+        if not self._challenge:
+            async with self._session.post(self._url, allow_redirects=False) as response:
+                if response.status != 401:
+                    raise Unanswered(f"{self._name} answered with status {response.status}")
+                self._challenge = response.headers.get(CHALLENGE, "")
+        header = self._seal.request(self._to, self._challenge, body)
+        headers = {SIGNATURE: header, "Content-Type": "application/msgpack"}
+        async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
             answer = await response.read()
             if response.status == 401:
-                raise Unanswered(f"{url} has another coordinator.secret, or serves another cluster or node")
+                return None
             if response.status != 200:
-                raise Unanswered(f"{url} answered with status {response.status}")
-            if not is_same(response.headers.get(SIGNATURE, ""), seal.answer(signature, answer)):
-                raise Unanswered(f"{url} does not know coordinator.secret")
+                raise Unanswered(f"{self._name} answered with status {response.status}")
+            if not is_same(response.headers.get(SIGNATURE, ""), self._seal.answer(header, answer)):
+                raise Unanswered(f"{self._name} does not know coordinator.secret")
+            self._challenge = response.headers.get(CHALLENGE, "")
             return answer
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unanswered(f"{url}: {str(error) or type(error).__name__}") from error
 
 
 def open_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
-    """A session for requests to voters."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True, limit=0))
+    """A session for requests to voters, each of which has a time limit of its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True, limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
 
 
 class Link:
@@ -68,18 +104,16 @@ class Link:
         url: str,
         seal: Seal,
         tls: ssl.SSLContext | None,
-        received: Callable[[tuple[register.Message, ...]], None],
         unanswered: Callable[[str, tuple[register.Message, ...]], None],
         timeout_s: float,
     ) -> None:
         self._to = to
-        self._url = url
-        self._seal = seal
         self._unanswered = unanswered
         self._timeout_s = timeout_s
         self._outbox: dict[type, register.Message] = {}
         self._filled = asyncio.Event()
         self._session = open_session(tls)
+        self._client = VoterClient(self._session, to, url, seal)
         self._task = asyncio.create_task(self._run())
 
     def send(self, message: register.Message) -> None:
@@ -100,10 +134,12 @@ class Link:
             self._filled.clear()
             messages = tuple(self._outbox.values())
             self._outbox.clear()
-            body = encode(Batch(messages))
             try:
-                await post(self._session, self._url, self._to, self._seal, body, self._timeout_s)
-            except Unanswered:
+                await self._client.post(encode(Batch(messages)), self._timeout_s)
+            except Exception as error:
+                # Without this task the voter would never get a message again.
+                if not isinstance(error, Unanswered):
+                    log.exception("messages to a voter not sent", voter=self._to, why=repr(error))
                 self._unanswered(self._to, messages)
                 await asyncio.sleep(PAUSE_S)
 
@@ -112,27 +148,24 @@ class Callers:
     """Calls of a member: finds the leader, and remembers it."""
 
     def __init__(self, peers: Mapping[str, str], seal: Seal, tls: ssl.SSLContext | None) -> None:
-        self._peers = dict(peers)
         self._order = sorted(peers)
-        self._seal = seal
         self._session = open_session(tls)
+        self._clients = {to: VoterClient(self._session, to, url, seal) for to, url in peers.items()}
         self._leader = self._order[0]
         self.problem = ""
         """Why the last call had no answer."""
 
     async def ask(self, call: Call, timeout_s: float) -> Answer:
         """Return the answer of the voter that leads, as far as it is known. Raises Unanswered; the next call asks another one."""
-        to = self._leader
         try:
-            body = await post(self._session, self._peers[to], to, self._seal, encode(call), timeout_s)
-            answer = decode_answer(body)
+            answer = decode_answer(await self._clients[self._leader].post(encode(call), timeout_s))
         except (Unanswered, msgspec.MsgspecError) as error:
             self.problem = str(error)
             self._next()
             raise Unanswered(self.problem) from error
         if isinstance(answer, NotLeader):
             self.problem = "the voters have no leader"
-            if answer.leader in self._peers:
+            if answer.leader in self._clients:
                 self._leader = answer.leader
             else:
                 self._next()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +21,16 @@ from chronos.adapters.raft import file
 from chronos.adapters.raft.links import Link
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
+    CHALLENGE,
     PATH,
     SIGNATURE,
     Answer,
     Ask,
     Batch,
     Call,
+    Challenges,
     Gone,
+    Incoming,
     Inspect,
     Join,
     Leave,
@@ -42,7 +45,6 @@ from chronos.adapters.raft.wire import (
     decode_incoming,
     encode,
     encode_content,
-    is_same,
 )
 from chronos.core.raft import register
 from chronos.core.raft.elector import Elector
@@ -73,6 +75,15 @@ WRITE_AGAIN_S = 0.5
 
 TRANSFER_S = 1.0
 """How long a leader that stops waits for another voter to lead."""
+
+ANSWER_S = 1.0
+"""How long a voter that stops goes on with requests."""
+
+CONNECTIONS_MAX = 250
+"""Most connections: each member has one or two to the leader, and each voter one to every other."""
+
+HANDSHAKE_S = 5.0
+"""How long a new connection may take to negotiate TLS."""
 
 
 def timing_of(heartbeat_ms: int, timeout_ms: int) -> Timing:
@@ -122,8 +133,11 @@ class Voter:
         self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="raft-file")
         self._timer: asyncio.TimerHandle | None = None
-        self._runner: web.ServerRunner | None = None
+        self._challenges = Challenges(time.monotonic())
+        self._server: _Server | None = None
+        self._listening: asyncio.Server | None = None
         self._stopped = False
+        """It was stopped, or an error has ended it."""
 
     @property
     def leads(self) -> bool:
@@ -137,6 +151,11 @@ class Voter:
         return self._voter.elector.term
 
     @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return 0 if self._server is None else self._server.count
+
+    @property
     def requests(self) -> tuple[Request, ...]:
         """Requests without an answer."""
         return tuple(request for _, request in self._latest().requests)
@@ -146,15 +165,17 @@ class Voter:
         disk = file.read(self._path, self._node)
         server_tls, client_tls = self._tls
         self._links = {
-            peer: Link(peer, url, self._seal, client_tls, self._give_all, self._unanswered, self._link_timeout_s)
+            peer: Link(peer, url, self._seal, client_tls, self._unanswered, self._link_timeout_s)
             for peer, url in self._peers.items()
             if peer != self._node
         }
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None))
-        await self._runner.setup()
         host, port = self._address
+        timeout_s = None if server_tls is None else HANDSHAKE_S
+        self._server = _Server(self._handle)
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=server_tls, reuse_address=True).start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._server, host, port, ssl=server_tls, ssl_handshake_timeout=timeout_s, reuse_address=True
+            )
         except OSError as error:
             await self.stop()
             raise ConfigurationError(
@@ -176,8 +197,10 @@ class Voter:
             self._writing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._writing
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listening is not None:
+            self._listening.close()
+        if self._server is not None:
+            await self._server.shutdown(ANSWER_S)
         await asyncio.to_thread(self._writer.shutdown)
 
     async def _hand_over(self) -> None:
@@ -196,10 +219,6 @@ class Voter:
         return self._timeout_ms / 2_000
 
     # ------------------------------------------------------------------------------------------------ the driver
-
-    def _give_all(self, messages: tuple[register.Message, ...]) -> None:
-        for message in messages:
-            self._give(message)
 
     def _unanswered(self, peer: str, messages: tuple[register.Message, ...]) -> None:
         """A voter did not take these messages: a vote need not wait for it."""
@@ -249,7 +268,13 @@ class Voter:
             elif isinstance(effect, BecameCandidate):
                 self._fail_waiters()
             elif isinstance(effect, register.Message):
-                self._links[effect.to].send(effect)
+                self._send(effect)
+
+    def _send(self, message: register.Message) -> None:
+        """Send a message to another voter; one to any other node is an answer that no node waits for."""
+        link = self._links.get(message.to)
+        if link is not None:
+            link.send(message)
 
     def _schedule(self) -> None:
         wake_ms = self._voter.elector.wake_ms
@@ -272,8 +297,8 @@ class Voter:
             self._unwritten = None
             try:
                 await loop.run_in_executor(self._writer, file.write, self._path, self._node, disk)
-            except OSError as error:
-                log.error("vote not written", path=str(self._path), why=str(error))
+            except Exception as error:
+                log.error("vote not written", path=str(self._path), why=str(error) or repr(error))
                 if self._unwritten is None:
                     self._unwritten = disk
                 await asyncio.sleep(WRITE_AGAIN_S)
@@ -283,28 +308,53 @@ class Voter:
     # ------------------------------------------------------------------------------------------------ the server
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Check the sender; without the secret nothing is read and nothing is changed."""
+        """Check the sender by the header; without the secret nothing is read and nothing is changed."""
         if request.method != "POST" or request.path != PATH:
             return web.Response(status=404)
-        content = bytearray()
-        async for part in request.content.iter_any():
-            content += part
-            if len(content) > BODY_BYTES_MAX:
-                return web.Response(status=413)
-        body = bytes(content)
-        signature = request.headers.get(SIGNATURE, "")
-        if not is_same(signature, self._seal.request(self._node, body)):
-            return web.Response(status=401)
+        if self._stopped:
+            return web.Response(status=503)
+        now_s = time.monotonic()
+        header = request.headers.get(SIGNATURE, "")
+        signature = self._seal.read(self._node, header)
+        if signature is None or not self._challenges.take(signature, now_s):
+            return self._unauthorized(now_s)
+        assert self._server is not None
+        self._server.keep(request)
+        body = await _read(request)
+        if body is None:
+            return web.Response(status=413)
+        if not signature.is_of(body):
+            return self._unauthorized(now_s)
         try:
             message = decode_incoming(body)
         except msgspec.MsgspecError:
             return web.Response(status=400)
+        answer = await self._answer(message)
+        if answer is None:
+            return web.Response(status=503)
+        headers = {SIGNATURE: self._seal.answer(header, answer), CHALLENGE: self._challenges.current(time.monotonic())}
+        return web.Response(body=answer, headers=headers)
+
+    def _unauthorized(self, now_s: float) -> web.Response:
+        return web.Response(status=401, headers={CHALLENGE: self._challenges.current(now_s)})
+
+    async def _answer(self, message: Incoming) -> bytes | None:
+        """Return the answer to messages of voters or to a call; None if the voter has ended."""
         if isinstance(message, Batch):
-            self._give_all(message.messages)
+            self._take(message)
             answer = b""
         else:
             answer = encode(await self._serve(message))
-        return web.Response(body=answer, headers={SIGNATURE: self._seal.answer(signature, answer)})
+        return None if self._stopped else answer
+
+    def _take(self, batch: Batch) -> None:
+        """Take the messages of other voters, and ignore those of any other node."""
+        for message in batch.messages:
+            sender = message.sender if isinstance(message.sender, str) else message.sender.node
+            if sender in self._links:
+                self._give(message)
+            else:
+                log.warning("message of a node that is not a voter", node=self._node, sender=sender)
 
     async def _serve(self, call: Call) -> Answer:
         self._give(Tick())
@@ -313,6 +363,8 @@ class Voter:
             return NotLeader(leader="" if leader is None or leader.node == self._node else leader.node)
         sessions, wall_ms = self.sessions, time.time_ns() // 1_000_000
         if isinstance(call, Join):
+            if sessions.is_ended(call.life):
+                return Gone()
             holder = sessions.join(call.life, call.member, _now_ms(), wall_ms)
             return Taken(holder=holder) if holder is not None else self._news(call.member.node)
         if isinstance(call, Report):
@@ -331,7 +383,7 @@ class Voter:
         content = self._latest()
         if isinstance(call, Ask):
             changed = content.asked(call.id, call.request)
-            return self._news("") if changed is None else await self._offer(changed)
+            return await (self._told() if changed is None else self._offer(changed))
         controller = self.sessions.controller
         if self.sessions.is_ended(call.life):
             return Gone()
@@ -345,6 +397,10 @@ class Voter:
 
     async def _offer(self, content: Content) -> Answer:
         self._give(register.Offer(encode_content(content)))
+        return await self._told()
+
+    async def _told(self) -> Answer:
+        """Return the news once a quorum has the last content, whichever request wrote it."""
         latest = self._voter.latest
         if not self._voter.leads or latest is None:
             return NotLeader()
@@ -399,6 +455,49 @@ class Voter:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(_NotCommitted())
+
+
+async def _read(request: web.BaseRequest) -> bytes | None:
+    """Return the content of a request; None if it is too large."""
+    content = bytearray()
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        return None
+    async for part in request.content.iter_any():
+        content += part
+        if len(content) > BODY_BYTES_MAX:
+            return None
+    return bytes(content)
+
+
+class _Server(web.Server):
+    """A server with at most CONNECTIONS_MAX connections. At the bound the oldest one without a valid request is closed for a new one."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(handler, access_log=None, lingering_time=0)
+        self._known: set[web.RequestHandler] = set()
+        self._unknown: dict[web.RequestHandler, asyncio.Transport] = {}
+        """Connections without a valid request so far, oldest first."""
+
+    @property
+    def count(self) -> int:
+        """Number of open connections."""
+        return len(self._known) + len(self._unknown)
+
+    def keep(self, request: web.BaseRequest) -> None:
+        """The connection of this request belongs to a node of the cluster."""
+        if self._unknown.pop(request.protocol, None) is not None:
+            self._known.add(request.protocol)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._unknown[handler] = transport
+        if self.count > CONNECTIONS_MAX:
+            self._unknown.pop(next(iter(self._unknown))).abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._known.discard(handler)
+        self._unknown.pop(handler, None)
 
 
 class _NotCommitted(Exception):

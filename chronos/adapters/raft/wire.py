@@ -1,14 +1,18 @@
 """The messages between nodes of a cluster: MessagePack over HTTP, authenticated with a shared secret.
 
-Every request has an HMAC of its content and receiver, and every answer one of its content and the request. A message without it is
-answered with 401 and changes nothing. Whoever can read the connection can repeat a message: TLS prevents that.
+The header of a request has an HMAC of its receiver, of a challenge of the receiver, of a nonce and of the digest of its content; an answer
+has an HMAC of its content and of the request. The key depends on the secret, the cluster and the names of the voters. A request without a
+valid header is answered with 401 before its content is read, and changes nothing. A request counts once: a recorded one is refused.
+Without TLS the messages can be read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +25,13 @@ from chronos.core.roles import Member, Request, Roles
 PATH = "/v1/raft"
 
 SIGNATURE = "Chronos-Signature"
+"""Header of a request: challenge, nonce, digest of the content and HMAC, in hexadecimal with dots between; of an answer: its HMAC."""
+
+CHALLENGE = "Chronos-Challenge"
+"""Header of an answer: the challenge for the next requests to this voter."""
+
+CHALLENGE_S = 30.0
+"""How long a voter gives the same challenge out; it takes it for as long again."""
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Largest message: many times the roles and reports of a hundred shards on each of ten nodes."""
@@ -140,26 +151,92 @@ def decode_content(value: bytes) -> Content:
     return _decode_content(value) if value else Content()
 
 
+class Signature(Struct, frozen=True):
+    """The parts of the header of a request, whose HMAC is right."""
+
+    challenge: str
+    nonce: str
+    digest: str
+
+    def is_of(self, body: bytes) -> bool:
+        """Return whether this content was signed."""
+        return hmac.compare_digest(self.digest, hashlib.sha256(body).hexdigest())
+
+
+_SIGNATURE = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{32})\.([0-9a-f]{64})\.([0-9a-f]{64})")
+
+
 class Seal:
-    """Signs and checks the messages of one cluster."""
+    """Signs and checks the messages of one cluster with one list of voters."""
 
-    def __init__(self, secret: str, cluster: str) -> None:
-        self._key = hmac.digest(secret.encode(), f"chronos raft {cluster}".encode(), "sha256")
+    def __init__(self, secret: str, cluster: str, voters: Iterable[str]) -> None:
+        """`voters`: their names; the names of clusters and of nodes have no space."""
+        names = " ".join(sorted(voters))
+        self._key = hmac.digest(secret.encode(), f"chronos raft {cluster} {names}".encode(), "sha256")
 
-    def request(self, to: str, body: bytes) -> str:
-        """The signature of a request to a voter."""
-        return self._sign(b"request", to.encode(), body)
+    def request(self, to: str, challenge: str, body: bytes) -> str:
+        """Return the header of a new request to a voter that gave this challenge."""
+        nonce, digest = secrets.token_hex(16), hashlib.sha256(body).hexdigest()
+        return f"{challenge}.{nonce}.{digest}.{self._sign('request', to, challenge, nonce, digest)}"
+
+    def read(self, to: str, header: str) -> Signature | None:
+        """Return the signature of a request to this voter; None if it is not one of this cluster."""
+        found = _SIGNATURE.fullmatch(header)
+        if found is None:
+            return None
+        challenge, nonce, digest, mac = found.groups()
+        if not hmac.compare_digest(mac, self._sign("request", to, challenge, nonce, digest)):
+            return None
+        return Signature(challenge, nonce, digest)
 
     def answer(self, request: str, body: bytes) -> str:
-        """The signature of an answer to the request with that signature."""
-        return self._sign(b"answer", request.encode(), body)
+        """Return the header of an answer to the request with that header."""
+        return self._sign("answer", request, hashlib.sha256(body).hexdigest())
 
-    def _sign(self, *parts: bytes) -> str:
+    def _sign(self, *parts: str) -> str:
         mac = hmac.new(self._key, digestmod=hashlib.sha256)
         for part in parts:
-            mac.update(len(part).to_bytes(8))
-            mac.update(part)
+            data = part.encode()
+            mac.update(len(data).to_bytes(8))
+            mac.update(data)
         return mac.hexdigest()
+
+
+class Challenges:
+    """The challenges of one voter: random, so that a request recorded before cannot be repeated. Times are seconds of any steady clock."""
+
+    def __init__(self, now_s: float) -> None:
+        self._used: dict[str, set[str]] = {}
+        """The challenge of now and the one before -> the nonces of the requests that used it."""
+        self._current = ""
+        self._renew(now_s)
+
+    def current(self, now_s: float) -> str:
+        """Return the challenge to give out."""
+        self._age(now_s)
+        return self._current
+
+    def take(self, signature: Signature, now_s: float) -> bool:
+        """Return whether a request is new; it is not from now on."""
+        self._age(now_s)
+        used = self._used.get(signature.challenge)
+        if used is None or signature.nonce in used:
+            return False
+        used.add(signature.nonce)
+        return True
+
+    def _age(self, now_s: float) -> None:
+        if now_s >= self._renew_s + CHALLENGE_S:
+            self._used.clear()
+        if now_s >= self._renew_s:
+            self._renew(now_s)
+
+    def _renew(self, now_s: float) -> None:
+        before = self._used.get(self._current)
+        self._used = {} if before is None else {self._current: before}
+        self._current = secrets.token_hex(16)
+        self._used[self._current] = set()
+        self._renew_s = now_s + CHALLENGE_S
 
 
 def is_same(one: str, other: str) -> bool:

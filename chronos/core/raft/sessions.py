@@ -65,6 +65,8 @@ class Session(Struct, kw_only=True):
     heard_ms: int
     since_ms: int
     """When the leader first heard of this life (epoch ms)."""
+    joined: bool
+    """It registered with this leader, not with an earlier one."""
 
 
 class Sessions:
@@ -83,9 +85,15 @@ class Sessions:
         self._settled = False
 
     def begin(self, term: int, now_ms: int, previous: str) -> None:
-        """This node leads from now on. `previous`: the leader before, which need not be waited for."""
-        self.revision = (term, 0)
-        self._sessions, self._seats = {}, 0
+        """This node leads from now on. `previous`: the leader before, which need not be waited for.
+
+        It may have led in this term before: revisions and seats go on, so that none is given twice.
+        """
+        if self.revision[0] == term:
+            self._changed()
+        else:
+            self.revision, self._seats = (term, 0), 0
+        self._sessions = {}
         self._began_ms = self._ticked_ms = now_ms
         self._previous, self._settled = previous, False
 
@@ -141,28 +149,40 @@ class Sessions:
                 self._end(node)
 
     def join(self, life: str, member: Member, now_ms: int, wall_ms: int) -> Member | None:
-        """Register a life; return the other member that has the name, in which case nothing changes."""
+        """Register a life that has not ended; return the other member that has the name, in which case nothing changes."""
+        assert not self.is_ended(life)
         known = self._sessions.get(member.node)
         if known is not None and known.member.instance != member.instance:
             return known.member
         if known is None or known.life != life:
             self._seats += 1
-            self._take(life, (self.revision[0], self._seats), member, now_ms, wall_ms)
+            self._take(life, (self.revision[0], self._seats), member, now_ms, wall_ms, joined=True)
+        else:
+            self._hear(known, member, now_ms)
         return None
 
     def report(self, life: str, seat: Seat, member: Member, now_ms: int, wall_ms: int) -> bool:
         """Note a report; return whether the life counts. One that another leader registered keeps its seat."""
         known = self._sessions.get(member.node)
-        if self.is_ended(life) or (known is not None and known.life != life and known.seat > seat):
+        if self.is_ended(life):
             return False
-        if known is None or known.life != life:
+        if known is None:
             self._take(life, seat, member, now_ms, wall_ms)
-            return True
-        known.heard_ms = now_ms
-        if known.member != member:
-            known.member = member
-            self._changed()
+        elif known.life == life:
+            self._hear(known, member, now_ms)
+        elif seat > known.seat or self._had_the_name(member, known, now_ms):
+            self._take(life, seat, member, now_ms, wall_ms)
+        else:
+            return False
         return True
+
+    def _had_the_name(self, member: Member, known: Session, now_ms: int) -> bool:
+        """Return whether a member had its name before another data directory took it.
+
+        For a session timeout a new leader does not know all members: a node that joins in that time may have the name of one of them.
+        """
+        is_early = now_ms - self._began_ms < self._timeout_ms
+        return is_early and known.joined and known.member.instance != member.instance
 
     def leave(self, life: str) -> None:
         """End a session at the wish of its member."""
@@ -170,10 +190,18 @@ class Sessions:
         if node is not None:
             self._end(node)
 
-    def _take(self, life: str, seat: Seat, member: Member, now_ms: int, wall_ms: int) -> None:
+    def _hear(self, session: Session, member: Member, now_ms: int) -> None:
+        session.heard_ms = now_ms
+        if session.member != member:
+            session.member = member
+            self._changed()
+
+    def _take(self, life: str, seat: Seat, member: Member, now_ms: int, wall_ms: int, *, joined: bool = False) -> None:
         if member.node in self._sessions:
             self._end(member.node)
-        self._sessions[member.node] = Session(life=life, seat=seat, member=member, heard_ms=now_ms, since_ms=wall_ms)
+        self._sessions[member.node] = Session(
+            life=life, seat=seat, member=member, heard_ms=now_ms, since_ms=wall_ms, joined=joined
+        )
         self._changed()
 
     def _end(self, node: str) -> None:
