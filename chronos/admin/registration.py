@@ -6,8 +6,9 @@ that does not answer is asked again after RETRY_MS. No registry waits for anothe
 
 import asyncio
 import re
+from collections.abc import Sequence
+from typing import Any
 
-import aiohttp
 import msgspec
 import structlog
 from msgspec import Struct
@@ -29,7 +30,8 @@ RETRY_MS = 5_000
 """Pause before a registry that failed is asked again."""
 
 LEAVE_S = 1.0
-"""How long the registries may take for the un-registration of a node that stops."""
+"""How long the registries may take to answer the registrations that were sent before, and again for the un-registration, of a node
+that stops."""
 
 _CREDENTIALS = re.compile(r"//[^/@]*@")
 
@@ -63,6 +65,8 @@ class Registrar:
         self._own_due_ms = 0
         self._registration: Registration | None = None
         self._peers: dict[str, _Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Registrations that were sent and not answered yet."""
 
     async def run(self) -> None:
         """Until the server stops."""
@@ -100,6 +104,8 @@ class Registrar:
             is_due = now_ms >= peer.due_ms or (not peer.has_failed and peer.state_version != registration.state_version)
             if is_due and (peer.task is None or peer.task.done()):
                 peer.task = asyncio.get_running_loop().create_task(self._register(member, peer, registration))
+                self._tasks.add(peer.task)
+                peer.task.add_done_callback(self._tasks.discard)
         # 3.
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self._settings.scan_every
@@ -109,12 +115,15 @@ class Registrar:
     async def _register(self, member: Member, peer: _Peer, registration: Registration) -> None:
         path = f"/v1/registry/nodes/{registration.node}"
         body = _encode(registration_body(registration))
+        result = None
         try:
             status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body)
-            why = None if status == 200 else answer[:200].decode(errors="replace")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if status == 200:
+                result = _decode(answer)
+            why = answer[:200].decode(errors="replace")
+        except Exception as error:
             why = str(error) or type(error).__name__
-        if why is not None:
+        if result is None:
             peer.due_ms = monotonic_ms() + RETRY_MS
             if not peer.has_failed:
                 log.warning(
@@ -127,7 +136,7 @@ class Registrar:
         peer.has_failed = False
         peer.state_version = registration.state_version
         peer.due_ms = monotonic_ms() + self._settings.register_every
-        self._read(member, registration, _decode(answer))
+        self._read(member, registration, result)
 
     def _read(self, member: Member, sent: Registration, result: RegistrationResult) -> None:
         if result.result == "registered":
@@ -182,21 +191,29 @@ class Registrar:
         return {name: member for name, member in members.items() if name != self._context.node.config.node.id}
 
     async def leave(self) -> None:
-        """Remove this node from all registries that answer in time."""
+        """Remove this node from all registries that answer in time: 1. end its registrations, 2. un-register.
+
+        A registration that arrives after the un-registration would keep the node until it expires.
+        """
         registration = self._registration
         if registration is None:
             return
+        # 1.
+        await _within(LEAVE_S, list(self._tasks))
+        # 2.
         path = f"/v1/registry/nodes/{registration.node}"
         query: dict[str, str | list[str]] = {"state_version": str(registration.state_version)}
-        members = self._members().values()
-        for peer in self._peers.values():
-            if peer.task is not None:
-                peer.task.cancel()
-        asked = [
-            asyncio.ensure_future(self._context.peers.ask_member(member, "DELETE", path, query)) for member in members
-        ]
-        if asked:
-            done, late = await asyncio.wait(asked, timeout=LEAVE_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*done, *late, return_exceptions=True)
+        ask = self._context.peers.ask_member
+        await _within(
+            LEAVE_S,
+            [asyncio.ensure_future(ask(member, "DELETE", path, query)) for member in self._members().values()],
+        )
+
+
+async def _within(timeout_s: float, tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait for tasks, and cancel those that take longer; their errors change nothing for a node that stops."""
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

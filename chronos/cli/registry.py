@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from chronos.cli.connect import connect
+from chronos.cli.connect import RETRIES, connect
 from chronos.cli.output import Format, note, printable, put, put_json, relative, table
-from chronos.client import ClientError, NotFound, registry
+from chronos.client import Client, ClientError, NotFound, registry
+from chronos.client.address import addresses, authorization
 
 
 def show_nodes(server: str, output: Format, cluster: str | None) -> None:
@@ -124,11 +125,14 @@ def show_config(server: str, output: Format, namespace: str | None, key: str | N
 def change_config(server: str, output: Format, namespace: str, key: str, value: str | None) -> None:
     """Set or delete a value in the registries of all nodes of the cluster that are registered with the node asked.
 
-    Registries exchange nothing. The error of one of them is raised when all were asked.
+    Registries exchange nothing. The error of one of them is raised when all were asked. A registered address without TLS gets no token
+    unless the user gave it: everybody on the way could read it, and it may be the address of any machine.
     """
     change = registry.delete_config(namespace, key) if value is None else registry.set_config(namespace, key, value)
     with connect(server) as client:
         nodes = client.call(registry.nodes(None))
+        asked = client.server
+    given = {asked, *addresses(server)[0]}
     clusters = {node["cluster"] for node in nodes["nodes"] if node["node"] == nodes["registry"]}
     results = []
     failure: ClientError | None = None
@@ -136,15 +140,18 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
         if node["cluster"] not in clusters:
             continue
         # The registry asked is reached by the address that the user gave.
-        address = server if node["node"] == nodes["registry"] else node["address"]
+        address = asked if node["node"] == nodes["registry"] else node["address"]
+        is_trusted = address in given or address.startswith("https://")
         try:
-            with connect(address) as client:
+            with connect(address) if is_trusted else Client(address, retries=RETRIES, token="") as client:
                 client.call(change)
             result = "done"
         except NotFound:
             result = "has no such value"
         except ClientError as error:
             result, failure = str(error), error
+            if not is_trusted and authorization(None):
+                result += f"; no token was sent to {address}, which has no TLS: name it with --server, or use TLS"
         results.append({"node": node["node"], "address": node["address"], "result": result})
     if output is Format.json:
         put_json({"registries": results})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,45 @@ def test_the_command_shows_the_registry(service: Inside, tmp_path: Path) -> None
     assert command("remove-topic", "far.delay", "--cluster", "far").code == 0
     assert command("remove-topic", "far.delay", "--cluster", "far").code == 4
     ask(service, "DELETE", "/nodes/a?cluster=far")
+
+
+def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_not_give(
+    service: Inside, tmp_path: Path
+) -> None:
+    """The address may be that of any machine; the error says why the node refused."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            seen.append(self.headers.get("Authorization", ""))
+            body = b'{"detail": "a token is needed"}'
+            self.send_response(200 if seen[-1] else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    own = f"http://127.0.0.1:{service.port}"
+    words = ("registry", "config", "set", "shop", "currency", "EUR", "--token-file", str(token))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        body = registration((7, "follower", 1), cluster="chronos", address=url, topics=None)
+        ask(service, "PUT", "/nodes/stranger", body)
+        try:
+            refused, done = run(*words, server=own), run(*words, server=f"{own},{url}")
+        finally:
+            ask(service, "DELETE", "/nodes/stranger?cluster=chronos")
+            ask(service, "DELETE", "/config/shop/currency")
+            server.shutdown()
+    assert seen == ["", f"Bearer {TOKEN}"]
+    assert refused.code != 0
+    assert f"no token was sent to {url}, which has no TLS" in refused.out
+    assert done.code == 0
 
 
 @pytest.mark.parametrize(
