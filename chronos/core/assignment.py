@@ -21,6 +21,7 @@ from chronos.core.health import (
     may_switch,
 )
 from chronos.core.rates import LIMITS_MAX
+from chronos.core.replication import is_in_sync
 from chronos.core.roles import (
     AWAY_MS,
     HISTORY_MAX,
@@ -266,7 +267,7 @@ class _Table:
                 self._assign_master(shard, given.master, "the progress log contains a later role")
 
     def _fill_vacancy(self, shard: int, given: ShardRoles) -> None:
-        """Assign the best candidate to a shard without a live master, at once if it has every record."""
+        """Assign the best candidate to a shard without a live master, at once if it has every record or is in sync."""
         if given.master is not None:
             self.masters[given.master] -= 1
             self.shards[shard] = replace(given, master=None, previous=given.master, since_ms=self.view.now_ms)
@@ -274,7 +275,10 @@ class _Table:
         candidates = self._candidates(shard)
         fit = [node for node in candidates if self._may_stay(node)]
         candidates = fit or [node for node in candidates if not self.members[node].leaving]
-        behind = all((self.replica(shard, node).applied or 0) < vacant.applied for node in candidates)
+        behind = all(
+            (self.replica(shard, node).applied or 0) < vacant.applied and not self._is_in_sync(shard, node)
+            for node in candidates
+        )
         patient = 0 <= self.view.now_ms - vacant.since_ms < PATIENCE_MS
         if candidates and not (behind and patient):
             why = "lost its session" if vacant.previous else "first"
@@ -329,13 +333,22 @@ class _Table:
         return [node for node in nodes if self.replica(shard, node).applied is not None]
 
     def _best(self, shard: int, candidates: list[str]) -> str:
-        """Return the most advanced candidate; of equals the one with the fewest shards, then the first in preferred order."""
+        """Return the most advanced candidate, of those in sync if there is one; of equals the one with the fewest shards, then the
+        first in preferred order."""
         best = choose(
-            Candidate(node=node, applied=self.replica(shard, node).applied, masters=self.masters[node])
+            Candidate(
+                node=node,
+                applied=self.replica(shard, node).applied,
+                masters=self.masters[node],
+                in_sync=self._is_in_sync(shard, node),
+            )
             for node in candidates
         )
         assert best is not None, "candidates have a known progress"
         return best
+
+    def _is_in_sync(self, shard: int, node: str) -> bool:
+        return is_in_sync(self.members[node], shard, self.view.in_sync_from.get(shard))
 
     def _is_stale(self, shard: int, master: str, epoch: int) -> bool:
         # A master whose data directory is not the one that wrote under its epoch is another node with the same id: it lost

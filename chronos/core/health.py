@@ -140,12 +140,15 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Offset in the progress partition after the last record applied; None: not known."""
     masters: int = 0
     """Shards that its node is master of."""
+    in_sync: bool = False
+    """It works and lags by no more than `replication.max_lag`."""
 
 
 def choose(candidates: Iterable[Candidate]) -> str | None:
-    """Return the most advanced candidate, of equals the one with the fewest masters, then the first; None if there is none.
+    """Return the most advanced candidate in sync, without one in sync the most advanced; None if there is none.
 
-    Unknown progress never wins (HA-36), and ties do not depend on the order of a map (mended HA-36).
+    Of equals it is the one with the fewest masters, then the first. Unknown progress never wins (HA-36), and ties do not depend
+    on the order of a map (mended HA-36). Those in sync come first as in RH-14; Python's integers do not overflow.
     """
-    known = [(each.applied, -each.masters, each.node) for each in candidates if each.applied is not None]
-    return max(known, key=itemgetter(0, 1))[2] if known else None
+    known = [(each.in_sync, each.applied, -each.masters, each.node) for each in candidates if each.applied is not None]
+    return max(known, key=itemgetter(0, 1, 2))[3] if known else None

@@ -207,5 +207,7 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """Time a member must have been present before shards are moved to it only to spread them evenly."""
     replace_after_ms: int = REPLACE_AFTER_MS
     """Time a node may be away before its replicas are recreated elsewhere."""
+    in_sync_from: Mapping[int, int] = {}
+    """Shard -> progress that a replica in sync has at the least, see `core.replication`; a shard without it has none in sync."""
     on_unhealthy: str = OFF
     """Whether a master that a quorum of observers finds unhealthy is replaced: OFF, ARMED or AUTO of `core.health`."""

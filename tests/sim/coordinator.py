@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from chronos.core.replication import ProgressWindows
 from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import ClusterSnapshot
@@ -14,6 +15,9 @@ from tests.sim.world import World
 
 TAKEN_GRACE_MS = 1_000
 """How much longer than a session `join` waits for a place that another data directory holds."""
+
+MAX_LAG_MS = 2_000
+"""Lag up to which a replica is in sync: short, so that lagging ones leave the set within a run."""
 
 POLL_MS = 20
 """How often `join` and `wait` look again while simulated time passes."""
@@ -144,6 +148,8 @@ class SimCoordinator:
         self._epoch = 0
         """Controller epoch of this session; 0 before it is the controller."""
         self._woken = False
+        self._windows = ProgressWindows(MAX_LAG_MS)
+        """Of this process, like `workers.in_sync` in a node."""
         self.cut_ms = 0
         """Until when no server can be reached from here."""
         self.asleep: Callable[[], bool] = lambda: False
@@ -179,6 +185,7 @@ class SimCoordinator:
         self._roles, self._members, self._confirmed = self._ensemble.published, self._ensemble.members(), True
         if known != (self._roles, self._members, self._confirmed):
             self._woken = True
+        self._windows.observe(self._members, self._ensemble.world.now_ms)
         sessions = self._ensemble.sessions()
         for node, session in sorted(sessions.items()):
             if self._since_ms.get(node, (None, 0))[0] != session:
@@ -238,6 +245,7 @@ class SimCoordinator:
             requests=requests,
             rebalance_after_ms=ensemble.rebalance_after_ms,
             replace_after_ms=ensemble.replace_after_ms,
+            in_sync_from=self._windows.needed,
         )
         self._touch("control")
         planned = plan(view)

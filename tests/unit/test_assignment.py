@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from chronos.core import assignment
 from chronos.core.assignment import LAG_MAX, PATIENCE_MS, REBALANCE_PAUSE_MS, plan
 from chronos.core.health import ARMED, ARMED_MS, AUTO, OFF, is_unhealthy
+from chronos.core.replication import is_in_sync
 from chronos.core.roles import (
     AWAY_MS,
     DEGRADED,
@@ -158,6 +159,40 @@ def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
     caught_up = member("b", applied=5_000)
     assert masters(plan(later(lost, 100, caught_up))) == ["b"] * 4
     assert masters(plan(later(lost, 100, behind, ahead))) == ["a"] * 4
+
+
+def test_a_replica_in_sync_is_promoted_before_one_that_is_not_and_at_once() -> None:
+    """RH-14: a paused replica or one of unknown state loses to one in sync, however far it is; without one in sync it wins."""
+    follower = ReplicaReport(applied=100, role="follower")
+    before = view(
+        member("a"), member("b"), member("c"), roles=Roles(shards={0: ShardRoles(master="a", epoch=1)}), shards=1
+    )
+
+    def chosen(b: ReplicaReport, c: ReplicaReport, in_sync_from: dict[int, int]) -> str | None:
+        lost = {"b": member("b", b), "c": member("c", c)}
+        roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"), applied=160)})
+        return plan(replace(before, members=lost, roles=roles, in_sync_from=in_sync_from)).shards[0].master
+
+    full = replace(follower, applied=160, reason="the disk is full")
+    assert chosen(full, follower, {0: 100}) == "c"
+    assert chosen(full, follower, {0: 101}) == "b"
+    assert chosen(full, follower, {}) == "b"
+    assert chosen(replace(follower, applied=150), replace(follower, applied=140), {0: 100}) == "b"
+    assert chosen(replace(follower, applied=150), replace(follower, applied=140), {0: 151}) is None
+    assert chosen(replace(follower, applied=160, role="starting"), follower, {0: 100}) == "c"
+
+
+def test_a_planned_hand_over_prefers_a_replica_in_sync() -> None:
+    replicas = [
+        ReplicaReport(applied=90, role="recovering", reason="paused"),
+        ReplicaReport(applied=80, role="follower"),
+    ]
+    before = view(
+        member("a", leaving=True), *(member(node, each) for node, each in zip("bc", replicas, strict=True)), shards=1
+    )
+    given_roles = Roles(shards={0: ShardRoles(master="a", epoch=1, replicas=("a", "b", "c"))})
+    assert masters(plan(replace(before, roles=given_roles))) == ["b"]
+    assert masters(plan(replace(before, roles=given_roles, in_sync_from={0: 80}))) == ["c"]
 
 
 def test_without_members_there_is_no_master_and_the_next_member_becomes_it() -> None:
@@ -607,6 +642,7 @@ VIEWS = st.builds(
         armed=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
+    in_sync_from=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(0, 2_000)),
     on_unhealthy=st.sampled_from((OFF, ARMED, AUTO)),
 )
 
@@ -626,6 +662,23 @@ def test_a_replica_with_unknown_progress_never_becomes_master(before: ClusterVie
         if given_roles.master is not None and given_roles.master != old.master:
             assert before.members[given_roles.master].replicas[shard].applied is not None
             assert before.members[given_roles.master].eligible
+
+
+@examples(40, 300)
+@given(VIEWS)
+def test_a_shard_without_a_master_goes_to_a_replica_in_sync_if_one_may_have_it(before: ClusterView) -> None:
+    roles = plan(replace(before, requests=()))
+    for shard, given_roles in roles.shards.items():
+        old = before.roles.shards.get(shard, ShardRoles())
+        if old.master in before.members:
+            continue
+        needed = before.in_sync_from.get(shard)
+        ready = [
+            node
+            for node in given_roles.replicas
+            if node in before.members and is_in_sync(before.members[node], shard, needed) and node not in roles.drained
+        ]
+        assert not ready or given_roles.master in ready
 
 
 @examples(40, 300)
