@@ -49,6 +49,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _cluster_is_complete(config)
     yield from _heartbeats_suffice(config)
     yield from _observations_fit(config)
+    yield from _followers_suffice(config)
     yield from _zookeeper_is_consistent(config)
     yield from _kafka_has_brokers(config)
     yield from _topics_differ(config)
@@ -127,6 +128,24 @@ def _observations_fit(config: Config) -> Iterator[Conflict]:
                 paths=(f"failover.{name}", "failover.window"),
                 text=f"{count} is more than failover.window ({failover.window}), so that no master would ever be unhealthy by it",
             )
+
+
+def _followers_suffice(config: Config) -> Iterator[Conflict]:
+    if config.replication.mode != "sync":
+        return
+    needed, nodes = config.replication.min_in_sync, config.coordinator.replication
+    if config.coordinator.kind == "standalone":
+        yield Conflict(
+            paths=("replication.mode", "coordinator.kind"),
+            text="sync needs followers, and a standalone node has none; use coordinator.kind: kafka, zookeeper or raft, or "
+            "replication.mode: async",
+        )
+    elif nodes is not None and nodes <= needed:
+        yield Conflict(
+            paths=("replication.min_in_sync", "coordinator.replication"),
+            text=f"{needed} followers and a master are more than the {nodes} nodes that hold a shard (coordinator.replication); lower "
+            "the one or raise the other",
+        )
 
 
 def _zookeeper_is_consistent(config: Config) -> Iterator[Conflict]:

@@ -14,6 +14,7 @@ from pydantic import Field
 from chronos.config.coordinator import CoordinatorConfig
 from chronos.config.failover import FailoverConfig
 from chronos.config.registry import RegistryConfig
+from chronos.config.replication import ReplicationConfig
 from chronos.config.section import Section, key
 from chronos.config.values import (
     Address,
@@ -427,6 +428,7 @@ class Config(Section):
     topics: TopicsConfig = Field(default_factory=TopicsConfig)
     coordinator: CoordinatorConfig = Field(default_factory=CoordinatorConfig)
     failover: FailoverConfig = Field(default_factory=FailoverConfig)
+    replication: ReplicationConfig = Field(default_factory=ReplicationConfig)
     workers: WorkersConfig = Field(default_factory=WorkersConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)

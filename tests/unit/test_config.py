@@ -218,8 +218,8 @@ def test_the_error_for_an_invalid_size_says_what_to_write(text: str, words: str)
 # --- What is wrong: one setting -------------------------------------------------------------------
 
 TOP_LEVEL = (
-    "there are cluster, shards, node, log, topics, coordinator, failover, workers, limits, delivery, delivery_faults, targets, "
-    "checkpoints, retention, store, admin, registry, logging"
+    "there are cluster, shards, node, log, topics, coordinator, failover, replication, workers, limits, delivery, delivery_faults, "
+    "targets, checkpoints, retention, store, admin, registry, logging"
 )
 WRONG_VALUES = {
     "shards=0": "shards: 0 is not within 1 to 1024",
@@ -452,6 +452,15 @@ CONFLICTS: dict[tuple[str, ...], str | None] = {
     ("failover.in_a_row=8", "failover.window=7"):
         "failover.in_a_row: 8 is more than failover.window (7), so that no master would ever be unhealthy by it",
     ("failover.failures=20", "failover.window=20", "failover.timeout=5s"): None,
+    ("replication.mode=sync",):
+        "replication.mode: sync needs followers, and a standalone node has none; use coordinator.kind: kafka, zookeeper or raft, or "
+        "replication.mode: async",
+    ("replication.mode=sync", *ON_KAFKA, "coordinator.kind=kafka"): None,
+    ("replication.mode=sync", "replication.min_in_sync=2", "coordinator.replication=2", *ON_KAFKA, "coordinator.kind=kafka"):
+        "replication.min_in_sync: 2 followers and a master are more than the 2 nodes that hold a shard (coordinator.replication); lower "
+        "the one or raise the other",
+    ("replication.mode=sync", "replication.min_in_sync=2", "coordinator.replication=3", *ON_KAFKA, "coordinator.kind=kafka"): None,
+    ("replication.min_in_sync=2", "coordinator.replication=2", *ON_KAFKA, "coordinator.kind=kafka"): None,
     ("topics.rejected=chronos.cluster",):
         "topics.cluster: chronos.cluster is the topic of topics.rejected too, as Kafka reads names ('.' and '_' are one); "
         "give each its own",
@@ -670,6 +679,7 @@ LEFT_OUT = (
     "coordinator.kind",
     "coordinator.secret",
     "coordinator.raft.peers",
+    "replication.mode",
     *(f"coordinator.zookeeper.{name}" for name in ("path", "authentication", "acl", "password", "certfile", "keyfile")),
     "admin.advertised",
     "admin.allowed_hosts",
