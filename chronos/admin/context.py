@@ -24,6 +24,7 @@ from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.http")
 
@@ -202,7 +203,19 @@ class Context:
             for broker, found in sorted(self.node.selector.brokers().items())
             if not found.is_available(now_ms)
         ]
-        return held_back + deaths + waiting + avoided
+        return held_back + deaths + waiting + avoided + self._shortages()
+
+    def _shortages(self) -> list[str]:
+        """The shards that this node is master of and that have too few followers in sync."""
+        watch = self.node.in_sync
+        if watch is None:
+            return []
+        refused = ": messages for it are not accepted over HTTP" if watch.rules.refuses else ""
+        return [
+            f"shard {shard.number} has {shortage}{refused}"
+            for shard in self.shards
+            if shard.role == ReplicaState.MASTER and (shortage := watch.shortage(shard.number)) is not None
+        ]
 
     async def close(self) -> None:
         """Close the connections and stop the threads; a call that still blocks ends by its own timeout."""

@@ -87,12 +87,25 @@ class Messages:
             for one in planned:
                 if not call.sender.may_target(one.target):
                     raise forbidden_target(call.sender, one.target)
+        self._check_followers(planned)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
         call.hold.grow(size_bytes)
         appended = await context.appender.append(records, size_bytes)
         accepted = [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
         return 202, accepted if is_batch else accepted[0]
+
+    def _check_followers(self, planned: list[Planned]) -> None:
+        """ProblemError with status 503 if a shard has too few followers in sync, and `replication` refuses messages for it."""
+        watch = self._context.node.in_sync
+        if watch is None or not watch.rules.refuses:
+            return
+        for shard in sorted({one.record[4] for one in planned}):
+            if (why := watch.shortage(shard)) is not None:
+                raise ProblemError(
+                    503, "too-few-in-sync", f"shard {shard} has {why}; none of the messages was written",
+                    hint="try again; `chronos status` shows the followers of each shard",
+                )  # fmt: skip
 
     def _plan(self, body: bytes) -> tuple[list[Planned], bool]:
         return self._context.planner.plan_body(body, self._context.now_ms())

@@ -80,6 +80,11 @@ def _unhealthy(context: Context, shard: ShardDriver) -> float | None:
     return None if verdict is None else float(not verdict.healthy)
 
 
+def _in_sync(context: Context, shard: ShardDriver) -> float | None:
+    watch = context.node.in_sync
+    return None if watch is None else float(len(watch.followers(shard.number)))
+
+
 METRICS: tuple[Series, ...] = (
     _total("accepted", "Messages accepted.", "accepted"),
     _total("delivered", "Messages delivered.", "delivered"),
@@ -173,6 +178,12 @@ METRICS: tuple[Series, ...] = (
         meaning="1 while this node's probes find the shard's master unhealthy, 0 while they find it healthy; not there without"
         " observations, as with `failover.on_unhealthy: off`.",
         read=_unhealthy,
+    ),
+    Series(
+        name="chronos_in_sync_replicas", kind="gauge",
+        meaning="Followers of the shard that are in sync, the master not counted, as this node sees them; not there on a standalone"
+        " node. The same on all nodes but for a moment.",
+        read=_in_sync,
     ),
     Series(
         name="chronos_epoch", kind="gauge", meaning="Epoch of the last master in the progress log.",

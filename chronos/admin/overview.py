@@ -85,6 +85,7 @@ class Overview:
         except ChronosError:
             next_ms = None
         master, since, replicas = self._roles(shard)
+        in_sync = self._context.node.in_sync
         return Shard(
             shard=shard.number,
             node=self._context.node.config.node.id,
@@ -106,6 +107,8 @@ class Overview:
             waits_for=shard.waits_for(now_ms),
             dead_recently=self._dead_recently(shard.number, now_ms),
             unhealthy=self._unhealthy(shard.number),
+            in_sync=None if in_sync is None else list(in_sync.followers(shard.number)),
+            in_sync_needed=None if in_sync is None else in_sync.rules.needed or None,
             applied=state.applied,
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,

@@ -51,6 +51,7 @@ TITLES = {
     "standalone": "A standalone node has no other node to transfer to",
     "busy": "Too many requests wait to be written",
     "unavailable": "The log does not answer",
+    "too-few-in-sync": "Too few followers of the shard are in sync",
     "no-space": "The disk is full",
     "not-ready": "The node is not ready",
     "failed": "The node has failed",

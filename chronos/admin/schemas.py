@@ -728,6 +728,18 @@ class Shard(Struct, kw_only=True):
     unhealthy: Annotated[
         list[str] | None, Meta(description="Nodes whose probes find the master unhealthy; null: none.")
     ] = None
+    in_sync: Annotated[
+        list[str] | None,
+        Meta(
+            description="Nodes whose followers are in sync: at most `replication.max_lag` behind, and able to take over; null: standalone."
+        ),
+    ] = None
+    in_sync_needed: Annotated[
+        Count | None,
+        Meta(
+            description="So many must be in sync (`replication.min_in_sync`); null: none, as with `replication.mode: async`."
+        ),
+    ] = None
 
 
 class Shards(Struct, kw_only=True):

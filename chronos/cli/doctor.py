@@ -140,6 +140,13 @@ def _answered(here: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[Fi
                 f"its next message is overdue by {number(shard['oldest_overdue_ms'] // 1_000)} s,"
                 f" {number(shard['pending'])} are pending",
             )
+        needed, in_sync = shard.get("in_sync_needed"), shard.get("in_sync") or []
+        if needed is not None and len(in_sync) < needed:
+            yield problem(
+                f"shard {shard['shard']}",
+                f"{len(in_sync)} of {needed} followers in sync (replication.min_in_sync): {', '.join(in_sync) or 'none'}. Start the"
+                " nodes that are down; `chronos status` shows how far each replica is behind",
+            )
         if shard["dead_recently"] is not None:
             yield problem(
                 f"shard {shard['shard']}",

@@ -105,6 +105,7 @@ def _screen(found: dict[str, Any]) -> Any:
     parts += [Text(wrapped(reason, "  "), "red") for reason in _other_reasons(found)]
     parts += [Text(wrapped(text, "  "), "red") for text in map(_held_back, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_unhealthy, shards) if text]
+    parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_too_few_in_sync, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_waits_for, shards) if text]
     parts += [Text(wrapped(printable(text), "  "), "red") for text in map(_dead_recently, shards) if text]
     if found["history"]:
@@ -174,6 +175,13 @@ def _unhealthy(shard: dict[str, Any]) -> str:
     )
 
 
+def _too_few_in_sync(shard: dict[str, Any]) -> str:
+    in_sync, needed = shard.get("in_sync"), shard.get("in_sync_needed")
+    if in_sync is None or needed is None or len(in_sync) >= needed:
+        return ""
+    return f"shard {shard['shard']}: {len(in_sync)} of {needed} followers in sync"
+
+
 def _waits_for(shard: dict[str, Any]) -> str:
     waits = shard.get("waits_for")
     return "" if waits is None else f"shard {shard['shard']}: {waits}"
@@ -194,10 +202,16 @@ def _master(shard: dict[str, Any]) -> str:
 
 def _replicas(shard: dict[str, Any]) -> str:
     """`a (master) b +12`: the nodes that hold the shard, and how many progress records each is behind."""
+    in_sync = shard.get("in_sync")
+
+    def state(replica: dict[str, Any]) -> str:
+        if replica["role"] not in ("follower", "none"):
+            return f" ({replica['role']})"
+        is_behind = in_sync is not None and replica["role"] == "follower" and replica["node"] not in in_sync
+        return " (not in sync)" if is_behind else ""
+
     return " ".join(
-        replica["node"]
-        + (f" ({replica['role']})" if replica["role"] not in ("follower", "none") else "")
-        + (f" +{replica['lag']}" if replica["lag"] else "")
+        replica["node"] + state(replica) + (f" +{replica['lag']}" if replica["lag"] else "")
         for replica in shard["replicas"]
     )
 

@@ -12,12 +12,14 @@ from chronos.config import Config
 from chronos.core.assignment import plan
 from chronos.core.health import OFF, HealthRules, Verdict
 from chronos.core.heartbeats import Timing
+from chronos.core.replication import ReplicationRules
 from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import ChronosError
 from chronos.node.driver import run_guarded
 from chronos.node.opening import cluster_topic
 from chronos.node.tls import client_tls, server_tls
 from chronos.ports import Clock, ClusterInspection, Coordinator, Log
+from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.observer import HealthObserver, Look
 from chronos.workers.reachability import LogReachability
@@ -165,6 +167,17 @@ def health_rules(config: Config) -> HealthRules:
     )
 
 
+def replication_rules(config: Config) -> ReplicationRules:
+    """Return the section `replication` as the core has it."""
+    settings = config.replication
+    return ReplicationRules(
+        mode=settings.mode,
+        min_in_sync=settings.min_in_sync,
+        max_lag_ms=settings.max_lag,
+        on_too_few=settings.on_too_few,
+    )
+
+
 class ClusterNode:
     """This node as a member of a cluster, from `join` to `leave`."""
 
@@ -183,9 +196,16 @@ class ClusterNode:
         mode = config.failover.on_unhealthy
 
         def planned(view: ClusterView) -> Roles:
-            return plan(replace(view, on_unhealthy=mode))
+            return plan(replace(view, on_unhealthy=mode, in_sync_from=self.in_sync.needed))
 
         self.membership = Membership(coordinator, node=config.node.id, clock=clock, describe=describe, plan=planned)
+        self.in_sync = InSyncWatch(
+            replication_rules(config),
+            node=config.node.id,
+            clock=clock,
+            snapshot=self.membership.snapshot,
+        )
+        """The followers in sync of all shards."""
         self._coordinator = coordinator
         self._clock = clock
         self._leaving = threading.Event()
@@ -241,6 +261,7 @@ class ClusterNode:
 
     def _run_membership(self) -> None:
         while not self._leaving.is_set():
+            self.in_sync.step()
             wake_ms = self.membership.step(self._clock.now_ms())
             timeout_s = (wake_ms - self._clock.now_ms()) / 1_000
             if timeout_s > 0:

@@ -36,6 +36,7 @@ from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
 from chronos.workers.delete import id_states_kept_ms
+from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.open_transactions import OpenTransactions
 from chronos.workers.recovery import RecoveryCost
@@ -103,6 +104,11 @@ class Node:
     def membership(self) -> Membership | None:
         """This node's membership in the cluster; None for a standalone node."""
         return None if self._cluster is None else self._cluster.membership
+
+    @property
+    def in_sync(self) -> InSyncWatch | None:
+        """The followers in sync of all shards; None for a standalone node."""
+        return None if self._cluster is None else self._cluster.in_sync
 
     @property
     def instance(self) -> str:
