@@ -1,6 +1,7 @@
 """The followers in sync of every shard, as this node sees them, and the shards that have too few of them.
 
 What `core.replication` decides from the reports of all members. Every node knows it, because each accepts messages for all shards.
+Reports that the coordinator has not confirmed for `max_lag` count for nothing: no failover is possible then, whatever they say.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ class InSyncWatch:
         self._snapshot = snapshot
         self._windows = ProgressWindows(rules.max_lag_ms)
         self._observed_ms: int | None = None
+        self._confirmed_ms: int | None = None
+        """When the coordinator last confirmed what the members report; None before the first time."""
         self._short: frozenset[int] = frozenset()
         """Shards of this node that had too few followers in sync at the last look: only changes are logged."""
 
@@ -43,12 +46,14 @@ class InSyncWatch:
 
     def step(self) -> None:
         """Look at what the members report, at most every OBSERVE_MS."""
-        now_ms = self._clock.now_ms() - self._clock.stepped_ms()  # a step of the wall clock is no lag
+        now_ms = self._steady_ms()
         if self._observed_ms is not None and now_ms - self._observed_ms < OBSERVE_MS:
             return
         self._observed_ms = now_ms
         snapshot = self._snapshot()
         self._windows.observe(snapshot.members, now_ms)
+        if snapshot.confirmed:
+            self._confirmed_ms = now_ms
         if self.rules.needed:
             self._log_changes(snapshot)
 
@@ -70,9 +75,9 @@ class InSyncWatch:
         self._short = short
 
     def followers(self, shard: int) -> tuple[str, ...]:
-        """Return the nodes with a follower in sync, by name; without roles, as after a lost session, none is known."""
+        """Return the nodes with a follower in sync, by name; none of them is known without roles or a coordinator that answers."""
         snapshot = self._snapshot()
-        if snapshot.roles is None:
+        if snapshot.roles is None or not self._is_current():
             return ()
         given = snapshot.roles.shards.get(shard)
         master = None if given is None else given.master
@@ -83,4 +88,13 @@ class InSyncWatch:
         found = len(self.followers(shard)) if self.rules.needed else 0
         if found >= self.rules.needed:
             return None
-        return f"{found} of {self.rules.needed} followers in sync (replication.min_in_sync)"
+        unknown = "" if self._is_current() else "; the coordinator does not answer"
+        return f"{found} of {self.rules.needed} followers in sync (replication.min_in_sync{unknown})"
+
+    def _is_current(self) -> bool:
+        confirmed_ms = self._confirmed_ms
+        return confirmed_ms is not None and self._steady_ms() - confirmed_ms < self.rules.max_lag_ms
+
+    def _steady_ms(self) -> int:
+        # A step of the wall clock is no lag.
+        return self._clock.now_ms() - self._clock.stepped_ms()

@@ -166,6 +166,7 @@ class Case:
     def __init__(self, rules: ReplicationRules) -> None:
         self.now = 0
         self.members = {"a": member("a", replace(FOLLOWER, role="master")), "b": member("b", FOLLOWER)}
+        self.confirmed = True
         self.roles: Roles | None = Roles(shards={0: ShardRoles(master="a", epoch=1)})
         self.watch = InSyncWatch(rules, node="a", clock=self, snapshot=self.snapshot)
 
@@ -176,7 +177,7 @@ class Case:
         return 0
 
     def snapshot(self) -> ClusterSnapshot:
-        return ClusterSnapshot(roles=self.roles, members=self.members, confirmed=True)
+        return ClusterSnapshot(roles=self.roles, members=self.members, confirmed=self.confirmed)
 
     def step(self, ms: int = OBSERVE_MS) -> str | None:
         """What the watch says some time later."""
@@ -214,3 +215,24 @@ def test_a_node_without_roles_knows_of_no_follower() -> None:
     assert case.step() is None
     case.roles = None
     assert case.step() == "0 of 1 followers in sync (replication.min_in_sync)"
+
+
+def test_reports_that_the_coordinator_does_not_confirm_count_for_one_lag() -> None:
+    """Without a coordinator no failover is possible, however far the followers were when it last answered."""
+    case = Case(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
+    assert case.step() is None
+    case.confirmed = False
+    assert case.step(LAG_MS - 1) is None
+    assert case.step(1) == "0 of 1 followers in sync (replication.min_in_sync; the coordinator does not answer)"
+    assert case.watch.followers(0) == ()
+    case.confirmed = True
+    assert case.step() is None
+
+
+def test_a_watch_that_does_not_run_knows_of_no_follower_after_one_lag() -> None:
+    """The reports that it has seen say nothing about the present."""
+    case = Case(ReplicationRules(mode=SYNC, max_lag_ms=LAG_MS))
+    assert case.watch.shortage(0) is not None
+    assert case.step() is None
+    case.now += LAG_MS
+    assert case.watch.shortage(0) is not None
