@@ -3,8 +3,9 @@
 The rules RH-* of RocketMQ, for a truth that is in Kafka. A message is durable before any follower has it, so a follower in sync
 is worth time and not safety: it takes a shard over without first replaying more than `max_lag` of its log.
 
-A replica is in sync if it has applied everything that the most advanced replica had applied `max_lag` ago. It joins once it has
-caught up so far and leaves once it lacks something for longer; a single late report changes nothing.
+A replica is in sync if it has applied everything that the most advanced replica had applied `max_lag` ago, as Kafka defines it with
+`replica.lag.time.max.ms`. It joins once it has caught up so far and leaves once it lacks something for longer; a single late report
+changes nothing.
 """
 
 from collections import deque
