@@ -46,6 +46,10 @@ from chronos.core.registry import READ, WRITE, Answer, Endpoint, Full, Holding, 
 from chronos.core.roles import Request
 from chronos.core.timefmt import format_time
 
+AHEAD_MS = 86_400_000
+"""How far the state version of a registration may be ahead of this node's clock. Versions are the times of changes (epoch ms): one that
+is far ahead would keep the later states of its node out."""
+
 MEMBER_S = 2.0
 """How long to wait for a member that has just joined."""
 
@@ -83,7 +87,11 @@ class RegistryHandlers:
     async def register(self, call: Call) -> tuple[int, object]:
         """Register a node with all that it serves."""
         body = decode_body(_decode_registration, RegistrationBody, call.body)
-        registration = read_registration(call.request.match_info["node"], body)
+        registration = read_registration(_name(call, "node"), body)
+        if registration.state_version > self._context.now_ms() + AHEAD_MS:
+            raise wrong_field(
+                "state_version", "is more than a day ahead of this node's clock; use the time of the change in ms"
+            )
         await self._check_sender(call, registration.cluster)
         registry = self._context.registry
         answer = _in_bounds(lambda: registry.register(registration, monotonic_ms()))
@@ -92,7 +100,7 @@ class RegistryHandlers:
     async def unregister(self, call: Call) -> tuple[int, object]:
         """Remove a node that stops."""
         query: UnregistrationQuery = call.query
-        cluster, node = self._cluster(query), call.request.match_info["node"]
+        cluster, node = self._cluster(query), _name(call, "node")
         await self._check_sender(call, cluster)
         version = 2**63 - 1 if isinstance(query.state_version, UnsetType) else query.state_version
         return 200, UnregistrationResult(result=self._context.registry.unregister(cluster, node, version))

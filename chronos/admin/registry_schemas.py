@@ -42,7 +42,8 @@ StateVersion = Annotated[
     Meta(
         ge=0,
         le=2**63 - 1,
-        description="Grows with every change of the registration, also across restarts. An older one never displaces a newer one.",
+        description="Grows with every change of the registration, also across restarts: the time of the change (epoch ms). An older one never "
+        "displaces a newer one. At most a day ahead of the clock of the node asked.",
     ),
 ]
 Partitions = Annotated[int, Meta(ge=1, le=SHARDS_MAX, description="Partitions of the topic: the number of shards.")]

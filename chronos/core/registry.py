@@ -10,6 +10,7 @@ counterpart (NS-10). All answers are copies (NS-19). No locks: one thread owns a
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 from msgspec import Struct
@@ -26,12 +27,15 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 NODES_MAX = 10_000
 """Most nodes of a registry."""
 
+HOLDINGS_MAX = 100_000
+"""Most replicas that all nodes together register: some tens of megabytes."""
+
 ENTRIES_MAX = 1_000
 """Most configuration entries of a registry."""
 
 
 class Full(Exception):
-    """The registry has as many nodes or configuration entries as it may have."""
+    """The registry has as many nodes, replicas or configuration entries as it may have."""
 
 
 class Holding(Struct, frozen=True, kw_only=True):
@@ -156,6 +160,8 @@ class Registry:
         self._expire_after_ms = expire_after_ms
         self._with_order = with_order
         self._live: dict[_Key, _Live] = {}
+        self._held = 0
+        """Replicas of all registered nodes."""
         self._addresses: dict[str, _Key] = {}
         self._holders: dict[_Shard, dict[str, Holding]] = {}
         self._members: dict[str, tuple[set[str], set[int]]] = {}
@@ -181,11 +187,10 @@ class Registry:
             if rival is not None and rival.registration.state_version > registration.state_version:
                 newer = rival.registration
                 return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
+        self._check_bounds(registration, {key, namesake})
         if namesake != key:
             self._remove(namesake)
         known = None if live is None else live.registration
-        if known is None and len(self._live) >= NODES_MAX:
-            raise Full(f"{NODES_MAX} nodes are registered, which is the most")
         # 2.
         nodes, shards = self._members.setdefault(cluster, (set(), set()))
         nodes.add(node)
@@ -214,6 +219,7 @@ class Registry:
             if holding.master and registration.topics is not None and (is_new_version or is_first):
                 self._put_topics((cluster, shard), registration.topics)
         # 5.
+        self._held += len(registration.shards) - (0 if known is None else len(known.shards))
         self._addresses[registration.address] = key
         self._live[key] = _Live(registration, now_ms)
         # 6.
@@ -229,6 +235,14 @@ class Registry:
             refused=tuple(sorted(refused)),
             masters=masters,
         )
+
+    def _check_bounds(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
+        """Raise Full if the registry would be too large with a registration in place of those of these nodes."""
+        shards = [live.registration.shards for each in replaced if (live := self._live.get(each)) is not None]
+        if len(self._live) - len(shards) >= NODES_MAX:
+            raise Full(f"{NODES_MAX} nodes are registered, which is the most")
+        if self._held - sum(map(len, shards)) + len(registration.shards) > HOLDINGS_MAX:
+            raise Full(f"{self._held} replicas are registered; {HOLDINGS_MAX} are the most")
 
     def unregister(self, cluster: str, node: str, state_version: int) -> Literal["removed", "ignored", "unknown"]:
         """Remove a node that stops (NS-17); `ignored`: a newer state of it is registered, by its next process."""
@@ -257,6 +271,7 @@ class Registry:
         if live is None:
             return
         self.changes += 1
+        self._held -= len(live.registration.shards)
         cluster, node = key
         self._wiped.discard(key)
         if self._addresses.get(live.registration.address) == key:

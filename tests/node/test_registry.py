@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chronos.admin.registry import read_registration, registration_body
+from chronos.admin.registry import AHEAD_MS, read_registration, registration_body
 from chronos.admin.registry_schemas import RegisteredShard, RegistrationBody
 from chronos.cli.registry import ranges
 from tests.harness.command import Done, run
@@ -99,6 +100,20 @@ def test_a_registered_node_is_routed_to_until_it_leaves(service: Inside) -> None
     assert ask(service, "GET", "/routes?cluster=far&topic=far.delay")["routes"][0]["master"] is None
     ask(service, "DELETE", "/nodes/b?cluster=far")
     ask(service, "GET", "/routes?cluster=far&topic=far.delay", status=404)
+
+
+def test_a_registration_has_bounds(service: Inside) -> None:
+    """A state version far ahead of the clock would keep the node itself out until then."""
+    now_ms = time.time_ns() // 1_000_000
+    for ahead_ms in (2 * AHEAD_MS, 2**62):
+        ask(service, "PUT", "/nodes/a", registration(state_version=now_ms + ahead_ms), status=422)
+    ask(service, "PUT", f"/nodes/{'a' * 251}", registration(), status=422)
+    ask(service, "DELETE", f"/nodes/{'a' * 251}", status=422)
+    assert nodes(service) == []
+    for name, version in ((250 * "a", now_ms + AHEAD_MS // 2), ("b", 1)):
+        body = registration(state_version=version, address=f"http://{name[:2]}:1")
+        assert ask(service, "PUT", f"/nodes/{name}", body)["result"] == "registered"
+        assert ask(service, "DELETE", f"/nodes/{name}?cluster=far")["result"] == "removed"
 
 
 def test_a_node_that_registers_no_more_expires(service: Inside) -> None:

@@ -257,6 +257,23 @@ def test_the_number_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.register(node("a", "1*1", 2), NOW_MS).accepted
 
 
+def test_the_number_of_replicas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a registration replaces, or takes the address of, count no longer; a refused one changes nothing."""
+    monkeypatch.setattr(registry, "HOLDINGS_MAX", 3)
+    found = with_nodes(node("a", "0*1 1"), node("b", "0"))
+    before = (found.nodes(), found.clusters())
+    for refused in (node("d", "1"), node("a", "0*1 1 2", 2)):
+        with pytest.raises(Full):
+            found.register(refused, NOW_MS)
+    with pytest.raises(Full):
+        found.register(node("d", "0 1 2", 2, address="http://b"), NOW_MS)
+    assert (found.nodes(), found.clusters()) == before
+    assert found.register(node("a", "1 2", 3), NOW_MS).accepted
+    assert found.register(node("d", "0", 2, address="http://b"), NOW_MS).accepted
+    found.unregister("c", "a", 3)
+    assert found.register(node("e", "0 1"), NOW_MS).accepted
+
+
 # ------------------------------------------------------------------------------------------------ Against a model
 
 NAMES = ("a", "b", "d")
