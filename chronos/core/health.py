@@ -44,9 +44,14 @@ class HealthRules(Struct, frozen=True, kw_only=True):
     """Time for a probe to pass through its shard (HA-14)."""
 
     @property
+    def slots(self) -> int:
+        """The shards are spread over so many steps, one a time-out: no shard is observed more often than every `every_ms`."""
+        return -(-self.every_ms // self.timeout_ms)
+
+    @property
     def forgotten_ms(self) -> int:
         """Time without an observation after which a window is forgotten (HA-24, which comes before HA-21)."""
-        return self.window // 2 * self.every_ms
+        return -(-self.window // 2) * self.every_ms
 
 
 class Window:

@@ -4,6 +4,9 @@ A master whose cursor or pull position has moved since the last look works, and 
 with the action `probe` is sent, which is staged, counted in a progress record and delivered to nobody; it must have passed through
 the shard after a time-out. What another observer sends moves the shard too: a shard without messages sees one probe a period,
 however many nodes observe it. Positions are read from this node's own replica, so a node judges the shards that it holds.
+
+A probe that the master could not read yet, because a producer has an open transaction before it, says nothing about the master, and a
+master that still takes over is not judged by failures.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,15 +15,20 @@ import structlog
 from msgspec import Struct
 
 from chronos.core.health import HealthRules, Observations, Verdict
+from chronos.core.roles import Member
 from chronos.core.wheel import Position
 from chronos.errors import Retry
-from chronos.ports import Clock, ClusterSnapshot, Outgoing, RecordLog
+from chronos.ports import Clock, ClusterSnapshot, Log, Outgoing
+from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
 
 APPEND_S = 15.0
 """How long the brokers may take to acknowledge a probe. After it the log's client discards whatever it holds, also for HTTP
 requests, which wait as long."""
+
+TAKE_OVER_MS = 30_000
+"""How long a new master may take over, by its own report, before failures count: as long as a master that is stuck needs to be found."""
 
 PROBE_HEADERS: Mapping[str, bytes] = {"chronos-action": b"probe"}
 
@@ -47,7 +55,7 @@ class HealthObserver:
 
     def __init__(
         self,
-        log_port: RecordLog,
+        log_port: Log,
         *,
         rules: HealthRules,
         shards: int,
@@ -65,10 +73,11 @@ class HealthObserver:
         self._snapshot = snapshot
         self._look = look
         self._observations = Observations(rules)
-        self._slots = max(1, rules.every_ms // rules.timeout_ms)
-        """The shards are spread over so many steps."""
+        self._slots = rules.slots
         self._steps = 0
         self._probes: list[_Probe] = []
+        self._seen: dict[int, tuple[int, int]] = {}
+        """Shard -> the role epoch of its master, and when this observer first saw it."""
         self._before: dict[int, tuple[int, Look]] = {}
         """Shard -> role epoch and look of the last observation."""
         self._verdicts: Mapping[int, Verdict] = {}
@@ -82,21 +91,43 @@ class HealthObserver:
 
     def step(self) -> None:
         """1. See which probes have passed, 2. look at the next shards, 3. judge. Call it once a time-out."""
-        roles = self._snapshot().roles
+        snapshot = self._snapshot()
+        roles, now_ms = snapshot.roles, self._steady_ms()
         epochs = (
             {} if roles is None else {n: (each.epoch, each.master) for n, each in roles.shards.items() if each.master}
         )
-        self._settle(epochs)
+        self._seen = {
+            shard: known if (known := self._seen.get(shard, (0, 0)))[0] == epoch else (epoch, now_ms)
+            for shard, (epoch, _) in epochs.items()
+        }
+        self._settle(epochs, snapshot)
         self._observe(epochs)
         self._judge()
 
-    def _settle(self, masters: Mapping[int, tuple[int, str]]) -> None:
+    def _settle(self, masters: Mapping[int, tuple[int, str]], snapshot: ClusterSnapshot) -> None:
         probes, self._probes = self._probes, []
         for probe in probes:
             epoch, master = masters.get(probe.shard, (0, ""))
             now = self._look(probe.shard, master) if epoch == probe.epoch else None
-            if now is not None:
-                self._add(probe.shard, epoch, now, healthy=now.pull_offset > probe.offset or now != probe.before)
+            if now is None:
+                continue
+            if now.pull_offset > probe.offset or now != probe.before:
+                self._add(probe.shard, epoch, now, healthy=True)
+            elif not self._takes_over(probe.shard, snapshot.members.get(master)) and self._is_readable(probe):
+                self._add(probe.shard, epoch, now, healthy=False)
+
+    def _takes_over(self, shard: int, master: Member | None) -> bool:
+        """Return whether a new master reports that it is on the way to its role, and may be."""
+        replica = None if master is None else master.replicas.get(shard)
+        is_new = self._steady_ms() - self._seen[shard][1] < TAKE_OVER_MS
+        return is_new and replica is not None and replica.role != ReplicaState.MASTER
+
+    def _is_readable(self, probe: _Probe) -> bool:
+        """Return whether a reader of committed records gets the probe; False also if the log does not tell."""
+        try:
+            return self._log.stable_end(self._delay_topic, probe.shard) > probe.offset
+        except Retry:
+            return False
 
     def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
         """Look at the shards of this step; those that have not moved are sent a probe, all in one request."""

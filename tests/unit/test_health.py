@@ -37,6 +37,14 @@ def test_the_constants_are_those_of_the_rules() -> None:
     assert (RULES.forgotten_ms, ARMED_MS) == (25_000, 15_000)
 
 
+def test_shards_are_observed_no_more_often_and_windows_kept_no_shorter_than_the_rules_say() -> None:
+    """Steps and periods are whole numbers, rounded up."""
+    for every_ms, timeout_ms, slots in ((5_000, 500, 10), (1_000, 300, 4), (1_000, 999, 2), (1_000, 1_000, 1)):
+        assert HealthRules(every_ms=every_ms, timeout_ms=timeout_ms).slots == slots
+        assert slots * timeout_ms >= every_ms
+    assert [HealthRules(window=window).forgotten_ms for window in (4, 5, 10, 11)] == [10_000, 15_000, 25_000, 30_000]
+
+
 # --- Windows --------------------------------------------------------------------------------------
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from chronos.core.health import HealthRules, Verdict
-from chronos.core.roles import Roles, ShardRoles
+from chronos.core.roles import Member, Roles, ShardRoles
 from chronos.ports import ClusterSnapshot
-from chronos.workers.observer import HealthObserver, Look
-from tests.sim.broker import DELAY, Brokers
+from chronos.workers.observer import TAKE_OVER_MS, HealthObserver, Look
+from chronos.workers.replica_state import ReplicaState
+from tests.harness.zookeeper import member
+from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer as Caller
 from tests.sim.world import World
@@ -44,6 +46,7 @@ class Case:
         self.stuck: dict[int, Look] = {}
         """Shards whose masters do nothing, and where they stand."""
         self.cursors = dict.fromkeys(range(SHARDS), 0)
+        self.members: dict[str, Member] = {}
         self.shown = True
         """The replicas show how far the masters have come."""
         self.callers = [Caller(self.world) for _ in range(observers)]
@@ -54,7 +57,9 @@ class Case:
                 shards=SHARDS,
                 delay_topic=DELAY,
                 clock=WorldClock(self.world),
-                snapshot=lambda: ClusterSnapshot(roles=Roles(shards=dict(self.roles)), members={}, confirmed=True),
+                snapshot=lambda: ClusterSnapshot(
+                    roles=Roles(shards=dict(self.roles)), members=dict(self.members), confirmed=True
+                ),
                 look=self.look,
             )
             for caller in self.callers
@@ -65,7 +70,7 @@ class Case:
         return self.stuck.get(shard, self.position(shard)) if self.shown else None
 
     def position(self, shard: int) -> Look:
-        return Look(cursor=(self.cursors[shard], 0), pull_offset=self.records(shard))
+        return Look(cursor=(self.cursors[shard], 0), pull_offset=self.brokers.topics[DELAY][shard].stable)
 
     def records(self, shard: int) -> int:
         return len(self.brokers.topics[DELAY][shard].committed())
@@ -170,6 +175,66 @@ def test_an_observer_that_the_log_does_not_answer_judges_nobody() -> None:
     case.callers[0].log_cut_ms = case.world.now_ms + 1_000_000
     case.step(8 * ROUND)
     assert [case.verdict(shard) for shard in range(SHARDS)] == [None] * 3
+
+
+def test_a_probe_behind_the_open_transaction_of_a_producer_says_nothing_about_the_master() -> None:
+    """No master can read it, so it is no observation; when the transaction ends, the master is judged again."""
+    case = Case()
+    case.step()
+    partition, transaction = case.brokers.topics[DELAY][1], Transaction(None, 0)
+    case.brokers.append(partition, None, b"", None, transaction)
+    for _ in range(8 * ROUND):
+        case.step(1)
+        assert case.verdict(1) in (HEALTHY, None)
+        assert (case.verdict(0), case.verdict(2)) == (HEALTHY, HEALTHY)
+    assert case.verdict(1) is None
+    case.brokers.decide(transaction, commit=True)
+    case.step(ROUND + 1)
+    assert case.verdict(1) == HEALTHY
+    case.stick(1)
+    case.step(6 * ROUND)
+    assert case.verdict(1) == UNHEALTHY
+
+
+def test_a_probe_whose_partition_cannot_be_asked_for_its_end_is_no_observation() -> None:
+    case = Case()
+    case.stick(0)
+    for _ in range(8):
+        case.step()
+        # The probe of this step is written, and the end of its partition is asked for in the next one.
+        case.callers[0].log_cut_ms = case.world.now_ms + RULES.timeout_ms + 1
+        assert case.verdict(0) is None
+    assert case.records(0) == 8
+
+
+def test_a_master_is_not_judged_by_failures_while_it_takes_over() -> None:
+    """By its own report, and for a time: one that never gets there is found too."""
+    case = Case()
+    case.roles[0] = replace(case.roles[0], master="n", epoch=2)
+    case.stick(0)
+    taking_over = member("n", shards=1)
+    replica = replace(taking_over.replicas[0], role=ReplicaState.TAKING_OVER)
+    case.members["n"] = replace(taking_over, replicas={0: replica})
+    case.step(TAKE_OVER_MS // RULES.timeout_ms)
+    assert case.verdict(0) is None
+    del case.stuck[0]
+    case.step()
+    assert case.verdict(0) == Verdict(epoch=2, healthy=True)
+    case.roles[0] = replace(case.roles[0], epoch=3)
+    case.stick(0)
+    case.step(TAKE_OVER_MS // RULES.timeout_ms)
+    assert case.verdict(0) is None
+    case.step(6 * ROUND)
+    assert case.verdict(0) == Verdict(epoch=3, healthy=False)
+
+
+def test_a_new_master_that_reports_its_role_is_judged_at_once() -> None:
+    case = Case()
+    case.stick(0)
+    master = member("m", shards=1)
+    case.members["m"] = replace(master, replicas={0: replace(master.replicas[0], role=ReplicaState.MASTER)})
+    case.step(5 * ROUND + 1)
+    assert case.verdict(0) == UNHEALTHY
 
 
 def test_a_verdict_ends_with_the_thread_that_gave_it() -> None:
