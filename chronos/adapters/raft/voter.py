@@ -311,8 +311,6 @@ class Voter:
         """Check the sender by the header; without the secret nothing is read and nothing is changed."""
         if request.method != "POST" or request.path != PATH:
             return web.Response(status=404)
-        if self._stopped:
-            return web.Response(status=503)
         now_s = time.monotonic()
         header = request.headers.get(SIGNATURE, "")
         signature = self._seal.read(self._node, header)
