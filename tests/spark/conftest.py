@@ -25,7 +25,14 @@ ROOT = HERE.parent.parent
 WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py", "test_timeline.py"}
 """Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python alone."""
 
-IN_PYTHON = {*WITHOUT_SPARK, "test_backfill_records.py", "test_codec.py", "test_schema.py", "test_storage.py"}
+IN_PYTHON = {
+    *WITHOUT_SPARK,
+    "test_backfill_counts.py",
+    "test_backfill_records.py",
+    "test_codec.py",
+    "test_schema.py",
+    "test_storage.py",
+}
 """Modules whose tests start no JVM, unless a test asks for the session: fast wherever PySpark is installed."""
 
 

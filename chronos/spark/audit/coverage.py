@@ -51,11 +51,11 @@ class Frontier(Struct, frozen=True):
 
 
 def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Coverage]:
-    """Table `offsets` -> coverage by these columns (`table` and `topic`, or `table` and `partition`).
+    """Table `offsets` -> coverage by these columns: `table` with `topic`, `partition` or `judged` (`_with_judged`).
 
     A range that cannot be read hides nothing: the progress record that steps over it rejects its records.
     """
-    reads = _reads(offsets.where(~f.col("gap_reason").eqNullSafe(UNREADABLE)))
+    reads = _with_judged(_reads(offsets.where(~f.col("gap_reason").eqNullSafe(UNREADABLE))))
     gaps = reads.where("gap").groupBy(*by).agg(
         f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"), f.max_by("gap_reason", "read_ms").alias("why")
     )  # fmt: skip
@@ -90,6 +90,13 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
         )
         for row in found.collect()
     }  # fmt: skip
+
+
+def _with_judged(offsets: DataFrame) -> DataFrame:
+    """Table `offsets` -> the same with `judged`, that of which an audit asks how far it is archived: a target as a whole, and
+    each partition of the topics of Chronos."""
+    is_target = f.col("table") == "deliveries"
+    return offsets.withColumn("judged", f.when(is_target, f.col("topic")).otherwise(f.col("partition").cast("string")))
 
 
 def _reads(offsets: DataFrame) -> DataFrame:

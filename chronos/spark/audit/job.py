@@ -137,11 +137,10 @@ def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_m
 def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     """The outcomes of the promised deliveries due in the window."""
     spark = tables.offsets.sparkSession
-    by_partition = coverage(tables.offsets, "table", "partition")
-    by_topic = coverage(tables.offsets.where("table = 'deliveries'"), "table", "topic")
-    targets = {str(topic): seen for (_, topic), seen in by_topic.items()}
-    delay = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "messages"}
-    steps = {int(shard): seen for (table, shard), seen in by_partition.items() if table == "progress"}
+    covered = coverage(tables.offsets, "table", "judged")
+    targets = {str(topic): seen for (table, topic), seen in covered.items() if table == "deliveries"}
+    delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
+    steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
     found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms))
     evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)

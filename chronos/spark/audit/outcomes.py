@@ -98,15 +98,19 @@ def forwarded(refusals: DataFrame) -> DataFrame:
 
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
     """Table `messages` -> the executed records that may have ended or moved another message of their id."""
-    acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
-    taking_over = (f.col("verb") == "schedule") & (f.col("on_conflict") == "replace")
     return (
-        messages.where(acting | taking_over)
+        messages.where(_may_act())
         .join(_pulled(progress), "shard")
         .where("offset < pulled")
         .drop("pulled")
         .join(refused(decisions).drop("refused_for"), ["shard", "offset"], "left_anti")
     )
+
+
+def _may_act() -> Column:
+    """True for a record that is about a message that may exist already."""
+    acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
+    return acting | ((f.col("verb") == "schedule") & (f.col("on_conflict") == "replace"))
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
@@ -131,9 +135,16 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
 
 def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
-    messages, steps = with_accepted_ms(messages), recent(progress, span.from_ms)
-    here = scheduled(messages, span)
-    acting, refusals = acting_records(messages, decisions, steps), refused(decisions)
+    messages, refusals = with_accepted_ms(messages), refused(decisions)
+    # A forwarded record promises nothing where it came to: it is judged in its own shard.
+    is_own = f.coalesce(f.col("refused_for") != FORWARDED, f.lit(True))
+    here = scheduled(messages, span).select(*_NARROW).join(refusals, ["shard", "offset"], "left").where(is_own)
+    unreadable = _unreadable(messages, forwarded(refusals), span)
+    acts = messages.where(_may_act()).select("shard")
+    if acts.unionByName(decisions.where(f.col("outcome") != "refused").select("shard")).isEmpty():
+        return _plain_deliveries(here).unionByName(unreadable)
+    steps = recent(progress, span.from_ms)
+    acting = acting_records(messages, decisions, steps)
     moved = _moved_here(messages, refusals, acting, span)
     decided = relevant_decisions(decisions, span, moved)
     acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
@@ -141,13 +152,9 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
         decided.where(f.col("outcome") != LEFT_LANE).select("shard", f.col("source_offset").alias("offset")).distinct()
     )
     marked = (
-        here.select(*_NARROW)
-        .join(refusals, ["shard", "offset"], "left")
-        .join(acted_ids, ["shard", "id"], "left")
+        here.join(acted_ids, ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
         .join(_pulled(steps), "shard", "left")
-        # A forwarded record promises nothing where it came to: it is judged in its own shard.
-        .where(f.coalesce(f.col("refused_for") != FORWARDED, f.lit(True)))
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
@@ -157,7 +164,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     ordered = _all([ordered, acting.select(*_NARROW), moved, carried])
     in_order = events(ordered.dropDuplicates(["shard", "offset"]), decided, progress, steps)
     followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
-    return _all([_plain_deliveries(plain), followed, _unreadable(messages, forwarded(refusals), span)])
+    return _all([_plain_deliveries(plain), followed, unreadable])
 
 
 _NARROW = (

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -31,6 +31,7 @@ from chronos.spark.archive.claim import check_cluster_id
 from chronos.spark.audit.job import Judgement, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
+from chronos.spark.backfill.counts import TARGETS_MAX, counted, counts_of
 from chronos.spark.backfill.reconciliation import Reconciliation
 from chronos.spark.backfill.sending import SENT_COLUMNS, Opener, SendingJob, rows_before, rows_of, send_parts
 from chronos.spark.ledger import PLANNED_COLUMNS
@@ -47,9 +48,6 @@ PART_ROWS = 50_000
 
 PARTS_MAX = 10_000
 """Most parts of a plan."""
-
-TARGETS_MAX = 1_000
-"""Most targets that a report counts by name; the ones with most messages."""
 
 GONE_MAX = 10_000
 """Most partitions that a report of mode `gone` counts by name."""
@@ -126,16 +124,17 @@ class Backfill:
         span = self._span(request)
         self._watch(Step(name="auditing the window"))
         judgement = judge(self._tables, self.topic, span)
-        deliveries, sent_before, judged = self._deliveries(request, span, name, judgement.outcomes)
+        deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
+        targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))
         report = Report(
             run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
-            messages=0, bytes=0, sent_before=sent_before, expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
+            messages=0, bytes=0, sent_before=sum(numbers.values()) - sum(targets.values()), expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
             targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged,
             changed_targets=self._changed_targets(request, judgement),
-            gone=self._gone(deliveries, span) if request.mode == "gone" else [],
+            gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
         )  # fmt: skip
-        report = self._with_counts(self._write_plan(report, deliveries, span))
+        report = self._write_plan(report, deliveries, targets, span)
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
@@ -151,8 +150,8 @@ class Backfill:
 
     def _deliveries(
         self, request: Request, span: Span, name: str, outcomes: DataFrame
-    ) -> tuple[DataFrame, int, dict[str, int]]:
-        """The deliveries to replay, the number sent before, and all messages by outcome.
+    ) -> tuple[DataFrame, dict[tuple[str, bool], int], dict[str, int]]:
+        """The deliveries to replay, their number by target and whether they were sent before, and all messages by outcome.
 
         They are written and read again, so that the audit is computed once.
         """
@@ -170,7 +169,11 @@ class Backfill:
         path = self._storage.path(ledger.run_folder(name), "_units")
         marked.write.mode("overwrite").parquet(path)
         written = self._spark.read.parquet(path)
-        return written.where(~f.col("is_sent")), written.where("is_sent").count(), judged
+        by_target = {
+            (row["target"], row["is_sent"]): row["count"]
+            for row in written.groupBy("target", "is_sent").count().collect()
+        }
+        return written.where(~f.col("is_sent")), by_target, judged
 
     def _mark_sent(self, request: Request, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected too."""
@@ -237,13 +240,12 @@ class Backfill:
         found = rows.agg(f.max_by("until_offset", f.struct("read_ms", "until_offset")).alias("end")).collect()
         return {(row["topic"], row["partition"]): row["end"] for row in found}
 
-    def _gone(self, deliveries: DataFrame, span: Span) -> list[GonePartition]:
+    def _gone(self, deliveries: DataFrame, targets: Sequence[str], span: Span) -> list[GonePartition]:
         """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
         ids = self._topic_ids("deliveries")
-        names = [row["target"] for row in deliveries.select("target").distinct().collect()]
         starts = [
             (name, partition, self._brokers.watermarks(name, partition).start)
-            for name, info in self._brokers.describe(names).items()
+            for name, info in self._brokers.describe(targets).items()
             if info is not None and info.id == ids.get(name)
             for partition in range(info.partitions)
         ]
@@ -260,23 +262,21 @@ class Backfill:
             return dict.fromkeys(shards, 2**62)
         return {shard: self._brokers.watermarks(self.topic, shard).start for shard in shards}
 
-    def _write_plan(self, report: Report, deliveries: DataFrame, span: Span) -> Report:
-        """Write the plan's files; the report with the numbers of messages left out, by reason."""
-        request, count = report.request, deliveries.count()
-        rows = selection.with_records(deliveries, self._tables.messages, span)
-        if rows.select("shard").count() < count:
+    def _write_plan(self, report: Report, deliveries: DataFrame, targets: Mapping[str, int], span: Span) -> Report:
+        """Write the plan's files; the report with the counts and samples of the plan. `targets`: deliveries by target."""
+        topics, absent = self._topics(report.request, sorted(targets))
+        count = sum(targets.values())
+        rows = self._records(report, deliveries, topics, span)
+        cells = counts_of(rows)
+        if sum(cell["messages"] for cell in cells) < count:
             # Some records were first due outside the window.
-            rows = selection.with_records(deliveries, self._tables.messages, None)
-        rows = rows.where(selection.has_headers(request))
-        topics, absent = self._topics(request, deliveries)
-        rows = rows.join(f.broadcast(topics), "target", "left")
-        rows = rows.withColumn("left_out", selection.left_out(request, report.planned_ms, self.topic))
-        counts = {row["left_out"]: row["count"] for row in rows.groupBy("left_out").count().collect()}
+            rows = self._records(report, deliveries, topics, None)
+            cells = counts_of(rows)
         least = self._spark.sparkContext.defaultParallelism if count > PART_ROWS else 1
         parts = min(PARTS_MAX, max(least, -(-count // PART_ROWS)))
         order = ["due_ms", *ledger.TOKEN]
         (
-            rows.where(f.col("left_out").isNull())
+            rows.where(f.col("is_requested") & f.col("left_out").isNull())
             .select(*selection.PLAN)
             .repartitionByRange(parts, *order)
             .sortWithinPartitions(*order)
@@ -285,14 +285,25 @@ class Backfill:
         )
         for working in ("_units", "_selected"):
             self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
-        return structs.replace(
-            report, expired=counts.get("expired", 0), too_large=counts.get("too-large", 0),
-            no_target=counts.get("no-target", 0), absent_targets=absent,
-        )  # fmt: skip
+        report = counted(report, cells)
+        found = self._brokers.describe(sorted(report.targets)) if report.targets else {}
+        absent = absent or sorted(name for name in report.targets if found[name] is None)
+        return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
-    def _topics(self, request: Request, deliveries: DataFrame) -> tuple[DataFrame, list[str]]:
+    def _records(self, report: Report, deliveries: DataFrame, topics: DataFrame, span: Span | None) -> DataFrame:
+        """`DELIVERY` -> `PLAN` with `is_requested`, true for a record with the requested headers, and `left_out`."""
+        rows = selection.with_records(deliveries, self._tables.messages, span).join(
+            f.broadcast(topics), "target", "left"
+        )
+        return rows.withColumns(
+            {
+                "is_requested": selection.has_headers(report.request),
+                "left_out": selection.left_out(report.request, report.planned_ms, self.topic),
+            }
+        )
+
+    def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `keyed_only` of the topic to send to; and the targets that do not exist."""
-        targets = sorted(row["target"] for row in deliveries.select("target").distinct().collect())
         found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
         topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
@@ -304,28 +315,6 @@ class Backfill:
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
-
-    def _with_counts(self, report: Report) -> Report:
-        """The report with the counts and samples of the plan."""
-        plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(report.run), "_plan"))
-        by_outcome = plan.groupBy("outcome").agg(
-            f.count("*").alias("messages"), f.sum("bytes").alias("bytes"), f.min("due_ms").alias("first"),
-            f.max("due_ms").alias("last"),
-        ).collect()  # fmt: skip
-        by_target = plan.groupBy("target").count().orderBy(f.desc("count"), "target").limit(TARGETS_MAX).collect()
-        targets = {row["target"]: row["count"] for row in by_target}
-        found = self._brokers.describe(sorted(targets)) if targets else {}
-        return structs.replace(
-            report,
-            messages=sum(row["messages"] for row in by_outcome),
-            bytes=sum(row["bytes"] for row in by_outcome),
-            first_due_ms=min((row["first"] for row in by_outcome), default=None),
-            last_due_ms=max((row["last"] for row in by_outcome), default=None),
-            outcomes={row["outcome"]: row["messages"] for row in by_outcome},
-            targets=targets,
-            absent_targets=report.absent_targets or sorted(name for name in targets if found[name] is None),
-            samples=self._samples(report.run),
-        )
 
     def _samples(self, run: str) -> list[PlanSample]:
         for path in ledger.plan_files(self._storage, run):
