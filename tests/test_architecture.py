@@ -374,7 +374,7 @@ def compose() -> dict:
 
 def test_compose_names_its_images_volumes_and_health(services):
     """Every service says what it runs, in which version, how it is checked, and where its data is."""
-    assert set(services) == {"kafka", "zookeeper", *NODES}
+    assert set(services) == {"kafka", *NODES}
     for name, service in services.items():
         assert re.fullmatch(r"[\w./-]+:[\w.-]+", service["image"]), name
         assert not service["image"].endswith(":latest"), name
@@ -392,8 +392,6 @@ def test_compose_runs_the_kafka_and_the_chronos_of_this_checkout(services):
     (pinned,) = re.findall(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert services["kafka"]["image"] == f"apache/kafka:{pinned}"
-    (zookeeper,) = re.findall(r"<zookeeper\.version>(.+?)<", (ROOT / "scripts/zookeeper/pom.xml").read_text())
-    assert services["zookeeper"]["image"] == f"zookeeper:{zookeeper}"
     assert {services[node]["image"] for node in NODES} == {f"chronos:{version}"}
 
 
@@ -403,14 +401,12 @@ def test_compose_sets_a_configuration_that_chronos_accepts(services):
         environ = services[name]["environment"]
         assert all(isinstance(value, str) for value in environ.values())
         config = load(None, environ, [])
-        assert (config.log.kind, config.coordinator.kind, config.node.id) == ("kafka", "zookeeper", name)
+        assert (config.log.kind, config.coordinator.kind, config.node.id) == ("kafka", "kafka", name)
         bootstrap = str(environ["CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS"])
         assert bootstrap in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
-        assert config.coordinator.zookeeper.hosts is not None
-        assert services["zookeeper"]["hostname"] in config.coordinator.zookeeper.hosts
         assert services[name]["ports"][0].endswith(f":{config.admin.port}")
         assert any(volume.endswith(f":{config.node.data_dir}") for volume in services[name]["volumes"])
-    assert load(str(ROOT / "config" / "cluster" / "chronos.yaml"), {}, []).coordinator.kind == "zookeeper"
+    assert load(str(ROOT / "config" / "cluster" / "chronos.yaml"), {}, []).coordinator.kind == "kafka"
 
     dockerfile = (ROOT / "Dockerfile").read_text()
     variables = dict(re.findall(r"\b(CHRONOS_\w+)=(\S+)", dockerfile))

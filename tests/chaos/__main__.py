@@ -39,8 +39,8 @@ def main() -> int:
     parser.add_argument(
         "--coordinator",
         choices=["zookeeper", "kafka", "raft"],
-        default="zookeeper",
-        help="of the nodes (default zookeeper)",
+        default="kafka",
+        help="of the nodes (default kafka)",
     )
     parser.add_argument("--rate", type=int, default=5_000, help="messages per second at most (default 5000)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")

@@ -1,4 +1,4 @@
-"""Three nodes, a Kafka broker and a ZooKeeper server on this machine, to try a cluster; `scripts/cluster` runs this."""
+"""Three nodes and a Kafka broker on this machine, to try a cluster; `scripts/cluster` runs this."""
 
 import signal
 import sys
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
-from tests.harness.zookeeper import Ensemble
 
 AWAY_S = 20
 """A killed node is started again after this time: late enough to see other nodes take over."""
@@ -19,17 +18,16 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    print("starting Kafka, ZooKeeper and three nodes ...", flush=True)
+    print("starting Kafka and three nodes ...", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         Broker() as broker,
-        Ensemble() as zookeeper,
-        Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=zookeeper.hosts) as fleet,
+        Fleet(Path(folder), bootstrap=broker.bootstrap, zookeeper=None) as fleet,
     ):
         fleet.start()
         master = fleet.busiest()
         first = next(node for name, node in fleet.nodes.items() if name != master)
-        print(f"\nKafka on {broker.bootstrap}, ZooKeeper on {zookeeper.hosts}\n")
+        print(f"\nKafka on {broker.bootstrap}\n")
         for name, node in fleet.nodes.items():
             print(f"  {name}  {node.url}  process {node.pid}  log {node.log_path}")
         print(f"""
