@@ -73,7 +73,7 @@ def main() -> int:
         run(scene, faults, report, dice, deadline, coordinator=arguments.coordinator)
     report.show()
     if arguments.keep:
-        report.keep(" ".join(["./scripts/chaos", *sys.argv[1:]]))
+        report.keep(" ".join(["./scripts/chaos", *sys.argv[1:]]), arguments.coordinator)
     return 1 if report.missed else 0
 
 

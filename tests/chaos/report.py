@@ -11,7 +11,6 @@ from rich.table import Table
 from tests.chaos.drill import Result, Window
 from tests.chaos.faults import FAULTS, Fault
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 TAKE_OVER_PARTS = ("fence_ms", "resolve_ms", "commit_ms")
 """Of the log line `master`: earlier masters fenced, the rest of the progress log applied, the epoch record committed."""
@@ -87,10 +86,10 @@ class Report:
         for complaint in self.failures:
             out.print(complaint, highlight=False, markup=False)
 
-    def keep(self, command: str) -> None:
-        """Write the table between the markers of docs/reliability.md."""
+    def keep(self, command: str, coordinator: str) -> None:
+        """Write the table between the markers of the coordinator in docs/reliability.md."""
         lines = [
-            f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, ZooKeeper and load"
+            f"Measured on {datetime.date.today()} by `{command}`: {os.cpu_count()} cores for nodes, Kafka, coordinator and load"
             f" together. {self.summary()}. {self.taking_over()}.",
             "",
             f"| {' | '.join(HEADINGS)} |",
@@ -98,9 +97,10 @@ class Report:
             *(f"| {' | '.join(row)} |" for row in self.rows()),
             *(["", *(f"- {complaint}" for complaint in self.failures)] if self.failures else []),
         ]
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+        begin, end = (f"<!-- measured with {coordinator}: {part} -->" for part in ("begin", "end"))
+        before, _, rest = PAGE.read_text().partition(begin)
+        _, _, after = rest.partition(end)
+        PAGE.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + after)
 
 
 def _row(fault: Fault, worst_s: list[float]) -> tuple[str, ...]:
