@@ -23,7 +23,7 @@ CREATE_TIMEOUT_S = 30.0
 """How long the creation of topics may take."""
 
 INIT_TIMEOUT_S = 8.0
-"""How long `init_transactions` may take: it waits for the last transaction of an earlier master (measured: 0.6 s).
+"""How long `init_transactions` may take: it waits for the last transaction of an earlier master.
 Shorter than the time a stopping node waits for a shard; tried again afterwards."""
 
 RECORD_BYTES_MAX = 256 * 1024 * 1024
