@@ -33,7 +33,8 @@ _no_deadline = settings(
 settings.register_profile("dev", _no_deadline)
 # The same examples in every run: continuous integration judges the change, developers' machines find new examples.
 # It shows the first example that fails as it is: shrinking may take five minutes, and a test that exceeds its time limit
-# shows no reason. `HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the same example and shrinks it.
+# shows no reason. `TEST_EXAMPLES=whole HYPOTHESIS_PROFILE=shrink pytest --timeout 0 <test>` finds the
+# same example and shrinks it.
 settings.register_profile("shrink", _no_deadline, derandomize=True)
 settings.register_profile(
     "ci", settings.get_profile("shrink"), phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target]

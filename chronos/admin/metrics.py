@@ -182,7 +182,7 @@ METRICS: tuple[Series, ...] = (
     Series(
         name="chronos_in_sync_replicas", kind="gauge",
         meaning="Followers of the shard that are in sync, the master not counted, as this node sees them; not there on a standalone"
-        " node. The same on all nodes but for a moment.",
+        " node. A node that was just started may count others for up to `replication.max_lag`.",
         read=_in_sync,
     ),
     Series(

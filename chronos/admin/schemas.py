@@ -50,7 +50,7 @@ SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="
 PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
 LETTER_PAGE_PATTERN = r"^[0-9]{1,19}\.[0-9]{1,19}(-[0-9]{1,19}\.[0-9]{1,19}){0,1023}$"
-ADDRESS_PATTERN = "^https?://[^/@ ]+(/[^@ ]*)?$"
+ADDRESS_PATTERN = r"^https?://[0-9A-Za-z_.~%\[\]:-]+(/[0-9A-Za-z_.~%/:-]*)?$"
 """The URL of a node, without credentials."""
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
 

@@ -156,7 +156,12 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
     if output is Format.json:
         put_json({"registries": results})
     else:
-        put(table([("REGISTRY", "left"), ("RESULT", "left")], [[printable(r["node"]), r["result"]] for r in results]))
+        put(
+            table(
+                [("REGISTRY", "left"), ("RESULT", "left")],
+                [[printable(r["node"]), printable(r["result"])] for r in results],
+            )
+        )
     if failure is not None:
         raise failure
     if all(each["result"] == "has no such value" for each in results):

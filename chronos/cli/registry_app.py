@@ -10,6 +10,7 @@ from chronos.cli.output import Format
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="Another cluster than that of the node asked.")
 ]
+OnlyClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="NAME", help="Only this cluster.")]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a registered node.")]
 Namespace = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Namespace of the configuration.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of a value in the namespace.")]
@@ -45,7 +46,7 @@ registry_app.add_typer(config_app, name="config")
 
 @registry_app.command()
 def nodes(
-    cluster: ClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    cluster: OnlyClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
 ) -> None:
     """List the nodes that are registered with the node asked, of all clusters.
 
@@ -82,7 +83,7 @@ def routes(
 
 @registry_app.command()
 def topics(
-    cluster: ClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    cluster: OnlyClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
 ) -> None:
     """List the topics that the masters of the shards have registered.
 
@@ -196,7 +197,8 @@ def set_config(
     server: Server = HERE,
     token_file: TokenFile = None,
 ) -> None:
-    """Set a value in the registry of the node asked, and of every node registered with it. Exit code 3 if one does not answer.
+    """Set a value in the registries of the node asked and of the nodes of its cluster that are registered with it. Exit code 3 if one
+    does not answer.
 
     \b
     Examples:

@@ -31,14 +31,22 @@ def address(found: str) -> str:
     """The address as a URL; Refused if it is not an HTTP address."""
     if "://" not in found:
         found = f"http://{found}"
-    parts = urlsplit(found)
     try:
+        parts = urlsplit(found)
         valid = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
     except ValueError:
         valid = False
     if not valid:
         raise Refused(f"{found!r} is not the address of a service; write http://host:port")
     return found
+
+
+def is_address(found: str) -> bool:
+    """Return whether `address` takes it as it is."""
+    try:
+        return address(found) == found
+    except Refused:
+        return False
 
 
 def authorization(token: str | None) -> dict[str, str]:

@@ -385,6 +385,8 @@ class Client:
                 connection.connect()
             except OSError as error:
                 raise _NotConnected(error) from error
+            except UnicodeError as error:  # A registered name that no resolver takes.
+                raise _NotConnected(OSError(str(error))) from error
         connection.sock.settimeout(timeout_s)
         return kept
 

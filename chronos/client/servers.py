@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from chronos.client import registry
-from chronos.client.address import addresses
+from chronos.client.address import addresses, is_address
 from chronos.client.requests import Request, id_bytes
 from chronos.core.keys import parse_generated_id, partition_of
 
@@ -105,7 +105,8 @@ class Servers:
         scheme = "https://" if all(address.startswith("https://") for address in self.given) else "http"
 
         def usable(nodes: list[dict[str, Any]]) -> tuple[str, ...]:
-            return tuple(address for node in nodes if (address := str(node["address"])).startswith(scheme))
+            found = [str(node["address"]) for node in nodes]
+            return tuple(each for each in found if each.startswith(scheme) and is_address(each))
 
         masters = [] if route["master"] is None else [route["master"]]
         return _Shard(usable(masters), usable(route["followers"]), bool(masters) and "write" in route["permissions"])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from chronos.core.roles import UNREACHABLE, Member
+from chronos.core.roles import UNREACHABLE, Member, Roles
 
 ASYNC, SYNC = "async", "sync"
 """Modes of `replication.mode` (RH-02)."""
@@ -83,8 +83,12 @@ class ProgressWindows:
         self.needed: Mapping[int, int] = {}
         """Shard -> progress that a replica in sync has at the least; a shard without reports is missing."""
 
-    def observe(self, members: Mapping[str, Member], now_ms: int) -> None:
-        """Add what the members report now, in ms of a clock that does not step."""
+    def observe(self, members: Mapping[str, Member], roles: Roles | None, now_ms: int) -> None:
+        """Add what the members report now, in ms of a clock that does not step.
+
+        A window begins with the progress that the roles name, if that is greater: after an outage the first node to come back may be far
+        behind the others.
+        """
         furthest: dict[int, int] = {}
         for member in members.values():
             for shard, replica in member.replicas.items():
@@ -93,6 +97,8 @@ class ProgressWindows:
         for shard, applied in furthest.items():
             if shard not in self._windows:
                 self._windows[shard] = ProgressWindow(self._max_lag_ms)
+                given = None if roles is None else roles.shards.get(shard)
+                applied = applied if given is None else max(applied, given.applied)
             self._windows[shard].add(applied, now_ms)
         self.needed = {shard: window.needed for shard, window in self._windows.items()}
 

@@ -51,7 +51,7 @@ class InSyncWatch:
             return
         self._observed_ms = now_ms
         snapshot = self._snapshot()
-        self._windows.observe(snapshot.members, now_ms)
+        self._windows.observe(snapshot.members, snapshot.roles, now_ms)
         if snapshot.confirmed:
             self._confirmed_ms = now_ms
         if self.rules.needed:

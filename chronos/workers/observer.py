@@ -106,6 +106,7 @@ class HealthObserver:
 
     def _settle(self, masters: Mapping[int, tuple[int, str]], snapshot: ClusterSnapshot) -> None:
         probes, self._probes = self._probes, []
+        log_answers = True
         for probe in probes:
             epoch, master = masters.get(probe.shard, (0, ""))
             now = self._look(probe.shard, master) if epoch == probe.epoch else None
@@ -113,8 +114,12 @@ class HealthObserver:
                 continue
             if now.pull_offset > probe.offset or now != probe.before:
                 self._add(probe.shard, epoch, now, healthy=True)
-            elif not self._takes_over(probe.shard, snapshot.members.get(master)) and self._is_readable(probe):
-                self._add(probe.shard, epoch, now, healthy=False)
+            elif log_answers and not self._takes_over(probe.shard, snapshot.members.get(master)):
+                try:
+                    if self._is_readable(probe):
+                        self._add(probe.shard, epoch, now, healthy=False)
+                except Retry:
+                    log_answers = False  # Each further request could take as long again.
 
     def _takes_over(self, shard: int, master: Member | None) -> bool:
         """Return whether a new master reports that it is on the way to its role, and may be."""
@@ -123,11 +128,8 @@ class HealthObserver:
         return is_new and replica is not None and replica.role != ReplicaState.MASTER
 
     def _is_readable(self, probe: _Probe) -> bool:
-        """Return whether a reader of committed records gets the probe; False also if the log does not tell."""
-        try:
-            return self._log.stable_end(self._delay_topic, probe.shard) > probe.offset
-        except Retry:
-            return False
+        """Return whether a reader of committed records gets the probe. Raises Retry."""
+        return self._log.stable_end(self._delay_topic, probe.shard) > probe.offset
 
     def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
         """Look at the shards of this step; those that have not moved are sent a probe, all in one request."""

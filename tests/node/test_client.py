@@ -243,13 +243,13 @@ def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monk
     seen: list[str] = []
 
     async def cancel(given: list[str]) -> None:
-        async with chronos.AsyncClient(given, timeout_s=1) as client:
+        async with chronos.AsyncClient(given, timeout_s=3) as client:
             await client.cancel("x")
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         master = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with registry(master, seen) as url:
-            with chronos.Client([url, master], timeout_s=1) as client, pytest.raises(Unreachable):
+            with chronos.Client([url, master], timeout_s=3) as client, pytest.raises(Unreachable):
                 client.cancel("x")
             with pytest.raises(Unreachable):
                 asyncio.run(cancel([url, master]))

@@ -185,7 +185,7 @@ class SimCoordinator:
         self._roles, self._members, self._confirmed = self._ensemble.published, self._ensemble.members(), True
         if known != (self._roles, self._members, self._confirmed):
             self._woken = True
-        self._windows.observe(self._members, self._ensemble.world.now_ms)
+        self._windows.observe(self._members, self._roles, self._ensemble.world.now_ms)
         sessions = self._ensemble.sessions()
         for node, session in sorted(sessions.items()):
             if self._since_ms.get(node, (None, 0))[0] != session:

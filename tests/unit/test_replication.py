@@ -138,7 +138,7 @@ def test_a_follower_leaves_after_the_lag_and_joins_once_it_has_caught_up() -> No
 
     def found(now_ms: int, a: int, b: int) -> tuple[str, ...]:
         members = {"a": member("a", replace(FOLLOWER, applied=a)), "b": member("b", replace(FOLLOWER, applied=b))}
-        windows.observe(members, now_ms)
+        windows.observe(members, None, now_ms)
         return followers_in_sync(members, 0, master="a", needed=windows.needed.get(0))
 
     assert found(0, 100, 100) == ("b",)
@@ -153,8 +153,18 @@ def test_a_replica_that_is_far_behind_is_not_in_sync_from_the_first_look_on() ->
     """A new controller has no history: what is there when it begins counts as old."""
     windows = ProgressWindows(LAG_MS)
     members = {"a": member("a", replace(FOLLOWER, applied=100_000)), "b": member("b", FOLLOWER)}
-    windows.observe(members, 0)
+    windows.observe(members, None, 0)
     assert followers_in_sync(members, 0, master="a", needed=windows.needed[0]) == ()
+
+
+def test_after_a_restart_the_progress_that_the_roles_name_counts() -> None:
+    """The first node to come back may be far behind the others, which are still starting."""
+    roles = Roles(shards={0: ShardRoles(master=None, epoch=3, applied=1_000)})
+    for applied, expected in ((5, ()), (1_000, ("a",))):
+        windows = ProgressWindows(LAG_MS)
+        members = {"a": member("a", replace(FOLLOWER, applied=applied))}
+        windows.observe(members, roles, 0)
+        assert followers_in_sync(members, 0, master=None, needed=windows.needed[0]) == expected
 
 
 # --- The watch of a node --------------------------------------------------------------------------

@@ -147,6 +147,9 @@ class RolesWriter:
 
     def abandon(self) -> None:
         """End the attempt: the thread ends after the call that it waits for, and nothing that it finds is told."""
+        if not self._abandoned.is_set() and self.stage is not Stage.CONTROLLING:
+            # One that takes too long is repeated: if this line comes again and again, the brokers are too slow for the timeout.
+            log.info("controller: an attempt ended", stage=self.stage)
         self._abandoned.set()
         self._jobs.put(None)
 

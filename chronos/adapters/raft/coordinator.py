@@ -409,10 +409,12 @@ class RaftCoordinator:
     def _note(self, news: News, asked_s: float) -> None:
         """Note what the leader tells; while it does not know all members, nothing is confirmed.
 
-        An answer that a later one has overtaken says nothing.
+        An answer that a later one has overtaken says nothing. If only such answers come, the voters have begun anew without their files.
         """
         known = before = self._known
         if news.stamp < known.stamp or news.revision < known.revision:
+            if asked_s - self._heard_s > self._timeout_s:
+                self._lose()
             return
         if news.content is not None or news.stamp == known.stamp:
             known = replace(known, stamp=news.stamp, content=news.content or known.content)
