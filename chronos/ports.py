@@ -264,6 +264,11 @@ class Clock(Protocol):
         """Return the milliseconds by which the wall clock was stepped against the boot clock since the start."""
 
 
+def steady_ms(clock: Clock) -> int:
+    """Return milliseconds that a step of the wall clock does not change: for durations, so that none looks like silence or lag."""
+    return clock.now_ms() - clock.stepped_ms()
+
+
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """The knowledge of a node about the cluster at one moment."""
 

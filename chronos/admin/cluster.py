@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, no_shard
+from chronos.admin.problems import ProblemError, shard_number
 from chronos.admin.schemas import (
     AwayNode,
     BrokerInfo,
@@ -116,7 +116,7 @@ class Cluster:
 
     async def transfer(self, call: Call) -> tuple[int, object]:
         """Transfer a shard to another node: 1. wait for the node to be seen, 2. ask the controller, 3. wait for the new master."""
-        shard = self._number(call)
+        shard = shard_number(call.request.match_info["shard"], len(self._context.shards))
         membership = self._membership()
         query: TransferQuery = call.query
         node = await self._member(membership, query.to)
@@ -124,12 +124,6 @@ class Cluster:
         return await self._result(
             membership, lambda roles: roles.master == node, f"transfer of shard {shard} to {node}", [shard]
         )
-
-    def _number(self, call: Call) -> int:
-        number, shards = call.request.match_info["shard"], len(self._context.shards)
-        if not number.isdecimal() or not number.isascii() or int(number) >= shards:
-            raise no_shard(shards)
-        return int(number)
 
     async def drain(self, call: Call) -> tuple[int, object]:
         """Drain a node before maintenance: it hands over its shards and gets none to lead."""
@@ -188,7 +182,7 @@ class Cluster:
 
     async def arm(self, call: Call) -> tuple[int, object]:
         """Permit one failover of a shard, and wait until the controller has the permission or has used it."""
-        shard = self._number(call)
+        shard = shard_number(call.request.match_info["shard"], len(self._context.shards))
         membership = self._membership()
         if self._context.node.config.failover.on_unhealthy == OFF:
             raise ProblemError(

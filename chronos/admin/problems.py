@@ -100,9 +100,11 @@ def converted(field: str, convert: Callable[[_Given], _Made], value: _Given) -> 
         raise wrong_field(field, str(error)) from None
 
 
-def no_shard(shards: int) -> ProblemError:
-    """404 for a number that is not one of a shard."""
-    return ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
+def shard_number(text: str, shards: int) -> int:
+    """The shard that a path names; ProblemError with status 404 if there is none of that number."""
+    if not text.isdecimal() or not text.isascii() or int(text) >= shards:
+        raise ProblemError(404, "no-shard", f"there are shards 0 to {shards - 1}")
+    return int(text)
 
 
 def from_error(error: ChronosError) -> ProblemError:

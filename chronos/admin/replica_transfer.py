@@ -8,7 +8,7 @@ from aiohttp import web
 
 from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, is_token_of
 from chronos.admin.context import Call, Context
-from chronos.admin.problems import ProblemError, no_shard
+from chronos.admin.problems import ProblemError, shard_number
 from chronos.admin.schemas import DigestInfo
 from chronos.admin.waiting import poll
 from chronos.core.codec import FRESH
@@ -97,13 +97,10 @@ class ReplicaTransfer:
     def _shard(self, call: Call) -> ShardDriver:
         """The requested replica; ProblemError when this node holds none, or an empty one."""
         shards = self._context.shards
-        number = call.request.match_info["shard"]
-        if not number.isdecimal() or not number.isascii() or int(number) >= len(shards):
-            raise no_shard(len(shards))
-        shard = shards[int(number)]
+        shard = shards[shard_number(call.request.match_info["shard"], len(shards))]
         if shard.role == "none" or not shard.replica.known or shard.state == FRESH:
             raise ProblemError(
-                503, "not-held", f"this node holds no data of shard {number} (its replica is {shard.role})"
+                503, "not-held", f"this node holds no data of shard {shard.number} (its replica is {shard.role})"
             )
         return shard
 

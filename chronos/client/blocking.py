@@ -383,10 +383,8 @@ class Client:
             connection.timeout = self._servers.connect_s(timeout_s)
             try:
                 connection.connect()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # UnicodeError: a registered name that no resolver takes.
                 raise _NotConnected(error) from error
-            except UnicodeError as error:  # A registered name that no resolver takes.
-                raise _NotConnected(OSError(str(error))) from error
         connection.sock.settimeout(timeout_s)
         return kept
 
@@ -415,7 +413,7 @@ class _Connection:
 class _NotConnected(Exception):
     """No connection to the node: nothing was sent."""
 
-    def __init__(self, cause: OSError) -> None:
+    def __init__(self, cause: OSError | UnicodeError) -> None:
         self.cause = cause
         super().__init__(str(cause))
 

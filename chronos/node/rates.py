@@ -4,7 +4,6 @@ In a cluster the controller publishes the limits set at run time with the roles,
 the last ones while the coordinator does not answer. A standalone node keeps them in its data directory.
 """
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from chronos.adapters.durable import replace_file
 from chronos.config import Config
 from chronos.core.rates import Rate, check_pattern, parse_rate, rate_text
 from chronos.core.roles import Request
@@ -97,13 +97,8 @@ class NodeRates:
 
     def _keep(self, rates: dict[str, str]) -> None:
         """Write the file, so that it has either the old or the new limits after a crash."""
-        new_file = self._file.with_suffix(".new")
         try:
-            with open(new_file, "wb") as file:
-                file.write(msgspec.json.encode(_Kept(rates=rates)))
-                file.flush()
-                os.fsync(file.fileno())
-            new_file.replace(self._file)
+            replace_file(self._file, msgspec.json.encode(_Kept(rates=rates)))
         except OSError as error:
             raise NoSpace(
                 f"{self._file} could not be written ({error.strerror}). Make room on that disk; nothing is lost"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from chronos.core.replication import ProgressWindows, ReplicationRules, followers_in_sync
-from chronos.ports import Clock, ClusterSnapshot
+from chronos.ports import Clock, ClusterSnapshot, steady_ms
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -46,7 +46,7 @@ class InSyncWatch:
 
     def step(self) -> None:
         """Look at what the members report, at most every OBSERVE_MS."""
-        now_ms = self._steady_ms()
+        now_ms = steady_ms(self._clock)
         if self._observed_ms is not None and now_ms - self._observed_ms < OBSERVE_MS:
             return
         self._observed_ms = now_ms
@@ -93,8 +93,4 @@ class InSyncWatch:
 
     def _is_current(self) -> bool:
         confirmed_ms = self._confirmed_ms
-        return confirmed_ms is not None and self._steady_ms() - confirmed_ms < self.rules.max_lag_ms
-
-    def _steady_ms(self) -> int:
-        # A step of the wall clock is no lag.
-        return self._clock.now_ms() - self._clock.stepped_ms()
+        return confirmed_ms is not None and steady_ms(self._clock) - confirmed_ms < self.rules.max_lag_ms

@@ -18,7 +18,7 @@ from chronos.core.health import HealthRules, Observations, Verdict
 from chronos.core.roles import Member
 from chronos.core.wheel import Position
 from chronos.errors import Retry
-from chronos.ports import Clock, ClusterSnapshot, Log, Outgoing
+from chronos.ports import Clock, ClusterSnapshot, Log, Outgoing, steady_ms
 from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
@@ -81,18 +81,18 @@ class HealthObserver:
         self._before: dict[int, tuple[int, Look]] = {}
         """Shard -> role epoch and look of the last observation."""
         self._verdicts: Mapping[int, Verdict] = {}
-        self._stepped_ms = self._steady_ms()
+        self._stepped_ms = steady_ms(self._clock)
 
     def verdict(self, shard: int) -> Verdict | None:
         """Return the present verdict on the shard's master; None without one."""
-        if self._steady_ms() - self._stepped_ms >= self.rules.forgotten_ms:
+        if steady_ms(self._clock) - self._stepped_ms >= self.rules.forgotten_ms:
             return None  # the thread of the observer hangs
         return self._verdicts.get(shard)
 
     def step(self) -> None:
         """1. See which probes have passed, 2. look at the next shards, 3. judge. Call it once a time-out."""
         snapshot = self._snapshot()
-        roles, now_ms = snapshot.roles, self._steady_ms()
+        roles, now_ms = snapshot.roles, steady_ms(self._clock)
         epochs = (
             {} if roles is None else {n: (each.epoch, each.master) for n, each in roles.shards.items() if each.master}
         )
@@ -106,7 +106,7 @@ class HealthObserver:
 
     def _settle(self, masters: Mapping[int, tuple[int, str]], snapshot: ClusterSnapshot) -> None:
         probes, self._probes = self._probes, []
-        log_answers = True
+        still = []
         for probe in probes:
             epoch, master = masters.get(probe.shard, (0, ""))
             now = self._look(probe.shard, master) if epoch == probe.epoch else None
@@ -114,17 +114,20 @@ class HealthObserver:
                 continue
             if now.pull_offset > probe.offset or now != probe.before:
                 self._add(probe.shard, epoch, now, healthy=True)
-            elif log_answers and not self._takes_over(probe.shard, snapshot.members.get(master)):
-                try:
-                    if self._is_readable(probe):
-                        self._add(probe.shard, epoch, now, healthy=False)
-                except Retry:
-                    log_answers = False  # Each further request could take as long again.
+            elif not self._takes_over(probe.shard, snapshot.members.get(master)):
+                still.append((probe, now))
+        for probe, now in still:
+            try:
+                is_readable = self._is_readable(probe)
+            except Retry:
+                return  # Each further request could take as long again.
+            if is_readable:
+                self._add(probe.shard, probe.epoch, now, healthy=False)
 
     def _takes_over(self, shard: int, master: Member | None) -> bool:
         """Return whether a new master reports that it is on the way to its role, and may be."""
         replica = None if master is None else master.replicas.get(shard)
-        is_new = self._steady_ms() - self._seen[shard][1] < TAKE_OVER_MS
+        is_new = steady_ms(self._clock) - self._seen[shard][1] < TAKE_OVER_MS
         return is_new and replica is not None and replica.role != ReplicaState.MASTER
 
     def _is_readable(self, probe: _Probe) -> bool:
@@ -160,11 +163,11 @@ class HealthObserver:
         ]
 
     def _add(self, shard: int, epoch: int, now: Look, *, healthy: bool) -> None:
-        self._observations.add(shard, epoch, healthy=healthy, now_ms=self._steady_ms())
+        self._observations.add(shard, epoch, healthy=healthy, now_ms=steady_ms(self._clock))
         self._before[shard] = (epoch, now)
 
     def _judge(self) -> None:
-        now_ms, before = self._steady_ms(), self._verdicts
+        now_ms, before = steady_ms(self._clock), self._verdicts
         found = {shard: self._observations.verdict(shard, now_ms) for shard in range(self._shards)}
         self._verdicts = {shard: verdict for shard, verdict in found.items() if verdict is not None}
         self._stepped_ms = now_ms
@@ -174,7 +177,3 @@ class HealthObserver:
                 log.warning("master unhealthy", shard=shard, epoch=verdict.epoch)
             elif verdict.healthy and known is not None and not known.healthy:
                 log.info("master healthy again", shard=shard, epoch=verdict.epoch)
-
-    def _steady_ms(self) -> int:
-        # A step of the wall clock must not look like silence.
-        return self._clock.now_ms() - self._clock.stepped_ms()

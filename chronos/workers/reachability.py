@@ -7,7 +7,7 @@ waits for its brokers in the middle of a step notices long after its messages we
 import structlog
 
 from chronos.core.roles import DEGRADED, OK, UNREACHABLE
-from chronos.ports import Clock, TopicLog
+from chronos.ports import Clock, TopicLog, steady_ms
 
 log = structlog.get_logger("chronos.cluster")
 
@@ -23,33 +23,29 @@ class LogReachability:
         self._log = log_port
         self._unreachable_ms = unreachable_ms
         self._clock = clock
-        self._answered_ms = self._steady_ms()
+        self._answered_ms = steady_ms(self._clock)
         self._logged = OK
         """The verdict of the last step: only its changes are logged."""
 
     @property
     def verdict(self) -> str:
         """OK, DEGRADED or UNREACHABLE, as of now."""
-        silent_ms = self._steady_ms() - self._answered_ms
+        silent_ms = steady_ms(self._clock) - self._answered_ms
         if silent_ms >= self._unreachable_ms:
             return UNREACHABLE
         return DEGRADED if silent_ms >= self._unreachable_ms // 2 else OK
 
     def step(self, now_ms: int) -> int:
         """Ping once; return when to be called again, in epoch ms."""
-        pinged_ms = self._steady_ms()
+        pinged_ms = steady_ms(self._clock)
         if self._log.ping(2 * self._unreachable_ms / PINGS / 1_000):
-            self._answered_ms = self._steady_ms()
+            self._answered_ms = steady_ms(self._clock)
         verdict = self.verdict
         if (verdict == UNREACHABLE) != (self._logged == UNREACHABLE):
             if verdict == UNREACHABLE:
-                log.warning("the log does not answer this node", quiet_ms=self._steady_ms() - self._answered_ms)
+                log.warning("the log does not answer this node", quiet_ms=steady_ms(self._clock) - self._answered_ms)
             else:
                 log.info("the log answers this node again")
         self._logged = verdict
-        took_ms = self._steady_ms() - pinged_ms
+        took_ms = steady_ms(self._clock) - pinged_ms
         return now_ms + max(0, self._unreachable_ms // PINGS - took_ms)
-
-    def _steady_ms(self) -> int:
-        # A step of the wall clock must not look like silence.
-        return self._clock.now_ms() - self._clock.stepped_ms()

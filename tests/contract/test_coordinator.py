@@ -113,7 +113,44 @@ class Cluster(Protocol):
         """Publish roles as another controller would."""
 
 
-class ZooKeeperCluster:
+class RealCluster:
+    """Coordinators that reach real servers over links, in real time."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, list[Link]] = {}
+        self._timers: list[threading.Timer] = []
+        self._coordinators: list[Coordinator] = []
+
+    def _made(self, node: str, coordinator: Coordinator, links: list[Link]) -> Coordinator:
+        self._links.setdefault(node, []).extend(links)
+        self._coordinators.append(coordinator)
+        return coordinator
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._timers.append(threading.Timer(0.1, call))
+        self._timers[-1].start()
+
+    def cut(self, node: str) -> None:
+        for link in self._links[node]:
+            link.cut(silent=False)
+
+    def mend(self, node: str) -> None:
+        for link in self._links[node]:
+            link.mend()
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.join()
+        for node in self._links:
+            self.mend(node)
+        for coordinator in self._coordinators:
+            coordinator.leave()
+
+
+class ZooKeeperCluster(RealCluster):
     """Coordinators on a real ZooKeeper."""
 
     refused_s = SESSION_S
@@ -125,13 +162,10 @@ class ZooKeeperCluster:
         self._network = network
         self._raw = raw
         self._name = f"c-{uuid.uuid4().hex[:8]}"
-        self._links: dict[str, list[Link]] = {}
-        self._timers: list[threading.Timer] = []
-        self.made: list[ZooKeeperCoordinator] = []
+        super().__init__()
 
     def coordinator(self, node: str, instance: str = "") -> Coordinator:
         link = self._network.link(self._zookeeper[0].port)
-        self._links.setdefault(node, []).append(link)
         made = ZooKeeperCoordinator(
             hosts=link.address,
             cluster=self._name,
@@ -140,26 +174,10 @@ class ZooKeeperCluster:
             shards=SHARDS,
             session_timeout_s=SESSION_S,
         )
-        self.made.append(made)
-        return made
+        return self._made(node, made, [link])
 
     def be_patient(self) -> None:
         pass
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._timers.append(threading.Timer(0.1, call))
-        self._timers[-1].start()
-
-    def cut(self, node: str) -> None:
-        for link in self._links[node]:
-            link.cut(silent=False)
-
-    def mend(self, node: str) -> None:
-        for link in self._links[node]:
-            link.mend()
 
     def expel(self, node: str) -> None:
         self._raw.delete(f"/chronos/{self._name}/members/{node}")
@@ -167,16 +185,8 @@ class ZooKeeperCluster:
     def publish(self, roles: Roles) -> None:
         self._raw.set(f"/chronos/{self._name}/roles", msgspec.json.encode(roles))
 
-    def close(self) -> None:
-        for timer in self._timers:
-            timer.join()
-        for node in self._links:
-            self.mend(node)
-        for coordinator in self.made:
-            coordinator.leave()
 
-
-class KafkaCluster:
+class KafkaCluster(RealCluster):
     """Coordinators on a real Kafka."""
 
     refused_s = (GRACE_TIMEOUTS + 1) * TIMING.timeout_ms / 1_000
@@ -188,13 +198,10 @@ class KafkaCluster:
         self._doors = iter(doors)
         self._spec = TopicSpec(name=f"cluster.{uuid.uuid4().hex[:8]}", partitions=2, settings={"retention.ms": "-1"})
         self._timing = TIMING
-        self._links: dict[str, list[Link]] = {}
-        self._timers: list[threading.Timer] = []
-        self.made: list[KafkaCoordinator] = []
+        super().__init__()
 
     def coordinator(self, node: str, instance: str = "") -> Coordinator:
         link = next(self._doors)
-        self._links.setdefault(node, []).append(link)
         made = KafkaCoordinator(
             bootstrap_servers=link.address,
             properties={},
@@ -206,26 +213,10 @@ class KafkaCluster:
             shards=SHARDS,
             timing=self._timing,
         )
-        self.made.append(made)
-        return made
+        return self._made(node, made, [link])
 
     def be_patient(self) -> None:
         self._timing = PATIENT
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._timers.append(threading.Timer(0.1, call))
-        self._timers[-1].start()
-
-    def cut(self, node: str) -> None:
-        for link in self._links[node]:
-            link.cut(silent=False)
-
-    def mend(self, node: str) -> None:
-        for link in self._links[node]:
-            link.mend()
 
     def expel(self, node: str) -> None:
         """As another client of the topic could: end its transactions, and say farewell in its name."""
@@ -274,16 +265,8 @@ class KafkaCluster:
         writer.close()
         topic.close()
 
-    def close(self) -> None:
-        for timer in self._timers:
-            timer.join()
-        for node in self._links:
-            self.mend(node)
-        for coordinator in self.made:
-            coordinator.leave()
 
-
-class RaftCluster:
+class RaftCluster(RealCluster):
     """Coordinators whose voters are three servers of their own."""
 
     refused_s = RAFT_TIMEOUT_MS / 1_000
@@ -295,9 +278,7 @@ class RaftCluster:
         self._directory = directory
         self._timeout_ms = RAFT_TIMEOUT_MS
         self._voters: Voters | None = None
-        self._links: dict[str, list[Link]] = {}
-        self._timers: list[threading.Timer] = []
-        self.made: list[RaftCoordinator] = []
+        super().__init__()
 
     @property
     def voters(self) -> Voters:
@@ -308,7 +289,6 @@ class RaftCluster:
 
     def coordinator(self, node: str, instance: str = "") -> Coordinator:
         links = {name: self._network.link(port) for name, port in self.voters.ports.items()}
-        self._links.setdefault(node, []).extend(links.values())
         made = RaftCoordinator(
             peers={name: f"http://{link.address}" for name, link in links.items()},
             secret=SECRET,
@@ -320,26 +300,10 @@ class RaftCluster:
             timeout_ms=self._timeout_ms,
             join_s=RAFT_JOIN_S,
         )
-        self.made.append(made)
-        return made
+        return self._made(node, made, list(links.values()))
 
     def be_patient(self) -> None:
         self._timeout_ms = RAFT_PATIENT_MS
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._timers.append(threading.Timer(0.1, call))
-        self._timers[-1].start()
-
-    def cut(self, node: str) -> None:
-        for link in self._links[node]:
-            link.cut(silent=False)
-
-    def mend(self, node: str) -> None:
-        for link in self._links[node]:
-            link.mend()
 
     def expel(self, node: str) -> None:
         self.voters.expel(node)
@@ -348,12 +312,7 @@ class RaftCluster:
         self.voters.publish(roles)
 
     def close(self) -> None:
-        for timer in self._timers:
-            timer.join()
-        for node in self._links:
-            self.mend(node)
-        for coordinator in self.made:
-            coordinator.leave()
+        super().close()
         if self._voters is not None:
             self._voters.close()
 

@@ -6,7 +6,6 @@ store in it opens and has the digest of the manifest.
 
 import hashlib
 import io
-import os
 import re
 import shutil
 import tarfile
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from chronos.adapters.durable import sync
 from chronos.adapters.rocksdb.store import RocksStore
 from chronos.core.codec import FRESH, UNDECODABLE, Identity, unpack_identity, unpack_state
 from chronos.core.digest import digest
@@ -178,10 +178,10 @@ class Copier:
         try:
             yield part
             for file in part.iterdir():
-                _sync(file)
-            _sync(part)
+                sync(file)
+            sync(part)
             part.rename(into)
-            _sync(into.parent)
+            sync(into.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
@@ -331,14 +331,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NoSpace(f"{path} cannot be written ({error}). Make room on that disk; nothing is lost.") from error
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def all_damaged(names: Sequence[str]) -> StoreCorrupt:

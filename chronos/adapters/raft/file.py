@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from chronos.adapters.durable import replace_file
 from chronos.core.raft.register import Disk
 from chronos.errors import Stop
 
@@ -36,16 +36,5 @@ def read(path: Path, node: str) -> Disk:
 
 
 def write(path: Path, node: str, disk: Disk) -> None:
-    """Replace the file durably: new file, fsync, rename, fsync of the directory. Raises OSError."""
-    data = msgspec.msgpack.encode(_File(format=FORMAT, node=node, disk=disk))
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    """Replace the file durably. Raises OSError."""
+    replace_file(path, msgspec.msgpack.encode(_File(format=FORMAT, node=node, disk=disk)))
