@@ -207,6 +207,25 @@ def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
     assert found[0].startswith(f"chronos/{path}:")
 
 
+LINES_MAX = 500
+
+TABLES = {"admin/schemas.py"}
+"""Modules that only list: they may be longer."""
+
+
+def long_files(root: Path) -> list[str]:
+    """Modules of the package that a reader cannot take in at once."""
+    files = ((path.relative_to(root).as_posix(), len(path.read_text().splitlines())) for path in root.rglob("*.py"))
+    return [f"{name} has {lines} lines" for name, lines in sorted(files) if lines > LINES_MAX and name not in TABLES]
+
+
+def test_no_module_has_more_than_500_lines(tmp_path):
+    """A longer module holds more than one mechanism."""
+    assert long_files(ROOT / "chronos") == []
+    (tmp_path / "long.py").write_text("x = 1\n" * (LINES_MAX + 1))
+    assert long_files(tmp_path) == ["long.py has 501 lines"]
+
+
 def test_everything_imported_is_a_declared_dependency():
     """What the package imports is in pyproject.toml, and is not there only because another package needs it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -3,11 +3,20 @@
 Keeps law 1: a store that is ahead of its logs, or older than their start, is an error with a name.
 """
 
+import structlog
 from msgspec import Struct
 
 from chronos.core.codec import State
 from chronos.errors import LogMismatch
 from chronos.ports import Watermarks
+
+log = structlog.get_logger("chronos.shard")
+
+FLUSH_RECORDS = 200
+"""A replay of this many progress records (tenths of a second) is flushed: a node killed again must not repeat it."""
+
+LOG_MS = 1_000
+"""How often a long replay logs its position."""
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -34,6 +43,27 @@ class RecoveryCost(Struct, frozen=True, kw_only=True):
             applied_min=progress.start,
             pull_offset_min=delay.start,
         )
+
+
+class Replay:
+    """The progress records that a replica has applied since it opened its logs."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        """Number of records applied."""
+        self._logged_ms = 0
+
+    @property
+    def needs_flush(self) -> bool:
+        """It took long enough that the next process must not repeat it."""
+        return self.records >= FLUSH_RECORDS
+
+    def log_position(self, shard: int, state: State, now_ms: int) -> None:
+        """Log the position of a replay that takes long, once every LOG_MS and not at its first record."""
+        if now_ms - self._logged_ms >= LOG_MS:
+            if self._logged_ms:
+                log.info("replaying", shard=shard, applied=state.applied, pull=state.pull_offset)
+            self._logged_ms = now_ms
 
 
 def check_position(topic: str, shard: int, position: int, watermarks: Watermarks) -> None:

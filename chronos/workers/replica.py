@@ -42,7 +42,7 @@ from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
-from chronos.workers.recovery import RecoveryCost, start_state
+from chronos.workers.recovery import RecoveryCost, Replay, start_state
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 from chronos.workers.replica_view import ReplicaView
 from chronos.workers.step_report import StepReport
@@ -58,12 +58,6 @@ PREDECESSOR_POLL_MS = POLL_MS // 10
 
 HALVINGS_MAX = 20
 """Aborted transactions in a row that are repeated at once to isolate a poison record: log2 of a batch, with a margin."""
-
-REPLAYED_FLUSH = 200
-"""A replay of this many progress records (tenths of a second) is flushed: a node killed again must not repeat it."""
-
-REPLAY_LOG_MS = 1_000
-"""How often a long replay logs its position."""
 
 
 class Replica(ReplicaView):
@@ -148,8 +142,7 @@ class Replica(ReplicaView):
         """The assignment under which the writer was opened."""
         self._take_over_ms: list[int] = []
         """Epoch ms at which taking over began, at which earlier masters were fenced, and at which the log was applied to its end."""
-        self._replayed = 0
-        self._replay_logged_ms = 0
+        self._replay = Replay()
         self._aborts_in_a_row = 0
         self._delete_ms = 0
 
@@ -295,7 +288,7 @@ class Replica(ReplicaView):
         """Delete what is past its retention, and wait for more progress records: the follower has caught up."""
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
-            log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replayed)
+            log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replay.records)
         self._pause_reason.clear()
         self._delete(now_ms)
         return now_ms + POLL_MS
@@ -321,7 +314,7 @@ class Replica(ReplicaView):
             # Another node took over with a later role between 1 and 2, and this fence hit that node: step back.
             self._restart()
             return now_ms + POLL_MS
-        if self._replayed >= REPLAYED_FLUSH:
+        if self._replay.needs_flush:
             self.store.flush()
         reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset, bounded=self._bounded)
         self._follower = None
@@ -372,7 +365,7 @@ class Replica(ReplicaView):
         self._pause_reason.clear()
         begun_ms, fenced_ms, resolved_ms = self._take_over_ms
         log.info(
-            "master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replayed, fence_ms=fenced_ms - begun_ms,
+            "master", shard=self.number, epoch=epoch, pending=pending, replayed=self._replay.records, fence_ms=fenced_ms - begun_ms,
             resolve_ms=resolved_ms - fenced_ms, commit_ms=self._clock.now_ms() - resolved_ms,
         )  # fmt: skip
         return now_ms
@@ -457,11 +450,9 @@ class Replica(ReplicaView):
         self._check_guard()
         applied = follower.step()
         self.refused = follower.refused
-        self._replayed += applied
-        if self._role == ReplicaState.RECOVERING and applied and now_ms - self._replay_logged_ms >= REPLAY_LOG_MS:
-            if self._replay_logged_ms:
-                log.info("replaying", shard=self.number, applied=self.state.applied, pull=self.state.pull_offset)
-            self._replay_logged_ms = now_ms
+        self._replay.records += applied
+        if self._role == ReplicaState.RECOVERING and applied:
+            self._replay.log_position(self.number, self.state, now_ms)
         return applied
 
     def _leadership_ended(self) -> bool:

@@ -17,7 +17,8 @@ import pytest
 from chronos.adapters.raft import file
 from chronos.adapters.raft.coordinator import RaftCoordinator
 from chronos.adapters.raft.links import Unanswered, VoterClient, open_session
-from chronos.adapters.raft.voter import CONNECTIONS_MAX, timing_of
+from chronos.adapters.raft.server import CONNECTIONS_MAX
+from chronos.adapters.raft.voter import timing_of
 from chronos.adapters.raft.wire import (
     BODY_BYTES_MAX,
     CHALLENGE,

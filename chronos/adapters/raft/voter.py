@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +19,8 @@ from aiohttp import web
 
 from chronos.adapters.raft import file
 from chronos.adapters.raft.links import Link
+from chronos.adapters.raft.server import HANDSHAKE_S, BoundedServer, read_body
 from chronos.adapters.raft.wire import (
-    BODY_BYTES_MAX,
     CHALLENGE,
     PATH,
     SIGNATURE,
@@ -79,12 +79,6 @@ TRANSFER_S = 1.0
 ANSWER_S = 1.0
 """How long a voter that stops goes on with requests."""
 
-CONNECTIONS_MAX = 250
-"""Most connections: each member has one or two to the leader, and each voter one to every other."""
-
-HANDSHAKE_S = 5.0
-"""How long a new connection may take to negotiate TLS."""
-
 
 def timing_of(heartbeat_ms: int, timeout_ms: int) -> Timing:
     """The intervals of the election; with 2 s and 6 s they are DLedger's."""
@@ -134,7 +128,7 @@ class Voter:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="raft-file")
         self._timer: asyncio.TimerHandle | None = None
         self._challenges = Challenges(time.monotonic())
-        self._server: _Server | None = None
+        self._server: BoundedServer | None = None
         self._listening: asyncio.Server | None = None
         self._stopped = False
         """It was stopped, or an error has ended it."""
@@ -171,7 +165,7 @@ class Voter:
         }
         host, port = self._address
         timeout_s = None if server_tls is None else HANDSHAKE_S
-        self._server = _Server(self._handle)
+        self._server = BoundedServer(self._handle)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 self._server, host, port, ssl=server_tls, ssl_handshake_timeout=timeout_s, reuse_address=True
@@ -318,7 +312,7 @@ class Voter:
             return self._unauthorized(now_s)
         assert self._server is not None
         self._server.keep(request)
-        body = await _read(request)
+        body = await read_body(request)
         if body is None:
             return web.Response(status=413)
         if not signature.is_of(body):
@@ -453,49 +447,6 @@ class Voter:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(_NotCommitted())
-
-
-async def _read(request: web.BaseRequest) -> bytes | None:
-    """Return the content of a request; None if it is too large."""
-    content = bytearray()
-    if (request.content_length or 0) > BODY_BYTES_MAX:
-        return None
-    async for part in request.content.iter_any():
-        content += part
-        if len(content) > BODY_BYTES_MAX:
-            return None
-    return bytes(content)
-
-
-class _Server(web.Server):
-    """A server with at most CONNECTIONS_MAX connections. At the bound the oldest one without a valid request is closed for a new one."""
-
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
-        super().__init__(handler, access_log=None, lingering_time=0)
-        self._known: set[web.RequestHandler] = set()
-        self._unknown: dict[web.RequestHandler, asyncio.Transport] = {}
-        """Connections without a valid request so far, oldest first."""
-
-    @property
-    def count(self) -> int:
-        """Number of open connections."""
-        return len(self._known) + len(self._unknown)
-
-    def keep(self, request: web.BaseRequest) -> None:
-        """The connection of this request belongs to a node of the cluster."""
-        if self._unknown.pop(request.protocol, None) is not None:
-            self._known.add(request.protocol)
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self._unknown[handler] = transport
-        if self.count > CONNECTIONS_MAX:
-            self._unknown.pop(next(iter(self._unknown))).abort()
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        self._known.discard(handler)
-        self._unknown.pop(handler, None)
 
 
 class _NotCommitted(Exception):
