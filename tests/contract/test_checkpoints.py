@@ -186,6 +186,7 @@ def test_a_store_is_never_overwritten(case: Case, tmp_path: Path) -> None:
     assert list((tmp_path / "back").iterdir()) == []
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(history=histories, at=st.integers(0, 12), kind=st.sampled_from(["rocks", "memory"]))
 def test_a_restored_replica_that_replays_the_rest_has_the_digest_of_its_master(

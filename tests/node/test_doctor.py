@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.harness.command import Done, run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
@@ -13,6 +15,7 @@ def examine(service: Service, *arguments: str) -> Done:
     return run("doctor", *settings, *arguments)
 
 
+@pytest.mark.slow
 def test_the_doctor_reads_every_store_of_a_stopped_service(tmp_path):
     """And finds nothing wrong."""
     with Service(tmp_path / "data", settings={"shards": 2}) as service:

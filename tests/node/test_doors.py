@@ -132,6 +132,7 @@ def test_a_header_name_with_a_nul_is_refused(service):
 # --- Paths
 
 
+@pytest.mark.slow
 def test_an_id_of_any_byte_is_reached_over_http(service):
     """Every byte alone and in the middle, as the client writes it and percent-encoded whole."""
     names = [bytes([byte]) for byte in range(256)] + [b"a%cb" % byte for byte in range(256)]
