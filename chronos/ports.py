@@ -151,7 +151,21 @@ class Writer(Protocol):
         """Release the client; an open transaction is left as it is."""
 
 
-class RecordLog(Protocol):
+class Appender(Protocol):
+    """Writing records outside any transaction. Any thread may call."""
+
+    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
+        """Write records outside any transaction and return once all are durable; the records are not changed.
+
+        After the time, everything that this appender holds is discarded, also records of other callers, which fail alike.
+        Raises LogUnavailable, NoSpace.
+        """
+
+    def close(self) -> None:
+        """Release all clients."""
+
+
+class RecordLog(Appender, Protocol):
     """Reading and writing records."""
 
     def reader(self, topic: str, partition: int, offset: int, *, bounded: bool = False, alone: bool = False) -> Reader:
@@ -164,15 +178,6 @@ class RecordLog(Protocol):
 
     def writer(self, shard: int) -> Writer:
         """Return a writer for the shard; fences the earlier ones and resolves their last transaction."""
-
-    def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
-        """Write records outside any transaction and return once all are durable; the records are not changed.
-
-        Raises LogUnavailable, NoSpace.
-        """
-
-    def close(self) -> None:
-        """Release all clients."""
 
 
 class TopicLog(Protocol):

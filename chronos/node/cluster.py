@@ -16,9 +16,9 @@ from chronos.core.replication import ReplicationRules
 from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import ChronosError
 from chronos.node.driver import run_guarded
-from chronos.node.opening import cluster_topic
+from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.tls import client_tls, server_tls
-from chronos.ports import Clock, ClusterInspection, Coordinator, Log
+from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.observer import HealthObserver, Look
@@ -211,9 +211,12 @@ class ClusterNode:
         self._leaving = threading.Event()
         self.reachability = LogReachability(log, unreachable_ms=unreachable_ms(config), clock=clock)
         self._observer = None
+        self._probes: Appender | None = None
         if observes(config):
+            self._probes = open_appender(config)
             self._observer = HealthObserver(
                 log,
+                probes=self._probes,
                 rules=health_rules(config),
                 shards=config.shards,
                 delay_topic=config.topics.delay,
@@ -257,6 +260,8 @@ class ClusterNode:
         for thread in (self._membership_thread, self._reachability_thread, self._health_thread):
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._probes is not None:
+            self._probes.close()
         self._coordinator.leave()
 
     def _run_membership(self) -> None:

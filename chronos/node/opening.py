@@ -13,7 +13,7 @@ from chronos.core.placement import partitions_of
 from chronos.core.progress import progress_bytes_max
 from chronos.errors import ConfigurationError, LogMismatch
 from chronos.node.directory import DataDirectory
-from chronos.ports import Clock, Log, Store, TopicInfo, TopicSpec
+from chronos.ports import Appender, Clock, Log, Store, TopicInfo, TopicSpec
 
 if TYPE_CHECKING:
     from chronos.adapters.kafka.bulk import BulkOpener
@@ -69,6 +69,18 @@ def open_kafka(config: Config) -> "KafkaLog":
         progress_topic=config.topics.progress,
         transaction_timeout_s=config.delivery.transaction_timeout / 1_000,
         request_timeout_s=config.log.kafka.request_timeout / 1_000,
+    )
+
+
+def open_appender(config: Config) -> Appender:
+    """Return an appender to the Kafka cluster of `log.kafka` with a producer of its own, which is made at the first use."""
+    from chronos.adapters.kafka.appender import KafkaAppender
+    from chronos.adapters.kafka.connection import Connection
+
+    kafka = config.log.kafka
+    assert kafka.bootstrap_servers is not None
+    return KafkaAppender(
+        Connection(kafka.bootstrap_servers, kafka.properties, request_timeout_s=kafka.request_timeout / 1_000)
     )
 
 

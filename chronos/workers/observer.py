@@ -18,14 +18,13 @@ from chronos.core.health import HealthRules, Observations, Verdict
 from chronos.core.roles import Member
 from chronos.core.wheel import Position
 from chronos.errors import Retry
-from chronos.ports import Clock, ClusterSnapshot, Log, Outgoing, steady_ms
+from chronos.ports import Appender, Clock, ClusterSnapshot, Outgoing, TopicLog, steady_ms
 from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.cluster")
 
 APPEND_S = 15.0
-"""How long the brokers may take to acknowledge a probe. After it the log's client discards whatever it holds, also for HTTP
-requests, which wait as long."""
+"""How long the brokers may take to acknowledge a probe."""
 
 TAKE_OVER_MS = 30_000
 """How long a new master may take over, by its own report, before failures count: as long as a master that is stuck needs to be found."""
@@ -55,8 +54,9 @@ class HealthObserver:
 
     def __init__(
         self,
-        log_port: Log,
+        log_port: TopicLog,
         *,
+        probes: Appender,
         rules: HealthRules,
         shards: int,
         delay_topic: str,
@@ -64,9 +64,14 @@ class HealthObserver:
         snapshot: Callable[[], ClusterSnapshot],
         look: Callable[[int, str], Look | None],
     ) -> None:
-        """`look`: how far this node's replica of a shard with this master shows it to be; None: it does not show that now."""
+        """`probes`: writes the probes, and nothing else: one that is not acknowledged in time is discarded with all that its
+        appender holds.
+
+        `look`: how far this node's replica of a shard with this master shows it to be; None: it does not show that now.
+        """
         self.rules = rules
         self._log = log_port
+        self._appender = probes
         self._shards = shards
         self._delay_topic = delay_topic
         self._clock = clock
@@ -153,7 +158,7 @@ class HealthObserver:
             return
         records: list[Outgoing] = [(self._delay_topic, None, None, PROBE_HEADERS, shard) for shard, _, _ in still]
         try:
-            appended = self._log.append(records, APPEND_S)
+            appended = self._appender.append(records, APPEND_S)
         except Retry as error:
             log.debug("no probe could be written", why=str(error))
             return  # the log does not take it: that says nothing about a master

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.kafka import writer
 from chronos.adapters.kafka.bulk import BulkOpener
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.config import load
 from chronos.errors import LogUnavailable
+from chronos.node.cluster import ClusterNode, open_coordinator
+from chronos.node.opening import open_kafka
 from chronos.ports import TopicSpec
+from chronos.workers import observer
+from chronos.workers.observer import Look
+from tests.harness.broker import wait_until
 
 TIMEOUT_S = 60.0
 
@@ -59,3 +67,42 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
     log.close()
     assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(requests, LogUnavailable)
     assert [name for name, error in errors.items() if address not in str(error)] == []
+
+
+def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an appender holds is discarded after the time of one call, so probes have one of their own."""
+    monkeypatch.setattr(observer, "APPEND_S", 0.3)
+    settings = [
+        "log.kind=kafka",
+        f"log.kafka.bootstrap_servers={address}",
+        "coordinator.kind=kafka",
+        "failover.on_unhealthy=auto",
+    ]
+    config = load(None, {}, settings)
+    log = open_kafka(config)
+    here = Look(cursor=(0, 0), pull_offset=0)
+    node = ClusterNode(
+        open_coordinator(config, "i"),
+        config,
+        log=log,
+        clock=SystemClock(),
+        describe=lambda: pytest.fail("it has not joined"),
+        look=lambda shard, master: here,
+        failed=lambda error: None,
+    )
+    assert node._observer is not None
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(log.append, [("t", None, b"of a request", [], 0)], TIMEOUT_S)
+        producer = log._appender._started()
+        assert wait_until(lambda: len(producer) == 1, deadline=time.monotonic() + TIMEOUT_S)
+        node._observer._observe(dict.fromkeys(range(config.shards), (1, "n")))
+        assert not accepted.done()
+        assert len(producer) == 1
+        with pytest.raises(LogUnavailable):
+            log.append([("t", None, b"of another request", [], 0)], 0.1)
+        with pytest.raises(LogUnavailable):
+            accepted.result(TIMEOUT_S)
+    node.leave(1.0)
+    log.close()

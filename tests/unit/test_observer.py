@@ -53,6 +53,7 @@ class Case:
         self.observers = [
             HealthObserver(
                 SimLog(caller, self.brokers),
+                probes=SimLog(caller, self.brokers),
                 rules=RULES,
                 shards=SHARDS,
                 delay_topic=DELAY,
