@@ -30,12 +30,15 @@ NODES_MAX = 10_000
 HOLDINGS_MAX = 100_000
 """Most replicas that all nodes together register: some tens of megabytes."""
 
+TOPICS_MAX = 200_000
+"""Most topics that all registrations together have, and that all shards together have: two for each replica. Some tens of megabytes."""
+
 ENTRIES_MAX = 1_000
 """Most configuration entries of a registry."""
 
 
 class Full(Exception):
-    """The registry has as many nodes, replicas or configuration entries as it may have."""
+    """The registry has as many nodes, replicas, topics or configuration entries as it may have."""
 
 
 class Holding(Struct, frozen=True, kw_only=True):
@@ -167,6 +170,12 @@ class Registry:
         self._members: dict[str, tuple[set[str], set[int]]] = {}
         """By cluster: its nodes and its shards."""
         self._topics: dict[str, dict[_Shard, TopicConfig]] = {}
+        self._topics_of: dict[_Shard, Mapping[str, TopicConfig]] = {}
+        """The same by shard."""
+        self._topics_registered = 0
+        """Topics of all registrations."""
+        self._topics_served = 0
+        """Topics of all shards."""
         self._wiped: set[_Key] = set()
         """Nodes whose write permission was wiped here."""
         self._config: dict[str, dict[str, str]] = {}
@@ -188,6 +197,7 @@ class Registry:
                 newer = rival.registration
                 return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
         self._check_bounds(registration, {key, namesake})
+        self._check_topics(registration, {key, namesake})
         if namesake != key:
             self._remove(namesake)
         known = None if live is None else live.registration
@@ -220,6 +230,7 @@ class Registry:
                 self._put_topics((cluster, shard), registration.topics)
         # 5.
         self._held += len(registration.shards) - (0 if known is None else len(known.shards))
+        self._topics_registered += _topics_in(registration) - (0 if known is None else _topics_in(known))
         self._addresses[registration.address] = key
         self._live[key] = _Live(registration, now_ms)
         # 6.
@@ -243,6 +254,18 @@ class Registry:
             raise Full(f"{NODES_MAX} nodes are registered, which is the most")
         if self._held - sum(map(len, shards)) + len(registration.shards) > HOLDINGS_MAX:
             raise Full(f"{self._held} replicas are registered; {HOLDINGS_MAX} are the most")
+
+    def _check_topics(self, registration: Registration, replaced: AbstractSet[_Key]) -> None:
+        """Raise Full if there would be too many topics; those that the registration puts in place of others do not count."""
+        before = sum(_topics_in(live.registration) for each in replaced if (live := self._live.get(each)) is not None)
+        if self._topics_registered - before + _topics_in(registration) > TOPICS_MAX:
+            raise Full(f"{self._topics_registered} topics are registered; {TOPICS_MAX} are the most")
+        if registration.topics is None:
+            return
+        led = [(registration.cluster, shard) for shard, holding in registration.shards.items() if holding.master]
+        before = sum(len(self._topics_of.get(shard, {})) for shard in led)
+        if self._topics_served - before + len(led) * len(registration.topics) > TOPICS_MAX:
+            raise Full(f"the shards have {self._topics_served} topics; {TOPICS_MAX} are the most")
 
     def unregister(self, cluster: str, node: str, state_version: int) -> Literal["removed", "ignored", "unknown"]:
         """Remove a node that stops (NS-17); `ignored`: a newer state of it is registered, by its next process."""
@@ -272,6 +295,7 @@ class Registry:
             return
         self.changes += 1
         self._held -= len(live.registration.shards)
+        self._topics_registered -= _topics_in(live.registration)
         cluster, node = key
         self._wiped.discard(key)
         if self._addresses.get(live.registration.address) == key:
@@ -300,12 +324,20 @@ class Registry:
     def _put_topics(self, shard: _Shard, topics: Mapping[str, TopicConfig]) -> None:
         """Make these the topics of a shard; one that is no longer registered for any shard is gone."""
         self.changes += 1
-        for topic in [topic for topic, shards in self._topics.items() if shard in shards and topic not in topics]:
-            del self._topics[topic][shard]
-            if not self._topics[topic]:
-                del self._topics[topic]
+        before = self._topics_of.pop(shard, {})
+        for topic in before.keys() - topics.keys():
+            self._drop_topic(topic, shard)
         for topic, config in topics.items():
             self._topics.setdefault(topic, {})[shard] = config
+        if topics:
+            self._topics_of[shard] = dict(topics)
+        self._topics_served += len(topics) - len(before)
+
+    def _drop_topic(self, topic: str, shard: _Shard) -> None:
+        shards = self._topics[topic]
+        del shards[shard]
+        if not shards:
+            del self._topics[topic]
 
     # --- queries
 
@@ -370,13 +402,9 @@ class Registry:
 
     def delete_topic(self, cluster: str, topic: str) -> bool:
         """Remove a topic until a master registers it with a new state; return whether it was registered (NS-18)."""
-        shards = self._topics.get(topic, {})
-        found = [shard for shard in shards if shard[0] == cluster]
+        found = [shard for shard in self._topics.get(topic, {}) if shard[0] == cluster]
         for shard in found:
-            del shards[shard]
-        if found and not shards:
-            del self._topics[topic]
-        self.changes += bool(found)
+            self._put_topics(shard, {name: config for name, config in self._topics_of[shard].items() if name != topic})
         return bool(found)
 
     def set_config(self, namespace: str, key: str, value: str) -> None:
@@ -417,6 +445,10 @@ class Registry:
 
     def _endpoint(self, key: _Key) -> Endpoint:
         return Endpoint(node=key[1], address=self._live[key].registration.address)
+
+
+def _topics_in(registration: Registration) -> int:
+    return len(registration.topics or ())
 
 
 def _master_of(holders: Mapping[str, Holding]) -> str | None:

@@ -15,6 +15,7 @@ import pytest
 from chronos.admin.registry import AHEAD_MS, read_registration, registration_body
 from chronos.admin.registry_schemas import RegisteredShard, RegistrationBody
 from chronos.cli.registry import ranges
+from chronos.core import registry
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
 from tests.node.test_access import TOKENS, token_file
@@ -114,6 +115,14 @@ def test_a_registration_has_bounds(service: Inside) -> None:
         body = registration(state_version=version, address=f"http://{name[:2]}:1")
         assert ask(service, "PUT", f"/nodes/{name}", body)["result"] == "registered"
         assert ask(service, "DELETE", f"/nodes/{name}?cluster=far")["result"] == "removed"
+
+
+def test_a_full_registry_says_so(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the number that is exceeded; the two of the node itself count."""
+    monkeypatch.setattr(registry, "TOPICS_MAX", 2)
+    answer = service.ask("PUT", "/v1/registry/nodes/a", registration((0, "master", 1)), token=TOKEN)
+    assert (answer.status, answer.problem) == (409, "registry-full")
+    assert answer.json()["detail"] == "2 topics are registered; 2 are the most"
 
 
 def test_a_node_that_registers_no_more_expires(service: Inside) -> None:

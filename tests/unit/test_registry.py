@@ -274,6 +274,39 @@ def test_the_number_of_replicas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.register(node("e", "0 1"), NOW_MS).accepted
 
 
+def test_the_number_of_registered_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of followers count too, because a registration is kept as a whole; those that one replaces do not."""
+    monkeypatch.setattr(registry, "TOPICS_MAX", 5)
+    found = with_nodes(node("a", "0"), node("b", "1"))
+    with pytest.raises(Full, match="4 topics are registered; 5 are the most"):
+        found.register(node("d", "0"), NOW_MS)
+    assert found.register(node("d", "0", topics={"delay": TOPICS["delay"]}), NOW_MS).accepted
+    assert found.register(node("a", "0", 2), NOW_MS).accepted
+    found.unregister("c", "b", 1)
+    assert found.register(node("e", "0"), NOW_MS).accepted
+
+
+def test_the_number_of_topics_of_all_shards_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay while a shard has a holder, also when the master that registered them is gone. A refused one changes nothing."""
+    monkeypatch.setattr(registry, "TOPICS_MAX", 5)
+    found = with_nodes(node("a", "0*1 1*1"), node("b", "0 1", topics=None))
+    before = (found.nodes(), found.topics("c"), found.routes("c", "delay"))
+    for refused in (node("a", "0*1 1*1 2*1", 2), node("d", "2*1 3*1", topics={"delay": TOPICS["delay"]})):
+        with pytest.raises(Full, match="the shards have 4 topics; 5 are the most"):
+            found.register(refused, NOW_MS)
+    assert (found.nodes(), found.topics("c"), found.routes("c", "delay")) == before
+    assert found.register(node("a", "0*2 1*2", 2), NOW_MS).accepted
+    found.unregister("c", "a", 2)
+    with pytest.raises(Full):
+        found.register(node("d", "2*1"), NOW_MS)
+    assert found.delete_topic("c", "progress")
+    assert found.register(node("d", "2*1"), NOW_MS).accepted
+    found.unregister("c", "b", 1)
+    found.unregister("c", "d", 1)
+    assert found.topics("c") == {}
+    assert found.register(node("a", "0*1 1*1", 3), NOW_MS).accepted
+
+
 # ------------------------------------------------------------------------------------------------ Against a model
 
 NAMES = ("a", "b", "d")
