@@ -42,7 +42,7 @@ from chronos.admin.schemas import OperationResult
 from chronos.admin.validation import decode_body
 from chronos.admin.waiting import poll
 from chronos.core import registry
-from chronos.core.registry import READ, WRITE, Answer, Endpoint, Full, Holding, Registration, TopicConfig
+from chronos.core.registry import READ, WRITE, Answer, Endpoint, Full, Holding, Registration, Taken, TopicConfig
 from chronos.core.roles import Request
 from chronos.core.timefmt import format_time
 
@@ -93,8 +93,14 @@ class RegistryHandlers:
                 "state_version", "is more than a day ahead of this node's clock; use the time of the change in ms"
             )
         await self._check_sender(call, registration.cluster)
-        registry = self._context.registry
-        answer = _in_bounds(lambda: registry.register(registration, monotonic_ms()))
+        registry, by_itself = self._context.registry, call.sender.name is None
+        try:
+            answer = _in_bounds(lambda: registry.register(registration, monotonic_ms(), by_itself=by_itself))
+        except Taken as error:
+            raise ProblemError(
+                409, "node-registered", str(error),
+                hint="with a token, a node is registered under a name and an address that no other registered node has",
+            ) from None  # fmt: skip
         return 200, answer_info(answer)
 
     async def unregister(self, call: Call) -> tuple[int, object]:

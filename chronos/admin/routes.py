@@ -296,8 +296,9 @@ def routes(
             parameters=by_node, body=registry_schemas.RegistrationBody, answer=registry_schemas.RegistrationResult,
             summary="Register a node with all that it serves, which replaces what was registered. A node sends it to every registry of"
             " its cluster, with its name in `Chronos-Node` and its token in `Chronos-Token`; a token with the role operate may"
-            " register any node.",
-            answers={200: "The registration counts, or is ignored.", **BODY, **NOT_ITSELF, 409: "The registry is full."},
+            " register other nodes.",
+            answers={200: "The registration counts, or is ignored.", **BODY, **NOT_ITSELF,
+                     409: "The registry is full, or another registered node has the name or the address."},
         ),
         Route(
             method="DELETE", path="/v1/registry/nodes/{node}", name="unregister", role="operate", scope="service", handler=registry.unregister,

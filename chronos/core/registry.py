@@ -41,6 +41,10 @@ class Full(Exception):
     """The registry has as many nodes, replicas, topics or configuration entries as it may have."""
 
 
+class Taken(Exception):
+    """A registration that did not come from its node names the node or the address of another one that is registered."""
+
+
 class Holding(Struct, frozen=True, kw_only=True):
     """A replica of a shard, as its node registers it."""
 
@@ -151,6 +155,7 @@ _Shard = tuple[str, int]
 class _Live(Struct, frozen=True):
     registration: Registration
     registered_ms: int
+    by_itself: bool
 
 
 class Registry:
@@ -182,8 +187,11 @@ class Registry:
 
     # --- registration
 
-    def register(self, registration: Registration, now_ms: int) -> Answer:
-        """Replace what is known of a node (NS-08). Raises Full.
+    def register(self, registration: Registration, now_ms: int, *, by_itself: bool = True) -> Answer:
+        """Replace what is known of a node (NS-08). Raises Full, Taken.
+
+        `by_itself`: the registration came from the node. Others displace neither a node that registered itself, nor the holder of their
+        address, nor as masters a node that registered itself as master; and they never keep such a node out.
 
         1. state versions decide whether it counts (NS-22), 2. the cluster's set, 3. the holders of each shard, 4. the topics of a
         shard that it is master of (NS-09), 5. the live table, 6. the answer
@@ -193,7 +201,14 @@ class Registry:
         # 1. One address has one record: of two nodes with one address, the newer state counts.
         namesake = self._addresses.get(registration.address, key)
         for rival in (live, self._live.get(namesake)):
-            if rival is not None and rival.registration.state_version > registration.state_version:
+            if rival is None:
+                continue
+            if not by_itself and (rival.by_itself or rival is not live):
+                held = rival.registration
+                raise Taken(f"node {held.node} of cluster {held.cluster} is registered at {held.address}")
+            if by_itself and not rival.by_itself:
+                continue
+            if rival.registration.state_version > registration.state_version:
                 newer = rival.registration
                 return Answer(accepted=False, state_version=newer.state_version, node=newer.node)
         self._check_bounds(registration, {key, namesake})
@@ -218,7 +233,8 @@ class Registry:
             master = _master_of(holders)
             is_first = holding.master and master != node
             if is_first and master is not None:
-                if holders[master].epoch > holding.epoch:
+                holder = self._live[cluster, master].by_itself, holders[master].epoch
+                if holder > (by_itself, holding.epoch):
                     self.changes += holders.pop(node, None) is not None
                     refused.append(shard)
                     continue
@@ -232,7 +248,7 @@ class Registry:
         self._held += len(registration.shards) - (0 if known is None else len(known.shards))
         self._topics_registered += _topics_in(registration) - (0 if known is None else _topics_in(known))
         self._addresses[registration.address] = key
-        self._live[key] = _Live(registration, now_ms)
+        self._live[key] = _Live(registration, now_ms, by_itself)
         # 6.
         masters = {
             shard: self._endpoint((cluster, master))

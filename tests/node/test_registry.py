@@ -117,6 +117,18 @@ def test_a_registration_has_bounds(service: Inside) -> None:
         assert ask(service, "DELETE", f"/nodes/{name}?cluster=far")["result"] == "removed"
 
 
+def test_a_token_registers_no_other_node_under_the_name_or_address_of_one(service: Inside) -> None:
+    """Clients would be sent elsewhere, or the node would disappear."""
+    url = f"http://127.0.0.1:{service.port}"
+    body = registration((0, "master", 9), state_version=time.time_ns() // 1_000_000, cluster="chronos")
+    for name, address in (("own", "http://far:1"), ("stranger", url)):
+        answer = service.ask("PUT", f"/v1/registry/nodes/{name}", {**body, "address": address}, token=TOKEN)
+        assert (answer.status, answer.problem) == (409, "node-registered")
+        assert answer.json()["detail"] == f"node own of cluster chronos is registered at {url}"
+    (node,) = ask(service, "GET", "/nodes?cluster=chronos")["nodes"]
+    assert (node["node"], node["address"]) == ("own", url)
+
+
 def test_a_full_registry_says_so(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the number that is exceeded; the two of the node itself count."""
     monkeypatch.setattr(registry, "TOPICS_MAX", 2)

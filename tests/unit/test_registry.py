@@ -29,6 +29,7 @@ from chronos.core.registry import (
     Holding,
     Registration,
     Registry,
+    Taken,
     TopicConfig,
 )
 
@@ -158,6 +159,29 @@ def test_an_address_belongs_to_one_node() -> None:
     assert served(found) == {0: ("a", [])}
     assert found.register(node("b", "1*1", 5, address="http://a"), NOW_MS).accepted
     assert served(found) == {1: ("b", [])}
+
+
+def test_a_registration_of_somebody_else_displaces_no_node() -> None:
+    """Neither one that registered itself, nor the holder of an address, and it keeps no node out with a greater state version."""
+    found = with_nodes(node("a", "0*1"))
+    before = found.nodes()
+    for forged in (node("a", "0*9", 9, address="http://x"), node("x", "0*9", 9, address="http://a")):
+        with pytest.raises(Taken, match="node a of cluster c is registered at http://a"):
+            found.register(forged, NOW_MS, by_itself=False)
+    assert found.nodes() == before
+    assert found.register(node("x", "0*9", 9, address="http://b"), NOW_MS, by_itself=False).accepted
+    assert served(found) == {0: ("a", [])}
+    with pytest.raises(Taken, match="node x"):
+        found.register(node("y", "", 10, address="http://b"), NOW_MS, by_itself=False)
+    assert found.register(node("x", "", 10, address="http://b"), NOW_MS, by_itself=False).accepted
+    assert not found.register(node("x", "", 9, address="http://b"), NOW_MS, by_itself=False).accepted
+    assert found.register(node("b", "1*1"), NOW_MS).accepted
+    assert [each.registration.node for each in found.nodes()] == ["a", "b"]
+    assert found.register(node("e", "2*9"), NOW_MS, by_itself=False).accepted
+    assert found.register(node("a", "0*1 2*1", 2), NOW_MS).accepted
+    assert served(found) == {0: ("a", []), 1: ("b", []), 2: ("a", [])}
+    assert found.register(node("d", "", 9), NOW_MS, by_itself=False).accepted
+    assert found.register(node("d", "", 1), NOW_MS).accepted
 
 
 def test_the_greater_epoch_wins_a_shard() -> None:
