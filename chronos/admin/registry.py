@@ -244,14 +244,14 @@ class RegistryHandlers:
         value = self._context.registry.config(namespace).get(key)
         if value is None:
             raise _no_value(namespace, key)
-        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+        return 200, self._entry(namespace, key, value)
 
     async def set_value(self, call: Call) -> tuple[int, object]:
         """Set a value in this registry."""
         namespace, key = _name(call, "namespace"), _name(call, "key")
         value = decode_body(_decode_value, ConfigChange, call.body).value
         _in_bounds(lambda: self._context.registry.set_config(namespace, key, value))
-        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+        return 200, self._entry(namespace, key, value)
 
     async def delete_value(self, call: Call) -> tuple[int, object]:
         """Delete a value from this registry."""
@@ -259,7 +259,10 @@ class RegistryHandlers:
         value = self._context.registry.config(namespace).get(key)
         if value is None or not self._context.registry.delete_config(namespace, key):
             raise _no_value(namespace, key)
-        return 200, ConfigEntry(namespace=namespace, key=key, value=value)
+        return 200, self._entry(namespace, key, value)
+
+    def _entry(self, namespace: str, key: str, value: str) -> ConfigEntry:
+        return ConfigEntry(registry=self._context.node.config.node.id, namespace=namespace, key=key, value=value)
 
     def _cluster(self, query: OneClusterQuery) -> str:
         return self._context.node.config.cluster if isinstance(query.cluster, UnsetType) else query.cluster

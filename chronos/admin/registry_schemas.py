@@ -224,6 +224,7 @@ class NamespaceValues(Struct, kw_only=True):
 class ConfigEntry(Struct, kw_only=True):
     """One value of the configuration."""
 
+    registry: Annotated[str, Meta(description="The node whose registry answers.")]
     namespace: str
     key: str
     value: str

@@ -4,7 +4,7 @@ from typing import Any
 
 from chronos.cli.connect import RETRIES, connect
 from chronos.cli.output import Format, note, printable, put, put_json, relative, table
-from chronos.client import Client, ClientError, NotFound, registry
+from chronos.client import Client, ClientError, NotFound, Unreachable, registry
 from chronos.client.address import addresses, authorization
 
 
@@ -126,7 +126,8 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
     """Set or delete a value in the registries of all nodes of the cluster that are registered with the node asked.
 
     Registries exchange nothing. The error of one of them is raised when all were asked. A registered address without TLS gets no token
-    unless the user gave it: everybody on the way could read it, and it may be the address of any machine.
+    unless the user gave it: everybody on the way could read it, and it may be the address of any machine. Behind a load balancer
+    another node may answer than the one that was asked: its name is in the answer.
     """
     change = registry.delete_config(namespace, key) if value is None else registry.set_config(namespace, key, value)
     with connect(server) as client:
@@ -144,8 +145,14 @@ def change_config(server: str, output: Format, namespace: str, key: str, value: 
         is_trusted = address in given or address.startswith("https://")
         try:
             with connect(address) if is_trusted else Client(address, retries=RETRIES, token="") as client:
-                client.call(change)
+                answered = client.call(change).get("registry", node["node"])
             result = "done"
+            if answered != node["node"]:
+                result = f"{answered} answered instead of it"
+                failure = failure or Unreachable(
+                    f"{address} does not lead to node {node['node']}, whose registry was not changed: {answered} answered. Ask a node"
+                    " by an address of its own, not by that of a load balancer: --server, and admin.advertised of each node"
+                )
         except NotFound:
             result = "has no such value"
         except ClientError as error:

@@ -198,7 +198,7 @@ def set_config(
     token_file: TokenFile = None,
 ) -> None:
     """Set a value in the registries of the node asked and of the nodes of its cluster that are registered with it. Exit code 3 if one
-    does not answer.
+    does not answer, or if another node answers at its address.
 
     \b
     Examples:
@@ -213,7 +213,8 @@ def set_config(
 def delete_config(
     namespace: Namespace, key: Key, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
 ) -> None:
-    """Delete a value from the registry of the node asked, and of every node registered with it.
+    """Delete a value from the registries of the node asked and of the nodes of its cluster that are registered with it. Exit code 3 if
+    one does not answer, or if another node answers at its address.
 
     \b
     Examples:

@@ -18,6 +18,7 @@ from chronos.cli.registry import ranges
 from chronos.core import registry
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside, wait_until
+from tests.harness.proxy import Network
 from tests.node.test_access import TOKENS, token_file
 
 TOKEN = "everything"
@@ -160,7 +161,8 @@ def test_the_write_permission_of_a_node_is_wiped_and_restored(service: Inside) -
 
 def test_values_are_set_and_deleted_by_namespace_and_a_topic_is_removed(service: Inside) -> None:
     """Names and values are any text up to their bounds."""
-    assert ask(service, "PUT", "/config/n/a%20b", {"value": "v"}) == {"namespace": "n", "key": "a b", "value": "v"}
+    entry = {"registry": "own", "namespace": "n", "key": "a b", "value": "v"}
+    assert ask(service, "PUT", "/config/n/a%20b", {"value": "v"}) == entry
     assert ask(service, "GET", "/config")["namespaces"] == ["n"]
     assert ask(service, "GET", "/config/n")["values"] == {"a b": "v"}
     assert ask(service, "GET", "/config/n/a%20b")["value"] == "v"
@@ -262,6 +264,30 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
     assert refused.code != 0
     assert f"no token was sent to {url}, which has no TLS" in refused.out
     assert done.code == 0
+
+
+def test_a_value_that_another_node_took_is_named(service: Inside, tmp_path: Path) -> None:
+    """Behind a load balancer one registry may be changed twice, and another one not at all: exit code 3."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    own = f"http://127.0.0.1:{service.port}"
+    with Network() as network:
+        balancer = f"http://{network.link(service.port).address}"
+        body = registration((7, "follower", 1), cluster="chronos", address=balancer, topics=None)
+        ask(service, "PUT", "/nodes/other", body)
+        server = f"{own},{balancer}"
+        try:
+            words = ("registry", "config", "set", "shop", "currency", "EUR", "--token-file", str(token))
+            done = run(*words, "-o", "json", server=server)
+        finally:
+            ask(service, "DELETE", "/nodes/other?cluster=chronos")
+            ask(service, "DELETE", "/config/shop/currency")
+    assert done.code == 3
+    assert [(each["node"], each["result"]) for each in done.json["registries"]] == [
+        ("other", "own answered instead of it"),
+        ("own", "done"),
+    ]
+    assert f"{balancer} does not lead to node other, whose registry was not changed: own answered" in done.err
 
 
 @pytest.mark.parametrize(
