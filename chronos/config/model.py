@@ -140,9 +140,9 @@ class TopicsConfig(Section):
     )  # fmt: skip
     compression: Literal["producer", "uncompressed"] = key(
         "producer",
-        "Compression of the delay topic on the brokers (`compression.type`). `producer`: batches are kept as producers "
+        "Compression of the delay topic, and of the topic of the cluster, on the brokers (`compression.type`). `producer`: batches are kept as producers "
         "compressed them. `uncompressed`: the brokers decompress every batch and refuse a record that is larger than "
-        "`topics.message_bytes_max` when it is decompressed; for producers that are not trusted. It costs disk, CPU and heap "
+        "the topic takes when it is decompressed; for producers that are not trusted. It costs disk, CPU and heap "
         "of the brokers: see *Compression* under *Run on an existing Kafka* first. It is set when the topic is created; a "
         "topic with another value is logged at every start.",
     )

@@ -13,13 +13,16 @@ import msgspec
 from msgspec import Struct
 
 from chronos.core.codec import UNDECODABLE
-from chronos.core.roles import Member, Request, Roles
+from chronos.core.roles import Member, Number, Request, Roles
 
 HEARTBEATS: Final = 0
 """The partition of heartbeats, announcements, farewells and requests."""
 
 ROLES: Final = 1
 """The partition of the roles, which is written in transactions."""
+
+VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Largest value of a record, decompressed: four times the largest batch that the topic takes. A larger one was not written by Chronos."""
 
 
 class RecordUnreadable(ValueError):
@@ -33,20 +36,20 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     """Its node, data directory, address and report."""
     life: str
     """Random for each process."""
-    number: int
+    number: Number
     """Counts the heartbeats of this life."""
-    generation: int = 0
+    generation: Number = 0
     """Place of this life among the lives of its node: the greatest one counts, and of equal ones the first in the partition. 0: the
     process has not claimed the name of its node yet, and is no member."""
-    heartbeats_read: int = 0
+    heartbeats_read: Number = 0
     """Position in the partition HEARTBEATS up to which this process has read."""
-    roles_read: int = 0
+    roles_read: Number = 0
     """Position in the partition ROLES up to which this process has read."""
-    epoch: int = 0
+    epoch: Number = 0
     """The greatest controller epoch that this process has seen."""
-    controls: int = 0
+    controls: Number = 0
     """The epoch under which this process is the controller; 0: it is not."""
-    version: int = 0
+    version: Number = 0
     """Of a controller: the version that it has published, or is about to publish."""
     brief: bool = False
     """The report on its replicas is the one that this life wrote last, and `member` has none: with many shards they take most of
@@ -58,7 +61,7 @@ class Announcement(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
     node: str
     life: str
-    number: int
+    number: Number
     """Counts the announcements of this life."""
 
 
@@ -67,7 +70,7 @@ class Farewell(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="farew
 
     node: str
     life: str
-    generation: int
+    generation: Number
 
 
 class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
@@ -85,9 +88,9 @@ class RolesRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ro
 
     life: str
     """The life of the controller."""
-    version: int
+    version: Number
     """Counts the records of this partition; the first record of each controller has a greater epoch, too."""
-    answered: int = 0
+    answered: Number = 0
     """Position in the partition HEARTBEATS before which all requests are answered."""
     roles: Roles
 
@@ -122,6 +125,8 @@ def unpack_roles(value: bytes | None) -> RolesRecord:
 def _unpack(value: bytes | None, decode: Callable[[bytes], _Record], kind: str) -> _Record:
     if value is None:
         raise RecordUnreadable("a record of the cluster topic has no value")
+    if len(value) > VALUE_BYTES_MAX:
+        raise RecordUnreadable(f"a record of the cluster topic has {len(value)} bytes, more than {VALUE_BYTES_MAX}")
     try:
         return decode(value)
     except UNDECODABLE as error:

@@ -105,7 +105,7 @@ class OwnHeartbeats:
 
     def came_back(self, number: int, now_ms: int) -> int | None:
         """Return the time that counts since the heartbeat before; None if it does not count, because one of them was late."""
-        if number <= self.returned:
+        if not self.returned < number <= self._number:
             return 0
         self.returned = number
         self.settled(number)

@@ -18,6 +18,7 @@ from chronos.core.cluster_records import (
 )
 from chronos.core.controllership import Controllership, Stage
 from chronos.core.heartbeats import Life, Lives, OwnHeartbeats, Timing
+from chronos.core.plausibility import heartbeat_problem, roles_problem
 from chronos.core.roles import Member, Request, Roles
 
 
@@ -65,9 +66,21 @@ class Participant:
 
     # --- records and answers of the log
 
-    def read_heartbeat(self, offset: int, record: ClusterRecord | None, now_ms: int) -> None:
-        """Apply a record of the partition HEARTBEATS; None: it is unreadable, and is stepped over."""
+    def read_heartbeat(self, offset: int, record: ClusterRecord | None, now_ms: int) -> str | None:
+        """Apply a record of the partition HEARTBEATS; None: it is unreadable, and is stepped over.
+
+        Return why a record is ignored, because Chronos did not write it; None if it counts.
+        """
         self._heartbeats_read = offset + 1
+        if record is None:
+            return None
+        epoch = max(self.control.epoch, self.control.epoch_seen)
+        problem = heartbeat_problem(offset, record, epoch=epoch, roles=self.roles)
+        if problem is None:
+            self._read(offset, record, now_ms)
+        return problem
+
+    def _read(self, offset: int, record: ClusterRecord, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
             self._apply(record, now_ms)
         elif isinstance(record, Announcement):
@@ -96,13 +109,18 @@ class Participant:
     def _read_by_others(self) -> int:
         return max((other.roles_read for other in self.lives.present().values() if other.life != self.life), default=0)
 
-    def read_roles(self, offset: int, record: RolesRecord | None) -> None:
-        """Apply a committed record of the partition ROLES; None: it is unreadable, and is stepped over."""
-        if record is not None:
+    def read_roles(self, offset: int, record: RolesRecord | None) -> str | None:
+        """Apply a committed record of the partition ROLES; None: it is unreadable, and is stepped over.
+
+        Return why a record is ignored, because Chronos did not write it; None if it counts.
+        """
+        problem = None if record is None else roles_problem(record, self.control.last)
+        if record is not None and problem is None:
             self.control.read(offset, record)
             for answered in [at for at in self._requests if at < record.answered]:
                 del self._requests[answered]
         self.roles_position(offset + 1)
+        return problem
 
     def roles_position(self, position: int) -> None:
         """The reader of the partition ROLES has come to this position, for example past a transaction marker."""

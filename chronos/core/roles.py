@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Mapping
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from chronos.core.health import OFF
@@ -26,24 +27,32 @@ OK, DEGRADED, UNREACHABLE = "answers", "late", "silent"
 outage of the brokers for all nodes therefore moves no role, regardless of which node notices it first."""
 
 
+NUMBER_MAX: Final = 2**53 - 1
+"""Greatest number in a member or in roles: every reader of JSON keeps integers exact up to it, and no epoch, offset or time reaches
+it. A greater one was not written by Chronos."""
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+"""An epoch, an offset or a time (epoch ms)."""
+
+
 class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The report of a node about its replica of one shard."""
 
-    applied: int | None = None
+    applied: Number | None = None
     """Offset in the progress partition after the last record applied; None: unknown, and the replica cannot be made master."""
-    pull_offset: int = 0
+    pull_offset: Number = 0
     """Offset in the delay partition after the last record executed."""
-    role_epoch: int = 0
+    role_epoch: Number = 0
     """The greatest role epoch seen in the progress log."""
     role_node: str = ""
     """The node whose record has that role epoch; empty: not reported."""
     role_instance: str = ""
     """The id of that node's data directory at the time; empty: not reported."""
-    log_epoch: int = 0
+    log_epoch: Number = 0
     """The greatest log epoch seen in the progress log."""
-    kept_applied: int | None = None
+    kept_applied: Number | None = None
     """`applied` as of the last flush: a crash replays the logs from there. None: not reported."""
-    kept_pull_offset: int | None = None
+    kept_pull_offset: Number | None = None
     """`pull_offset` as of the last flush."""
     role: str = "starting"
     """The replica's state: `master`, `follower`, `recovering`, ..."""
@@ -51,7 +60,7 @@ class ReplicaReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the replica is paused, for people."""
     waiting: Mapping[str, int] = {}
     """Limited target -> number of messages that wait for its rate alone; the longest lanes of a master."""
-    judged: int = 0
+    judged: Number = 0
     """The role epoch of the shard's master that this node judges by probes; 0: it judges none."""
     unhealthy: bool = False
     """The verdict: this node finds that master unhealthy."""
@@ -66,7 +75,7 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str
     """URL of its admin interface, as other nodes reach it."""
     version: str
-    started_ms: int
+    started_ms: Number
     leaving: bool = False
     """True: the node is about to stop, and other nodes must take over its shards."""
     eligible: bool = True
@@ -92,26 +101,26 @@ class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     master: str | None = None
     """The master's node; None: no node can be master."""
-    epoch: int = 0
+    epoch: Number = 0
     """The role epoch: every change of master increases it, beyond every role epoch that a member reported."""
     previous: str | None = None
     """The previous master, which may still be finishing its step."""
     replicas: tuple[str, ...] = ()
     """Nodes that hold the shard, in preferred order."""
-    since_ms: int = 0
+    since_ms: Number = 0
     """Time of the assignment to this master (epoch ms); without a master, the time when the last one was lost."""
-    applied: int = 0
+    applied: Number = 0
     """The greatest `ReplicaReport.applied` that was ever reported for this shard."""
 
 
 class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the history of roles."""
 
-    at_ms: int
+    at_ms: Number
     shard: int
     master: str | None
     previous: str | None
-    epoch: int
+    epoch: Number
     why: str
     """`first`, `lost its session`, `leaving`, `asked for by an operator`, `drained`, `spread evenly`, ... for people."""
 
@@ -121,16 +130,16 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     controller: str = ""
     """The node that published this."""
-    controller_epoch: int = 0
+    controller_epoch: Number = 0
     """Grows with every new controller."""
     shards: Mapping[int, ShardRoles] = {}
     drained: tuple[str, ...] = ()
     """Nodes that must not be master of any shard until an operator ends their drain."""
-    away: Mapping[str, int] = {}
+    away: Mapping[str, Number] = {}
     """Nodes that hold a shard, or are drained, but are not members at the moment -> the time since when (epoch ms)."""
     limited: Mapping[str, str] = {}
     """Rate limits that were set at run time: pattern of target topics -> rate as users write it."""
-    armed: Mapping[int, int] = {}
+    armed: Mapping[int, Number] = {}
     """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
@@ -177,7 +186,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     shard: int = -1
     """The shard of a `transfer` or `arm`; -1 for the others."""
-    at_ms: int = 0
+    at_ms: Number = 0
     """Time of the request (epoch ms)."""
     pattern: str = ""
     """The target topics of a `limit`."""

@@ -122,7 +122,7 @@ def cluster_topic(config: Config) -> TopicSpec:
     """Return the topic of `coordinator.kind: kafka`: heartbeats and roles. The controller trims it; nothing else deletes from it."""
     return TopicSpec(name=config.topics.cluster, partitions=2, settings={
         **_durable(config), "retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete",
-        "max.message.bytes": str(CLUSTER_BYTES),
+        "max.message.bytes": str(CLUSTER_BYTES), "compression.type": config.topics.compression,
     })  # fmt: skip
 
 

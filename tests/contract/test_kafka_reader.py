@@ -21,7 +21,7 @@ from chronos.adapters.kafka.reader import KafkaReader
 from chronos.config import load
 from chronos.core.message import Record
 from chronos.errors import BatchUnreadable, ChronosError, LogMismatch, LogUnavailable
-from chronos.node.opening import own_topics
+from chronos.node.opening import cluster_topic, own_topics
 from chronos.ports import Reader, TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.inside import wait_until
@@ -213,6 +213,15 @@ def test_an_uncompressed_topic_refuses_what_is_too_large_only_when_it_is_decompr
     with capture_logs() as lines:
         log.prepare([replace(specs["uncompressed"], name=kept)], create=True)
     assert [line["has"] for line in lines] == ["compression.type=producer"]
+
+
+def test_the_topic_of_the_cluster_has_the_same_compression() -> None:
+    """A node reads what any client wrote there, and decompresses it."""
+    for compression in ("producer", "uncompressed"):
+        assert (
+            cluster_topic(load(None, {}, [f"topics.compression={compression}"])).settings["compression.type"]
+            == compression
+        )
 
 
 def test_a_batch_that_cannot_be_decompressed_is_an_error_with_its_place_and_bounds(

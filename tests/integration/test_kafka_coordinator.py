@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+import msgspec
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
@@ -17,18 +18,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
+from structlog.testing import capture_logs
 
 from chronos.adapters.kafka import cluster_loop
 from chronos.adapters.kafka.cluster_inspection import inspect
 from chronos.adapters.kafka.coordinator import KafkaCoordinator
 from chronos.core.assignment import plan
-from chronos.core.cluster_records import HEARTBEATS, ROLES
+from chronos.core.cluster_records import HEARTBEATS, ROLES, Heartbeat, RolesRecord, pack_record
 from chronos.core.heartbeats import Timing
-from chronos.core.roles import Roles
+from chronos.core.roles import NUMBER_MAX, Roles
 from chronos.errors import ConfigurationError, CoordinatorUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker, wait_until
 from tests.harness.zookeeper import member
+from tests.integration.foreign import Sent, produce
 
 pytestmark = pytest.mark.integration
 
@@ -128,6 +131,68 @@ def test_the_controller_trims_the_topic_and_a_newcomer_knows_all(nodes: Nodes, m
     b = nodes.joined("b")
     assert b.look().roles == a.look().roles
     assert set(b.look().members) == {"a", "b"}
+
+
+STRANGER = member("x")
+
+FOREIGN: list[bytes | None] = [
+    None,
+    b"",
+    b"\x00\xff" * 500,
+    b"[" * 500_000,
+    msgspec.msgpack.encode({"type": "heartbeat", "life": "x"}),
+    b'{"type":"heartbeat-2","life":"x"}',
+    b'{"type":"' + b"x" * 500_000 + b'"}',
+    b'{"type":"heartbeat","member":[],"life":7}',
+    b'{"type":"farewell","node":"a","life":"x","generation":18446744073709551616}',
+    pack_record(Heartbeat(member=STRANGER, life="x", number=1, generation=1, epoch=NUMBER_MAX)),
+    pack_record(Heartbeat(member=STRANGER, life="x", number=1, generation=NUMBER_MAX)),
+    pack_record(RolesRecord(life="x", version=1, roles=Roles(controller="x", controller_epoch=NUMBER_MAX))),
+    pack_record(RolesRecord(life="x", version=1, roles=Roles(controller="x", controller_epoch=2**63 - 1))),
+]
+"""Values that another client could write: what no reader decodes, a later version, and numbers that no process counts up to."""
+
+
+def test_records_of_other_clients_stop_no_member_and_take_no_role(nodes: Nodes) -> None:
+    """Among them batches in both partitions that the client cannot decompress: it would wait there for ever."""
+    a, b = nodes.joined("a"), nodes.joined("b")
+    nodes.until(lambda: masters(a.look().roles) == masters(b.look().roles) == {"a", "b"}, a, b)
+    before = a.look().roles
+    assert before is not None
+    bootstrap, topic = nodes.broker.bootstrap, a.topic()
+    with capture_logs() as lines:
+        for partition in (HEARTBEATS, ROLES):
+            produce(bootstrap, topic.name, [Sent(value, partition=partition) for value in FOREIGN * 20])
+            bomb = Sent(bytes(110_000_000), partition=partition)
+            limits = {"message_max_bytes": 500_000_000, "batch_size": 500_000_000}
+            produce(bootstrap, topic.name, [bomb], compression_codec="zstd", **limits)
+        written = [topic.watermarks(partition).high for partition in (HEARTBEATS, ROLES)]
+
+        def have_read() -> bool:
+            loops = [each._loop for each in (a, b)]
+            positions = [loop._reader.positions for loop in loops if loop is not None]
+            return len(positions) == 2 and all(
+                found >= end for each in positions for found, end in zip(each, written, strict=True)
+            )
+
+        topic.close()
+        nodes.until(have_read, a, b)
+        nodes.until(lambda: a.look().confirmed and b.look().confirmed, a, b)
+    assert set(a.look().members) == set(b.look().members) == {"a", "b"}
+    after = a.look().roles
+    assert after is not None
+    assert before.controller_epoch <= after.controller_epoch < before.controller_epoch + 10
+    ignored = [line for line in lines if line["event"] == "record of the cluster topic ignored"]
+    assert 2 <= len(ignored) <= 8, "one at once for each of the two members, then one in 30 s"
+    assert all(len(line["why"]) <= 300 for line in ignored)
+    batches = [line for line in lines if line["event"] == "batch of the cluster topic ignored"]
+    assert {line["partition"] for line in batches} == {HEARTBEATS, ROLES}
+    assert len(batches) >= 4
+    c = nodes.joined("c")
+    nodes.until(lambda: set(c.look().members) == {"a", "b", "c"}, a, b, c)
+    a.leave()
+    b.leave()
+    nodes.until(lambda: masters(c.look().roles) == {"c"}, c)
 
 
 def test_an_inspection_shows_the_members_and_the_roles_and_writes_nothing(nodes: Nodes) -> None:

@@ -100,6 +100,13 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         (b'{"type":"heartbeat","life":"l","number":1}', "missing required field `member`"),
         (b'{"type":"announcement","node":1,"life":"l","number":1}', "Expected `str`, got `int`"),
         (ROLES_BYTES, "Invalid value 'roles'"),
+        (b'{"type":"announcement","node":"a","life":"l","number":9223372036854775807}', "<= 9007199254740991"),
+        (b'{"type":"announcement","node":"a","life":"l","number":-1}', ">= 0"),
+        (GOLDEN[0][1].replace(b'"applied":7', b'"applied":7,"role_epoch":9223372036854775807'), "<= 9007199254740991"),
+        (
+            b'{"type":"announcement","node":"a","life":"l","number":1,"more":"' + bytes(16 << 20) + b'"}',
+            "bytes, more than",
+        ),
     ],
 )
 def test_what_is_no_record_of_the_heartbeats_is_named(value: bytes | None, why: str) -> None:
@@ -109,7 +116,14 @@ def test_what_is_no_record_of_the_heartbeats_is_named(value: bytes | None, why: 
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [(None, "has no value"), (GOLDEN[1][1], "Invalid value 'announcement'"), (b"{", "truncated"), (b"{}", "missing")],
+    [
+        (None, "has no value"),
+        (GOLDEN[1][1], "Invalid value 'announcement'"),
+        (b"{", "truncated"),
+        (b"{}", "missing"),
+        (ROLES_BYTES.replace(b'"version":3', b'"version":18446744073709551616'), "<= 9007199254740991"),
+        (ROLES_BYTES.replace(b'"epoch":1', b'"epoch":9223372036854775807'), "<= 9007199254740991"),
+    ],
 )
 def test_what_is_no_record_of_the_roles_is_named(value: bytes | None, why: str) -> None:
     with pytest.raises(RecordUnreadable, match=why):

@@ -5,14 +5,30 @@ A log of two lists carries the records; the tests decide when each participant r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pytest
 from msgspec.structs import replace
 
-from chronos.core.cluster_records import Announcement, ClusterRecord, Farewell, Heartbeat, RolesRecord, Submission
+from chronos.core.cluster_records import (
+    Announcement,
+    ClusterRecord,
+    Farewell,
+    Heartbeat,
+    RecordUnreadable,
+    RolesRecord,
+    Submission,
+    pack_record,
+    unpack_record,
+    unpack_roles,
+)
 from chronos.core.controllership import REPUBLISH_MS, Stage
 from chronos.core.heartbeats import Timing
 from chronos.core.participant import Participant, Place
-from chronos.core.roles import Member, ReplicaReport, Request, Roles, ShardRoles
+from chronos.core.roles import NUMBER_MAX, Member, ReplicaReport, Request, Roles, ShardRoles
+
+T = TypeVar("T")
 
 TIMING = Timing(heartbeat_ms=100, timeout_ms=600)
 STEP_MS = 100
@@ -60,10 +76,10 @@ class Reader:
     def read(self) -> None:
         case = self.case
         for record in case.heartbeats[self.positions[0] :]:
-            self.participant.read_heartbeat(self.positions[0], record, case.now_ms)
+            self.participant.read_heartbeat(self.positions[0], read(unpack_record, record), case.now_ms)
             self.positions[0] += 1
         for roles in case.roles[self.positions[1] :]:
-            self.participant.read_roles(self.positions[1], roles)
+            self.participant.read_roles(self.positions[1], read(unpack_roles, roles))
             self.positions[1] += 1
 
     def write(self) -> None:
@@ -90,9 +106,13 @@ class Reader:
         self.participant.control.committed(record, self.case.now_ms)
 
     def publish(self, master: str) -> bool:
-        """Publish a master of shard 0; return whether there was something to publish."""
-        shards = {0: ShardRoles(master=master)}
-        record = self.participant.publish(Roles(shards=shards), 0, self.case.now_ms)
+        """Publish a master of shard 0 under a role epoch greater than any reported; return whether there was something to publish."""
+        last = self.participant.control.last
+        assert last is not None
+        reports = (replica for member in self.participant.members().values() for replica in member.replicas.values())
+        epoch = max((replica.role_epoch for replica in reports), default=0) + 1
+        shards = {0: ShardRoles(master=master, epoch=epoch)}
+        record = self.participant.publish(Roles(shards=shards), last.answered, self.case.now_ms)
         if record is not None:
             self.commit(record)
         return record is not None
@@ -108,6 +128,14 @@ class Reader:
     @property
     def controls(self) -> bool:
         return self.participant.may_decide(self.case.now_ms)
+
+
+def read(unpack: Callable[[bytes], T], record: ClusterRecord | RolesRecord) -> T | None:
+    """The record as another process reads it: from its bytes, or not at all."""
+    try:
+        return unpack(pack_record(record))
+    except RecordUnreadable:
+        return None
 
 
 @pytest.fixture
@@ -461,3 +489,94 @@ def test_a_report_that_no_longer_has_a_replica_is_not_confused_with_a_brief_one(
     a.participant.member = replace(a.participant.member, replicas={})
     case.run(200)
     assert b.participant.members()["a"].replicas == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"life": "other", "generation": NUMBER_MAX},
+        {"heartbeats_read": NUMBER_MAX},
+        {"number": NUMBER_MAX},
+        {"epoch": NUMBER_MAX},
+        {"controls": NUMBER_MAX},
+    ],
+    ids=str,
+)
+def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(case: Case, change: dict[str, Any]) -> None:
+    """Another client copies a heartbeat and changes a number. Afterwards the roles of the next controller still count."""
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert a.publish("a")
+    case.run(300)
+    copied = next(record for record in reversed(case.heartbeats) if getattr(record, "life", "") == "a")
+    assert isinstance(copied, Heartbeat)
+    case.heartbeats.append(replace(copied, **change))
+    case.run(1_500)
+    assert (a.place, b.place, controllers(case)) == ("member", "member", ["a"])
+    assert set(b.participant.members()) == {"a", "b"}
+    case.run(2_500, "b")
+    assert b.controls
+    assert b.publish("b")
+    assert 1 < b.participant.control.epoch < 10
+    newcomer = case.start("c")
+    case.run(300)
+    assert newcomer.participant.roles == b.participant.roles
+
+
+def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case) -> None:
+    """Of another life of the same node, so that no later life would be greater."""
+    a = case.start("a")
+    case.run(1_200)
+    case.heartbeats.append(Farewell(node="a", life="other", generation=NUMBER_MAX))
+    case.run(300)
+    assert a.place == "member"
+    case.heartbeats.append(Farewell(node="a", life="a", generation=1))
+    again = case.start("a", life="again")
+    case.run(300)
+    assert again.place == "member"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": NUMBER_MAX},
+        {"answered": NUMBER_MAX},
+        {"roles": Roles(controller="x", controller_epoch=NUMBER_MAX)},
+        {"roles": Roles(controller="x", controller_epoch=1, shards={0: ShardRoles(epoch=NUMBER_MAX)})},
+    ],
+    ids=str,
+)
+def test_roles_with_an_absurd_number_do_not_replace_the_last_ones(case: Case, change: dict[str, Any]) -> None:
+    """A number that counts is never reduced: later roles would be older than these for ever."""
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert a.publish("a")
+    case.run(100)
+    copied = case.roles[-1]
+    case.roles.append(replace(copied, **{"life": "x", "version": copied.version + 1, **change}))
+    newcomer = case.start("c")
+    case.run(1_500)
+    assert controllers(case) == ["a"]
+    assert a.publish("b")
+    case.run(100)
+    assert {(given.participant.roles or Roles()).shards[0].master for given in (a, b, newcomer)} == {"b"}
+    request = Request(kind="drain", node="b")
+    case.heartbeats.append(Submission(request=request))
+    case.run(100)
+    assert [asked for _, asked in b.participant.requests()] == [request]
+
+
+def test_a_report_with_an_absurd_role_epoch_is_ignored(case: Case) -> None:
+    """The next master of that shard would have a role epoch that nobody can read."""
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert a.publish("a")
+    case.run(100)
+    replicas = {0: ReplicaReport(role_epoch=NUMBER_MAX)}
+    stranger = Member(node="x", instance="i-x", address="", version="1", started_ms=0, replicas=replicas)
+    case.heartbeats.append(Heartbeat(member=stranger, life="x", number=1, generation=1, heartbeats_read=1))
+    case.run(100)
+    assert a.publish("b")
+    case.run(100)
+    assert b.participant.roles == a.participant.roles
+    assert set(b.participant.members()) == {"a", "b"}

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 import structlog
 
 from chronos.adapters.kafka.cluster_topic import ClusterReader, ClusterTopic, Entry, Forgotten
-from chronos.adapters.kafka.cluster_writer import HeartbeatWriter, RolesWriter, Settled
+from chronos.adapters.kafka.cluster_writer import LINES_S, HeartbeatWriter, RolesWriter, Settled
 from chronos.core.cluster_records import (
     HEARTBEATS,
     ROLES,
@@ -45,6 +45,9 @@ CLOSE_S = 2.0
 
 AGAIN_S = 1.0
 """Pause before this process tries again to register anew, or looks again whether the topic is there."""
+
+WHY_CHARACTERS = 300
+"""Longest text about an ignored record: the decoder quotes what it finds, which may be long."""
 
 TRIM_MS = 60_000
 """How often the controller trims the topic. What was written since the time before stays, for newcomers."""
@@ -97,6 +100,9 @@ class ClusterLoop:
         self._trim_to: tuple[int, int] | None = None
         self._forgotten = ""
         """Why this process has to register anew; empty if it need not."""
+        self._ignored_records = 0
+        """Records that were ignored since the last line about them."""
+        self._ignored_s = -LINES_S
         self._unwritten = ""
         """Why the last heartbeat was not written; empty if it was."""
         self._told_last: tuple[bool, Stage, int] = (False, Stage.FOLLOWING, 0)
@@ -285,17 +291,31 @@ class ClusterLoop:
         participant = self._participant
         try:
             if entry.partition == HEARTBEATS:
-                participant.read_heartbeat(entry.offset, unpack_record(entry.value), _now_ms())
+                problem = participant.read_heartbeat(entry.offset, unpack_record(entry.value), _now_ms())
             else:
-                participant.read_roles(entry.offset, unpack_roles(entry.value))
+                problem = participant.read_roles(entry.offset, unpack_roles(entry.value))
         except RecordUnreadable as error:
-            log.warning(
-                "record of the cluster topic ignored", partition=entry.partition, offset=entry.offset, why=str(error)
-            )
+            problem = str(error)
             if entry.partition == HEARTBEATS:
                 participant.read_heartbeat(entry.offset, None, _now_ms())
             else:
                 participant.read_roles(entry.offset, None)
+        if problem is not None:
+            self._ignored(entry, problem)
+
+    def _ignored(self, entry: Entry, why: str) -> None:
+        """Log a record that is ignored: the first one at once, the next ones together after a pause."""
+        self._ignored_records += 1
+        now_s = time.monotonic()
+        if now_s - self._ignored_s >= LINES_S:
+            log.warning(
+                "record of the cluster topic ignored",
+                partition=entry.partition,
+                offset=entry.offset,
+                why=why[:WHY_CHARACTERS],
+                records=self._ignored_records,
+            )
+            self._ignored_records, self._ignored_s = 0, now_s
 
     def _settling(self, record: ClusterRecord) -> Settled:
         """Return the callback for the outcome of a record, which is appended after what this process has read."""

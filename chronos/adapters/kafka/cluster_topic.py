@@ -5,11 +5,13 @@ was stopped, or belongs to another topic of the same name. All of these are `For
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from chronos.adapters.kafka.batches import BatchHeader, batch_header
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, UNREADABLE_CODES
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
@@ -19,6 +21,8 @@ from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.core.cluster_records import HEARTBEATS, ROLES
 from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import TopicSpec, Watermarks
+
+log = structlog.get_logger("chronos.cluster")
 
 PARTITIONS = (HEARTBEATS, ROLES)
 
@@ -84,7 +88,14 @@ class ClusterTopic:
 
     def reader(self) -> "ClusterReader":
         """Return a reader of all that both partitions hold. Raises LogUnavailable."""
-        return ClusterReader(self.connection, self.name, [self.watermarks(partition) for partition in PARTITIONS])
+        kept = [self.watermarks(partition) for partition in PARTITIONS]
+        return ClusterReader(self.connection, self.name, kept, self.batch_header)
+
+    def batch_header(self, partition: int, offset: int) -> BatchHeader:
+        """Return the header of the batch that holds the offset. Raises LogUnavailable."""
+        address = self._topics.leader(self.name, partition)
+        timeout_s = self.connection.request_timeout_s
+        return batch_header(address, self.connection.properties, self.name, partition, offset, timeout_s)
 
     def watermarks(self, partition: int) -> Watermarks:
         """Return the first and last offsets of a partition. Raises LogUnavailable."""
@@ -115,8 +126,10 @@ class ClusterTopic:
 class ClusterReader:
     """Reads both partitions as a `read_committed` consumer, from the first records kept. For one thread."""
 
-    def __init__(self, connection: Connection, topic: str, kept: list[Watermarks]) -> None:
-        """`kept`: the watermarks of both partitions."""
+    def __init__(
+        self, connection: Connection, topic: str, kept: list[Watermarks], header: Callable[[int, int], BatchHeader]
+    ) -> None:
+        """`kept`: the watermarks of both partitions. `header`: see `ClusterTopic.batch_header`."""
         self.start = kept[HEARTBEATS].start
         """First offset of the partition HEARTBEATS when it began."""
         self.positions = [each.start for each in kept]
@@ -125,9 +138,16 @@ class ClusterReader:
         """What the client reported last and may not mend by itself, for people; empty if nothing."""
         self._ends = [each.stable for each in kept]
         self._topic = topic
+        self._header = header
+        self._unreadable: dict[int, int] = {}
+        """Partition -> offset of a batch that the client cannot decompress, until it is stepped over."""
         self._consumer = Consumer(connection.settings(READER))
+        self._assign()
+
+    def _assign(self) -> None:
+        """Read on from the positions."""
         self._consumer.assign([
-            TopicPartition(topic, partition, position) for partition, position in enumerate(self.positions)
+            TopicPartition(self._topic, partition, position) for partition, position in enumerate(self.positions)
         ])  # fmt: skip
 
     @property
@@ -151,7 +171,28 @@ class ClusterReader:
             assert offset is not None
             self.positions[partition] = offset + 1
             entries.append(Entry(partition, offset, message.value()))
+        if self._unreadable:
+            self._step_over()
         return entries
+
+    def _step_over(self) -> None:
+        """Read on behind the batches that cannot be decompressed; without an answer of the broker, try again with the next error."""
+        for partition, offset in self._unreadable.items():
+            try:
+                batch = self._header(partition, offset)
+            except LogUnavailable as error:
+                self.problem = f"reading {self._topic}/{partition}: a batch cannot be read: {error}"
+                continue
+            log.warning(
+                "batch of the cluster topic ignored",
+                partition=partition,
+                offset=batch.first,
+                last=batch.last,
+                bytes=batch.bytes,
+            )
+            self.positions[partition] = max(self.positions[partition], batch.last + 1)
+        self._unreadable.clear()
+        self._assign()
 
     def _check(self, error: KafkaError, message: Message) -> None:
         code = error.code()
@@ -163,7 +204,8 @@ class ClusterReader:
         elif code in FORBIDDEN_CODES:
             self.problem = f"reading {self._topic}: {error.str()}; Chronos needs the permission READ"
         elif code in UNREADABLE_CODES:
-            self.problem = f"reading {self._topic}/{message.partition()}: a batch cannot be read: {error.str()}"
+            partition = message.partition() or 0
+            self._unreadable[partition] = max(self.positions[partition], message.offset() or 0)
 
     def read_all(self, timeout_s: float) -> list[Entry]:
         """Return what both partitions held when this reader began, as far as it comes in time. Raises Forgotten."""

@@ -25,7 +25,7 @@ ASK_AGAIN_S = 0.05
 """Pause before the end of the partition ROLES is asked for again."""
 
 LINES_S = 30.0
-"""Least time between two lines about heartbeats that were not written."""
+"""Least time between two lines about heartbeats that were not written, or about records that are ignored."""
 
 Settled = Callable[[int | None, str], None]
 """Called with the offset of a record once it is durable; or with None, and why it is not known to be written."""
