@@ -381,7 +381,7 @@ def doors() -> Iterator[tuple[Broker, list[Link]]]:
     params=[
         pytest.param("zookeeper", marks=pytest.mark.integration),
         pytest.param("kafka", marks=pytest.mark.integration),
-        "raft",
+        pytest.param("raft", marks=pytest.mark.slow),
         "simulated",
     ]
 )

@@ -43,6 +43,8 @@ from chronos.errors import CoordinatorUnavailable, Stop
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
 from tests.harness.zookeeper import member
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 20.0
 
 TIMEOUT_MS = 3_000

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import chronos
-from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message, servers
+from chronos.client import NotFound, Refused, Rejected, ServiceFailed, Unreachable, message, requests, servers
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.parsing import parse
 from chronos.core.rules import Rules
@@ -240,16 +240,17 @@ def registry(master: str, seen: list[str]) -> Iterator[str]:
 def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monkeypatch):
     """A node that stood still may execute the write later: after others of the same id, which other nodes have executed by then."""
     monkeypatch.setattr(servers, "ATTEMPT_S", 0.2)
+    monkeypatch.setattr(requests, "ACTION_WAIT_S", 0.0)
     seen: list[str] = []
 
     async def cancel(given: list[str]) -> None:
-        async with chronos.AsyncClient(given, timeout_s=3) as client:
+        async with chronos.AsyncClient(given, timeout_s=1) as client:
             await client.cancel("x")
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         master = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with registry(master, seen) as url:
-            with chronos.Client([url, master], timeout_s=3) as client, pytest.raises(Unreachable):
+            with chronos.Client([url, master], timeout_s=1) as client, pytest.raises(Unreachable):
                 client.cancel("x")
             with pytest.raises(Unreachable):
                 asyncio.run(cancel([url, master]))

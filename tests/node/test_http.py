@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
-from chronos.admin import Server, metrics, openapi
+from chronos.admin import Server, messages, metrics, openapi
 from chronos.admin.messages import merge
 from chronos.admin.routes import table
 from chronos.admin.schemas import (
@@ -560,8 +560,9 @@ def test_an_id_that_came_to_another_shard_is_found_in_its_own(tmp_path):
         node.stop()
 
 
-def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path):
+def test_what_may_still_be_forwarded_is_not_called_unknown(tmp_path, monkeypatch):
     """While a shard has not pulled what it holds, status 503 names it, and an action on an unknown id has no result yet."""
+    monkeypatch.setattr(messages, "ACT_S", 0.2)
     settings = [f"node.data_dir={tmp_path}", "admin.port=0", "shards=3", "limits.disk_reserve=0", "workers.pull=off"]
     config = load(None, {}, settings)
     node = Node(config)
