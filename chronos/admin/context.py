@@ -18,12 +18,14 @@ from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
 from chronos.admin.tokens import Sender
 from chronos.admin.waiting import Waiter
+from chronos.core.codec import State
 from chronos.core.registry import Registry
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
 from chronos.node import IN_PLACE, Node
 from chronos.node.driver import ShardDriver
+from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.replica_state import ReplicaState
 
 log = structlog.get_logger("chronos.http")
@@ -203,7 +205,17 @@ class Context:
             for broker, found in sorted(self.node.selector.brokers().items())
             if not found.is_available(now_ms)
         ]
-        return held_back + deaths + waiting + avoided + self._shortages()
+        return self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages()
+
+    def _unconfirmed(self) -> list[str]:
+        """That roles do not change while the coordinator does not answer, and the shards for which that matters."""
+        membership, now_ms = self.node.membership, self.now_ms()
+        if membership is None or membership.snapshot().confirmed:
+            return []
+        silent = [
+            silence(shard.number, shard.state, now_ms) for shard in self.shards if shard.role == ReplicaState.FOLLOWER
+        ]
+        return ["the coordinator does not answer this node: its roles do not change", *filter(None, silent)]
 
     def _shortages(self) -> list[str]:
         """The shards that this node is master of and that have too few followers in sync."""
@@ -228,3 +240,16 @@ class Context:
 
 def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:
     return Waiter(lambda: shard.pulled, lambda pulled, timeout_s: shard.wait_pulled(pulled + 1, timeout_s), executor)
+
+
+def silence(shard: int, state: State, now_ms: int) -> str | None:
+    """Return what to tell of a shard whose master may be down, by the last progress record; None if that is recent.
+
+    A master commits one at least every minute.
+    """
+    if not state.progress_ms or now_ms - state.progress_ms < FOREIGN_SILENCE_MS:
+        return None
+    return (
+        f"shard {shard}: its master {state.node} has committed nothing since {format_time(state.progress_ms)}; no other node"
+        " can take over before the coordinator answers"
+    )

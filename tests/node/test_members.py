@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from copy import copy
+from pathlib import Path
+from typing import NamedTuple
 
 from chronos.admin.cluster import wait_for_member
+from chronos.admin.context import silence
 from chronos.admin.waiting import poll
+from chronos.core.assignment import plan
+from chronos.core.codec import State
 from chronos.core.roles import Member, Roles
 from chronos.ports import ClusterSnapshot
+from chronos.workers.claim import FOREIGN_SILENCE_MS
+from chronos.workers.membership import Membership
+from tests.harness.inside import Inside
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
+
+
+class Cluster(NamedTuple):
+    """The part of a node that has its membership."""
+
+    membership: Membership
+    in_sync: None = None
 
 
 def member(node: str) -> Member:
@@ -85,3 +101,38 @@ def test_a_node_that_joins_is_found_through_a_client_of_the_coordinator():
     assert found is not None
     assert found.node == "n3"
     assert looks <= 4
+
+
+def test_a_node_that_the_coordinator_does_not_answer_says_so_and_is_ready(tmp_path: Path) -> None:
+    """In the details of `/readyz`: it works, and its own roles do not change."""
+    with Inside(tmp_path, node__id="n1", shards=1) as service:
+        world = World(0)
+        coordinator = SimCoordinator(
+            Ensemble(world, shards=1, replication=None, session_ms=5_000), "n1", lambda _: None
+        )
+        coordinator.join(member("n1"))
+        context = copy(service.server._context)
+        assert context is not None
+        node = copy(service.node)
+        context.node = node
+        node._cluster = Cluster(  # type: ignore[assignment]
+            Membership(coordinator, node="n1", clock=node.clock, describe=node.describe, plan=plan)
+        )
+        while not coordinator.look().confirmed:
+            world.pass_time(20)
+        assert (context.reasons(), context.details()) == ([], [])
+        coordinator.cut_ms = world.now_ms + 60_000
+        coordinator.tick()
+        assert context.reasons() == []
+        assert context.details() == ["the coordinator does not answer this node: its roles do not change"]
+
+
+def test_a_shard_whose_master_has_been_silent_is_named_by_the_time_of_its_last_record() -> None:
+    """A master commits a record every minute, so it may be down after one and a half."""
+    state = State(node="n2", progress_ms=1_000_000)
+    assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS - 1) is None
+    assert silence(3, State(), 1_000_000) is None
+    assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS) == (
+        "shard 3: its master n2 has committed nothing since 1970-01-01T00:16:40.000Z; no other node can take over before the"
+        " coordinator answers"
+    )
