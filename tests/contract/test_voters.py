@@ -24,6 +24,7 @@ from chronos.adapters.raft.wire import (
     CHALLENGE,
     CHALLENGE_S,
     PATH,
+    REGISTER_BYTES_MAX,
     SIGNATURE,
     Ask,
     Batch,
@@ -38,7 +39,7 @@ from chronos.adapters.raft.wire import (
 from chronos.core.assignment import plan
 from chronos.core.raft.register import Disk, Entry
 from chronos.core.raft.values import Incarnation, LogEnd, Saved, Timing, VoteRequest
-from chronos.core.roles import Request
+from chronos.core.roles import ClusterView, Request, Roles
 from chronos.errors import CoordinatorUnavailable, Stop
 from tests.harness.voters import HEARTBEAT_MS, SECRET, Voters
 from tests.harness.zookeeper import member
@@ -360,3 +361,30 @@ def test_the_file_of_a_voter_reads_back_and_a_damaged_one_stops_the_node(tmp_pat
 def test_the_intervals_of_dledger_are_those_of_two_and_six_seconds() -> None:
     """DL-01 to DL-06: `heartbeat: 2s` and `timeout: 6s`."""
     assert timing_of(2_000, 6_000) == Timing()
+
+
+def test_what_the_voters_cannot_replicate_is_refused_and_stops_nothing(
+    voters: Voters, made: list[RaftCoordinator]
+) -> None:
+    """The register is sent as a whole: one that is too large for a message would never be committed, nor any change after it."""
+    a = coordinator(voters, made, "a")
+    a.join(member("a"))
+    until(lambda: a.look().roles is not None, a)
+
+    def drained(*nodes: str) -> Callable[[ClusterView], Roles]:
+        return lambda view: Roles(controller="a", drained=nodes)
+
+    large = Request(kind="undrain", node="x" * 1_000_000)
+    for _ in range(REGISTER_BYTES_MAX // 1_000_000):
+        a.request(large)
+    too_large = f"bytes, more than the {REGISTER_BYTES_MAX} that the voters store"
+    with pytest.raises(CoordinatorUnavailable, match=too_large):
+        a.request(large)
+    until(lambda: a.control(drained("b")))
+    for size in (REGISTER_BYTES_MAX, BODY_BYTES_MAX):
+        with pytest.raises(CoordinatorUnavailable, match=too_large):
+            a.request(Request(kind="undrain", node="x" * size))
+        with pytest.raises(CoordinatorUnavailable, match=too_large):
+            a.control(drained("x" * size))
+    until(lambda: a.control(drained("c")))
+    until(lambda: a.look().roles == Roles(controller="a", drained=("c",)))

@@ -26,7 +26,23 @@ from msgspec.structs import replace
 
 from chronos.adapters.raft.links import Callers, Unanswered
 from chronos.adapters.raft.voter import COMMIT_S, Voter
-from chronos.adapters.raft.wire import Answer, Ask, Gone, Inspect, Join, Leave, News, Publish, Report, Seal, Taken
+from chronos.adapters.raft.wire import (
+    BODY_BYTES_MAX,
+    REGISTER_BYTES_MAX,
+    Answer,
+    Ask,
+    Gone,
+    Inspect,
+    Join,
+    Leave,
+    News,
+    Publish,
+    Report,
+    Seal,
+    Taken,
+    TooLarge,
+    encode,
+)
 from chronos.core.raft.sessions import Content, Seat
 from chronos.core.raft.values import LogEnd
 from chronos.core.roles import (
@@ -158,11 +174,15 @@ class RaftCoordinator:
         if not self._is_fresh:
             raise CoordinatorUnavailable(self._unanswered())
         call = Ask(id=uuid.uuid4().hex, request=request)
-        if not isinstance(self._run(self._ask_until(call, COMMIT_S), None), News):
+        answer = self._change(call, self._ask_until)
+        if not isinstance(answer, News):
             raise CoordinatorUnavailable(self._unanswered())
 
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
-        """If this node is certain to be the controller, plan and publish the changes; return whether it is."""
+        """If this node is certain to be the controller, plan and publish the changes; return whether it is.
+
+        Raises CoordinatorUnavailable if the voters cannot store the roles, because they are too large.
+        """
         known, life = self._known, self._life
         if not life or not self._is_fresh or known.controller != self._node:
             return False
@@ -172,7 +192,7 @@ class RaftCoordinator:
         if not answered and not self._must_publish(content.roles, roles):
             return True
         call = Publish(life=life, version=content.version, roles=roles, answered=answered)
-        answer = self._run(self._call(call, COMMIT_S), None)
+        answer = self._change(call, self._call)
         if isinstance(answer, News):
             self._published_s = time.monotonic()
         return isinstance(answer, News)
@@ -261,6 +281,20 @@ class RaftCoordinator:
         except BaseException:
             self.leave()
             raise
+
+    def _change(
+        self, call: Ask | Publish, ask: Callable[[Any, float], Coroutine[Any, Any, Answer | None]]
+    ) -> Answer | None:
+        """Ask the leader for a change of the register. Raises CoordinatorUnavailable if the voters cannot store it."""
+        size = len(encode(call))
+        answer = TooLarge(bytes=size) if size > BODY_BYTES_MAX else self._run(ask(call, COMMIT_S), None)
+        if isinstance(answer, TooLarge):
+            raise CoordinatorUnavailable(
+                f"the roles and the requests without an answer would take {answer.bytes} bytes, more than the"
+                f" {REGISTER_BYTES_MAX} that the voters store: forget nodes that will not come back (`chronos forget NODE`),"
+                " or use fewer shards"
+            )
+        return answer
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         assert self._loop is not None

@@ -23,6 +23,7 @@ from chronos.adapters.raft.server import HANDSHAKE_S, BoundedServer, read_body
 from chronos.adapters.raft.wire import (
     CHALLENGE,
     PATH,
+    REGISTER_BYTES_MAX,
     SIGNATURE,
     Answer,
     Ask,
@@ -41,6 +42,7 @@ from chronos.adapters.raft.wire import (
     Report,
     Seal,
     Taken,
+    TooLarge,
     decode_content,
     decode_incoming,
     encode,
@@ -388,7 +390,11 @@ class Voter:
         return await self._offer(self._latest().published(roles, answered))
 
     async def _offer(self, content: Content) -> Answer:
-        self._give(register.Offer(encode_content(content)))
+        value = encode_content(content)
+        if len(value) > REGISTER_BYTES_MAX:
+            # The other voters would refuse it, and every change after it.
+            return TooLarge(bytes=len(value))
+        self._give(register.Offer(value))
         return await self._told()
 
     async def _told(self) -> Answer:

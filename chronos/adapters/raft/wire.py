@@ -36,6 +36,9 @@ CHALLENGE_S = 30.0
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Largest message: many times the roles and reports of a hundred shards on each of ten nodes."""
 
+REGISTER_BYTES_MAX = BODY_BYTES_MAX - 65_536
+"""Largest value of the register: it is sent to the other voters as a whole, in one message with others."""
+
 
 class Join(Struct, frozen=True, kw_only=True, tag=True):
     """A node registers as a new life."""
@@ -105,6 +108,13 @@ class Refused(Struct, frozen=True, kw_only=True, tag=True):
     """The roles are of another version, or the sender is not the controller."""
 
 
+class TooLarge(Struct, frozen=True, kw_only=True, tag=True):
+    """With this change the register would not fit in a message: nothing was changed."""
+
+    bytes: int
+    """Its size then."""
+
+
 class News(Struct, frozen=True, kw_only=True, tag=True):
     """The present state, without the parts that the asker knows."""
 
@@ -120,7 +130,7 @@ class News(Struct, frozen=True, kw_only=True, tag=True):
     content: Content | None = None
 
 
-Answer = NotLeader | Taken | Gone | Refused | News
+Answer = NotLeader | Taken | Gone | Refused | TooLarge | News
 
 
 class Batch(Struct, frozen=True, tag=True):
