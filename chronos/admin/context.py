@@ -250,6 +250,6 @@ def silence(shard: int, state: State, now_ms: int) -> str | None:
     if not state.progress_ms or now_ms - state.progress_ms < FOREIGN_SILENCE_MS:
         return None
     return (
-        f"shard {shard}: its master {state.node} has committed nothing since {format_time(state.progress_ms)}; no other node"
-        " can take over before the coordinator answers"
+        f"shard {shard}: this node has read no progress of the master, {state.node}, since {format_time(state.progress_ms)};"
+        " no other node can take over before the coordinator answers"
     )
