@@ -17,6 +17,7 @@ from chronos.core.health import (
     Candidate,
     armed_until,
     choose,
+    is_armed,
     is_unhealthy,
     may_switch,
 )
@@ -86,7 +87,7 @@ class _Table:
         self.drained = set(view.roles.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
-        self.armed = {shard: end_ms for shard, end_ms in view.roles.armed.items() if view.now_ms < end_ms}
+        self.armed = {shard: end_ms for shard, end_ms in view.roles.armed.items() if is_armed(end_ms, view.now_ms)}
         self.history = list(view.roles.history)
         self.masters = Counter(given.master for given in self.shards.values() if given.master)
 

@@ -130,10 +130,16 @@ def armed_until(asked_ms: int, now_ms: int) -> int | None:
     return until_ms if now_ms < until_ms else None
 
 
+def is_armed(until_ms: int, now_ms: int) -> bool:
+    """Return whether a permission that ends at `until_ms` is valid. One that ends later than any that is given now was given by a clock
+    that was ahead, and is over: nobody knows for how long (HA-31)."""
+    return now_ms < until_ms <= now_ms + ARMED_MS
+
+
 def may_switch(mode: str, armed_until_ms: int | None, now_ms: int) -> bool:
     """Return whether the gate is open for a shard whose master is unhealthy (HA-03, HA-31)."""
     if mode == ARMED:
-        return armed_until_ms is not None and now_ms < armed_until_ms
+        return armed_until_ms is not None and is_armed(armed_until_ms, now_ms)
     return mode == AUTO
 
 

@@ -490,6 +490,13 @@ def test_a_permission_is_used_once() -> None:
     assert masters(plan(replace(again, roles=plan(replace(failing, roles=permitted, now_ms=NOW_MS + 1))))) == ["b"]
 
 
+def test_a_permission_of_a_clock_that_was_ahead_is_over() -> None:
+    """HA-31: after the clock was set back, or with a controller whose clock is behind, nobody knows how old it is."""
+    permitted = Roles(shards=judged(report()).roles.shards, armed={0: NOW_MS + ARMED_MS + 1, 1: NOW_MS + ARMED_MS})
+    roles = plan(replace(judged(report(), report(), report(), mode=ARMED), roles=permitted))
+    assert (masters(roles), roles.armed) == (["a"], {1: NOW_MS + ARMED_MS})
+
+
 def test_a_permission_is_used_up_if_no_replica_can_take_over() -> None:
     """HA-31: removed by the first check."""
     roles = plan(judged(report(), report(None), mode=ARMED, requests=(arm(),)))

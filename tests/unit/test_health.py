@@ -152,10 +152,11 @@ def test_a_master_is_unhealthy_if_a_quorum_of_two_or_more_observers_says_so(obse
 
 def test_the_gate_is_open_in_auto_and_while_a_permission_is_valid() -> None:
     """HA-03, HA-31, HA-32."""
-    for until_ms in (None, NOW_MS, NOW_MS + 1):
+    valid = (NOW_MS + 1, NOW_MS + ARMED_MS)
+    for until_ms in (None, NOW_MS, *valid, NOW_MS + ARMED_MS + 1):
         assert may_switch(AUTO, until_ms, NOW_MS)
         assert not may_switch(OFF, until_ms, NOW_MS)
-        assert may_switch(ARMED, until_ms, NOW_MS) == (until_ms == NOW_MS + 1)
+        assert may_switch(ARMED, until_ms, NOW_MS) == (until_ms in valid)
 
 
 def test_a_permission_is_valid_for_fifteen_seconds_from_the_request() -> None:
