@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 import structlog
-from msgspec import Struct
-from msgspec.structs import replace
 
 from chronos.admin.context import Context
 from chronos.admin.registry import monotonic_ms, registration_body
 from chronos.admin.registry_schemas import RegistrationResult
+from chronos.core.registration import RETRY_MS, OwnRegistration, Peer
 from chronos.core.registry import READ, WRITE, Holding, Registration, TopicConfig
 from chronos.core.roles import Member
 from chronos.workers.replica_state import NOT_READABLE, ReplicaState
@@ -25,9 +24,6 @@ log = structlog.get_logger("chronos.registry")
 
 LOOK_S = 0.25
 """How often to look for a change of the own registration."""
-
-RETRY_MS = 5_000
-"""Pause before a registry that failed is asked again."""
 
 LEAVE_S = 1.0
 """How long the registries may take to answer the registrations that were sent before, and again for the un-registration, of a node
@@ -39,19 +35,6 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RegistrationResult).decode
 
 
-class _Peer(Struct):
-    """The registry of another node."""
-
-    started_ms: int
-    """Start of its process: the next process knows nobody."""
-    due_ms: int
-    """When to register again."""
-    state_version: int
-    """The state that was sent last, or that of the start."""
-    has_failed: bool = False
-    task: "asyncio.Task[None] | None" = None
-
-
 class Registrar:
     """The registration of one node, in the event loop of its server."""
 
@@ -60,11 +43,11 @@ class Registrar:
         self._context = context
         self._url = url
         self._settings = context.node.config.registry
-        self._started_ms = monotonic_ms()
-        self._scan_ms = self._started_ms + self._settings.scan_after
-        self._own_due_ms = 0
-        self._registration: Registration | None = None
-        self._peers: dict[str, _Peer] = {}
+        started_ms = monotonic_ms()
+        self._scan_ms = started_ms + self._settings.scan_after
+        self._own = OwnRegistration(
+            started_ms=started_ms, after_ms=self._settings.register_after, every_ms=self._settings.register_every
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         """Registrations that were sent and not answered yet."""
 
@@ -86,33 +69,22 @@ class Registrar:
     def _step(self, now_ms: int) -> None:
         """1. the own registry, 2. the others that are due, 3. the scan for expired nodes"""
         # 1.
-        registration = self._renewed()
-        if registration is not self._registration or now_ms >= self._own_due_ms:
-            self._registration = registration
-            self._own_due_ms = now_ms + self._settings.register_every
+        registration = self._own.renew(self._describe(), self._context.now_ms())
+        if self._own.own_is_due(now_ms):
             self._context.registry.register(registration, now_ms)
         # 2.
         members = self._members()
-        for name in self._peers.keys() - members.keys():
-            del self._peers[name]
-        for name, member in members.items():
-            peer = self._peers.get(name)
-            if peer is None or peer.started_ms != member.started_ms:
-                # The state at the start is no change.
-                first_ms = max(now_ms, self._started_ms + self._settings.register_after)
-                peer = self._peers[name] = _Peer(member.started_ms, first_ms, registration.state_version)
-            is_due = now_ms >= peer.due_ms or (not peer.has_failed and peer.state_version != registration.state_version)
-            if is_due and (peer.task is None or peer.task.done()):
-                peer.task = asyncio.get_running_loop().create_task(self._register(member, peer, registration))
-                self._tasks.add(peer.task)
-                peer.task.add_done_callback(self._tasks.discard)
+        for peer in self._own.due({name: member.started_ms for name, member in members.items()}, now_ms):
+            task = asyncio.get_running_loop().create_task(self._register(members[peer.node], peer, registration))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         # 3.
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self._settings.scan_every
             for expired in self._context.registry.expire(now_ms):
                 log.info("node expired", node=expired.registration.node, address=expired.registration.address)
 
-    async def _register(self, member: Member, peer: _Peer, registration: Registration) -> None:
+    async def _register(self, member: Member, peer: Peer, registration: Registration) -> None:
         path = f"/v1/registry/nodes/{registration.node}"
         body = _encode(registration_body(registration))
         result = None
@@ -124,18 +96,13 @@ class Registrar:
         except Exception as error:
             why = str(error) or type(error).__name__
         if result is None:
-            peer.due_ms = monotonic_ms() + RETRY_MS
-            if not peer.has_failed:
+            if self._own.failed(peer, monotonic_ms()):
                 log.warning(
                     "registration with another node failed", node=member.node, why=why, again_in_s=RETRY_MS // 1_000
                 )
-            peer.has_failed = True
             return
-        if peer.has_failed:
+        if self._own.answered(peer, registration, monotonic_ms()):
             log.info("registered with another node again", node=member.node)
-        peer.has_failed = False
-        peer.state_version = registration.state_version
-        peer.due_ms = monotonic_ms() + self._settings.register_every
         self._read(member, registration, result)
 
     def _read(self, member: Member, sent: Registration, result: RegistrationResult) -> None:
@@ -146,21 +113,11 @@ class Registrar:
                 "another node is registered with the address of this one; set admin.advertised to an address of its own",
                 registry=member.node, node=result.node, address=sent.address,
             )  # fmt: skip
-        elif self._registration is sent:
-            # The clock was set back between two processes of this node.
-            self._registration = replace(sent, state_version=result.state_version + 1)
+        else:
+            self._own.overtaken(sent, result.state_version)
 
-    def _renewed(self) -> Registration:
-        """The registration as it is now: the same object while nothing has changed."""
-        known = self._registration
-        found = self._describe(0 if known is None else known.state_version)
-        if found == known:
-            assert known is not None
-            return known
-        version = self._context.now_ms() if known is None else max(known.state_version + 1, self._context.now_ms())
-        return replace(found, state_version=version)
-
-    def _describe(self, state_version: int) -> Registration:
+    def _describe(self) -> Registration:
+        """What the node serves now; its state version is given by `OwnRegistration`."""
         node = self._context.node
         config, member = node.config, node.describe()
         snapshot = None if node.membership is None else node.membership.snapshot()
@@ -172,7 +129,7 @@ class Registrar:
             instance=member.instance,
             address=_CREDENTIALS.sub("//", address),
             version=member.version,
-            state_version=state_version,
+            state_version=0,
             writable=roles is None or member.node not in roles.drained,
             shards={
                 shard: Holding(master=replica.role == ReplicaState.MASTER, epoch=replica.role_epoch)
@@ -195,7 +152,7 @@ class Registrar:
 
         A registration that arrives after the un-registration would keep the node until it expires.
         """
-        registration = self._registration
+        registration = self._own.state
         if registration is None:
             return
         # 1.

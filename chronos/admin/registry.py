@@ -151,7 +151,7 @@ class RegistryHandlers:
                     404, "no-route", f"no node of cluster {cluster} is registered for {what}",
                     hint="`chronos registry nodes` shows the registered nodes; nodes register when they have reached their roles",
                 )  # fmt: skip
-            body = self._encoded[key] = _encode(_routes_info(cluster, topic, routes))
+            body = self._encoded[key] = _encode(routes_info(cluster, topic, routes))
         return web.Response(body=body, content_type="application/json")
 
     async def nodes(self, call: Call) -> tuple[int, object]:
@@ -372,7 +372,8 @@ def _node_info(node: registry.Node, ahead_ms: int) -> RegisteredNode:
     )
 
 
-def _routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes:
+def routes_info(cluster: str, topic: str, found: registry.Routes) -> ShardRoutes:
+    """The answer to a request for routes."""
     return ShardRoutes(
         cluster=cluster,
         topic=topic,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.admin import registration
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.registration import Registrar
+from chronos.core import registration
 from chronos.core.assignment import plan
 from chronos.node import Node
 from chronos.workers.membership import Membership
