@@ -1,8 +1,10 @@
 """One shard of a node: constructs its replica and its driver, and describes the replica to the cluster."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from chronos.config import Config
+from chronos.core.codec import State
 from chronos.core.cron import next_cron
 from chronos.core.health import Verdict
 from chronos.core.rates import Rate, parse_rate
@@ -141,7 +143,23 @@ def report(shard: ShardDriver, flushed: LogPosition, verdict: Verdict | None = N
     )
 
 
-def look(shard: ShardDriver, *, leads: bool, now_ms: int) -> Look | None:
+class Shown(Protocol):
+    """The part of a replica and its thread that shows how far its master has come."""
+
+    @property
+    def role(self) -> ReplicaState: ...
+
+    @property
+    def paused(self) -> str | None: ...
+
+    @property
+    def step_began_ms(self) -> int | None: ...
+
+    @property
+    def state(self) -> State: ...
+
+
+def look(shard: Shown, *, leads: bool, now_ms: int) -> Look | None:
     """Return how far the shard's master has come, as this node's replica shows it; None if it does not show that now.
 
     `leads`: the master is this node. A follower that is paused, or whose thread hangs, stands still by itself; so does a deposed

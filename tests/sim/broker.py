@@ -253,9 +253,13 @@ class Brokers:
         self.paused_since[broker] = now_ms if before_ms < now_ms - ELECTION_MS else self.paused_since[broker]
         self.paused[broker] = max(before_ms, until_ms)
         if self.paused[broker] - self.paused_since[broker] >= ELECTION_MS:
-            for topic in (REJECTED, DELAY):
-                if any(place.broker == broker for place in self.topics[topic]):
-                    self.refused_until_ms[topic] = max(self.paused[broker], self.refused_until_ms.get(topic, 0))
+            self.excuse(broker, self.paused[broker])
+
+    def excuse(self, broker: int, until_ms: int) -> None:
+        """Note that a master could not write to the rejected topic, or forward records, if this broker has them."""
+        for topic in (REJECTED, DELAY):
+            if any(place.broker == broker for place in self.topics[topic]):
+                self.refused_until_ms[topic] = max(until_ms, self.refused_until_ms.get(topic, 0))
 
     def refuse(self, topic: str, until_ms: int) -> None:
         """Let a topic refuse records for a time, although a look finds it writable."""

@@ -16,18 +16,27 @@ from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Pa
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage
 from tests.sim.coordinator import Ensemble
+from tests.sim.moves import Moves
 from tests.sim.node import Settings, SimulatedNode
+from tests.sim.observers import HealthSettings
 from tests.sim.replays import Replays
 from tests.sim.workload import MAX_DELAY_MS, Producers
 from tests.sim.world import World, broken
 
 HOUR_MS = 3_600_000
 
+CLOCK_OFF_MS = 300
+"""Difference to the brokers' clock up to which a master surely delivers."""
+
+OBSERVED = 0.05
+"""Share of the clusters with a coordinator whose masters are observed."""
+
 
 class Cluster:
     """All parts of the world of one seed."""
 
-    def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
+    def __init__(self, seed: int, *, lines: list[str] | None = None, observed: bool = False) -> None:
+        """`observed`: two nodes at least, a coordinator, and observers of masters; else they are drawn."""
         # A fault that was added later has dice of its own, so that seeds without it stay what they were.
         self.cut_dice = random.Random(-1 - seed)
         self.file_dice = random.Random(f"strains {seed}")
@@ -44,6 +53,7 @@ class Cluster:
         self.rate_dice = random.Random(f"rates {seed}")
         self.replay_dice = random.Random(f"letter-replays {seed}")
         self.place_dice = random.Random(f"misplaced {seed}")
+        self.health_dice = random.Random(f"watching {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -63,10 +73,13 @@ class Cluster:
         """Number of nodes that hold a shard; None: all of them."""
         if holder_dice.random() < 0.15:
             node_count, self.replication = holder_dice.choice([3, 4]), holder_dice.choice([1, 2, 2])
+        elif observed:
+            node_count = max(2, node_count)
         self.duplicated = self.duplicate_dice.random() < 0.15
         """Two nodes have one id, and a node that lost its disk comes back with another data directory."""
         # Without a coordinator, a node takes over when the other one has been silent for long.
-        if (node_count > 1 and draw.random() < 0.95) or self.replication is not None or self.duplicated:
+        is_clustered = node_count > 1 and draw.random() < 0.95
+        if is_clustered or self.replication is not None or self.duplicated or observed:
             self.ensemble = Ensemble(
                 world, shards=self.shards, replication=self.replication, session_ms=draw.choice([2_000, 4_000])
             )
@@ -88,6 +101,10 @@ class Cluster:
             )
             for node in self.nodes:
                 node.duplicated = True
+        self.moves: Moves | None = None
+        """The changes of roles, where masters are observed."""
+        if self.ensemble is not None and (observed or self.health_dice.random() < OBSERVED):
+            self._observe_masters(self.ensemble)
         self.storage: CheckpointStorage | None = None
         # Without a coordinator, two nodes do not know what the other one needs of the logs.
         if self.trim_dice.random() < 0.2 and (self.ensemble is not None or node_count == 1):
@@ -133,6 +150,21 @@ class Cluster:
             max_delay_ms=MAX_DELAY_MS,
             misplaced="reject" if self.place_dice.random() < 0.1 else "forward",
             poll_ms=draw.choice([200, 1_000, 3_000]),
+        )
+
+    def _observe_masters(self, ensemble: Ensemble) -> None:
+        """Run an observer in each node."""
+        settings = HealthSettings.draw(self.health_dice)
+        self.moves = Moves(self.world, settings)
+        ensemble.planned = self.moves.published
+        self.moves.is_disturbed = self._is_disturbed
+        for node in self.nodes:
+            node.health, node.health_dice = settings, self.health_dice
+
+    def _is_disturbed(self, node_id: str | None) -> bool:
+        """Return whether a node with this id has a disk without room, or a clock with which masters pause deliveries."""
+        return any(
+            node.disk.low or abs(node.clock.skew_ms) > CLOCK_OFF_MS for node in self.nodes if node.node_id == node_id
         )
 
     def _keep_checkpoints(self) -> None:
@@ -195,6 +227,14 @@ class Cluster:
     def ask(self, kind: str, node_id: str, shard: int = -1) -> None:
         if self.ensemble is not None:
             self.ensemble.requests.append(Request(kind=kind, node=node_id, shard=shard, at_ms=self.world.now_ms))
+
+    def arm(self, shard: int, asked_ms: int) -> None:
+        """Permit one failover of the shard. `asked_ms`: the time of the request by the clock of the node that was asked."""
+        assert self.ensemble is not None
+        assert self.moves is not None
+        self.world.trace(f"arm {shard}")
+        self.moves.armed_now(shard)
+        self.ensemble.requests.append(Request(kind="arm", node="", shard=shard, at_ms=asked_ms))
 
     def limit(self, topic: str, rate: str) -> None:
         """Set the rate limit of a topic at run time, or remove it."""

@@ -11,13 +11,11 @@ from chronos.core.replication import ProgressWindows
 from chronos.core.roles import REBALANCE_AFTER_MS, REPLACE_AFTER_MS, ClusterView, Member, Request, Roles
 from chronos.errors import CoordinatorUnavailable, NodeIdTaken
 from chronos.ports import ClusterSnapshot
+from tests.sim.observers import MAX_LAG_MS
 from tests.sim.world import World
 
 TAKEN_GRACE_MS = 1_000
 """How much longer than a session `join` waits for a place that another data directory holds."""
-
-MAX_LAG_MS = 2_000
-"""Lag up to which a replica is in sync: short, so that lagging ones leave the set within a run."""
 
 POLL_MS = 20
 """How often `join` and `wait` look again while simulated time passes."""
@@ -42,6 +40,8 @@ class Ensemble:
         """The session that holds the lock."""
         self.requests: list[Request] = []
         self.clients: list[SimCoordinator] = []
+        self.planned: Callable[[ClusterView, Roles], None] = lambda view, roles: None
+        """Called with roles that were published, and the view that they were planned for."""
         self._heartbeat_ms: dict[int, int] = {}
         """Time of the last heartbeat of each session."""
         self._members: dict[int, Member] = {}
@@ -154,6 +154,10 @@ class SimCoordinator:
         """Until when no server can be reached from here."""
         self.asleep: Callable[[], bool] = lambda: False
         """True while the process is frozen: it sends and receives nothing."""
+        self.now_ms: Callable[[], int] = lambda: ensemble.world.now_ms
+        """The time that a controller plans with."""
+        self.completed: Callable[[ClusterView], ClusterView] = lambda view: view
+        """Adds what the process knows besides the coordinator, as `node.cluster.ClusterNode` does."""
         ensemble.clients.append(self)
 
     @property
@@ -189,7 +193,7 @@ class SimCoordinator:
         sessions = self._ensemble.sessions()
         for node, session in sorted(sessions.items()):
             if self._since_ms.get(node, (None, 0))[0] != session:
-                self._since_ms[node] = (session, self._ensemble.world.now_ms)
+                self._since_ms[node] = (session, self.now_ms())
         for node in sorted(self._since_ms.keys() - sessions.keys()):
             del self._since_ms[node]
 
@@ -234,7 +238,7 @@ class SimCoordinator:
         if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
             self._epoch = roles.controller_epoch + 1
         view = ClusterView(
-            now_ms=ensemble.world.now_ms,
+            now_ms=self.now_ms(),
             controller=self._node,
             controller_epoch=self._epoch,
             shards=ensemble.shards,
@@ -247,11 +251,13 @@ class SimCoordinator:
             replace_after_ms=ensemble.replace_after_ms,
             in_sync_from=self._windows.needed,
         )
+        view = self.completed(view)
         self._touch("control")
         planned = plan(view)
         is_news = bool(requests) or planned != ensemble.published
         if is_news and ensemble.controller == session and ensemble.publish(planned, version):
             del ensemble.requests[: len(requests)]
+            ensemble.planned(view, planned)
             self.refresh()
         return True
 

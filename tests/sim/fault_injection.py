@@ -25,6 +25,9 @@ PLACES = (
     "look",
 )
 
+STUCK_PLACES = ("read", "send", "sent", "commit", "flushed", "verified", "committed")
+"""Ports at which a master gets stuck."""
+
 MAINTENANCE_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
 
 
@@ -141,6 +144,13 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([1, 3, 8])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._leave)
 
+        dice = self.cluster.health_dice
+        if self.cluster.moves is not None:
+            kinds = [self._stick, self._stick, self._stick, self._pause_observer, self._blind_all_but_one, self._lose_broker,
+                     self._arm, self._arm, self._set_clock]  # fmt: skip
+            for _ in range(dice.choice([0, 2, 5, 10])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, dice.choice(kinds))
+
     def _inject(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
             kind()
@@ -171,6 +181,45 @@ class FaultInjection(ClusterPart):
         self.world.trace(f"broker {broker} pauses for {wait_ms}")
         self.brokers.pause(broker, self.world.now_ms + wait_ms)
 
+    # Faults of observed masters, and of their observers
+
+    def _stick(self) -> None:
+        """The threads of one or all replicas of a node stand still, in a step or between two; the rest of the process goes on."""
+        dice = self.cluster.health_dice
+        node = dice.choice(self.nodes)
+        place = dice.choice([None, *STUCK_PLACES])
+        wait_ms = dice.choice([1_000, 6_000, 20_000 if place else 40_000])
+        if node.process is not None and node.process.threads:
+            threads = node.process.threads
+            for thread in dice.choice([threads, [dice.choice(threads)]]):
+                thread.stick(wait_ms, place)
+
+    def _pause_observer(self) -> None:
+        dice = self.cluster.health_dice
+        node, wait_ms = dice.choice(self.nodes), dice.choice([500, 3_000, 10_000, 30_000])
+        if node.process is not None and node.process.observer is not None:
+            node.process.observer.pause(wait_ms)
+
+    def _blind_all_but_one(self) -> None:
+        """All observers but one pause, and some master is stuck."""
+        lone = self.cluster.health_dice.choice(self.nodes)
+        for node in self.nodes:
+            if node is not lone and node.process is not None and node.process.observer is not None:
+                node.process.observer.pause(30_000)
+        self._stick()
+
+    def _lose_broker(self) -> None:
+        """One node reaches all brokers but one."""
+        dice = self.cluster.health_dice
+        node, broker, wait_ms = dice.choice(self.nodes), dice.randrange(BROKERS), dice.choice([2_000, 9_000, 20_000])
+        self.world.trace(f"{node.name} does not reach broker {broker} for {wait_ms}")
+        node.lost_broker, node.lost_broker_ms = broker, self.world.now_ms + wait_ms
+        self.brokers.excuse(broker, node.lost_broker_ms)
+
+    def _arm(self) -> None:
+        dice = self.cluster.health_dice
+        self.cluster.arm(dice.randrange(self.shards), dice.choice(self.nodes).clock.now_ms())
+
     def _lose_leaders(self) -> None:
         """Some or all partitions of a target lose their leader; messages for it become due meanwhile."""
         dice = self.cluster.leader_dice
@@ -193,6 +242,8 @@ class FaultInjection(ClusterPart):
         self.world.trace(f"{node.name} clock is {skew_ms} off")
         node.clock.skew_ms = skew_ms
         self.checker.clocks_jump = True
+        if self.cluster.moves is not None:
+            self.cluster.moves.clocks_step = True
         self.world.after(draw.choice([300, 3_000, 10_000]), self._correct_clock, node)
 
     def _correct_clock(self, node: SimulatedNode) -> None:

@@ -45,6 +45,9 @@ class Host(Protocol):
     faults: Faults
     log_cut_ms: int
     """Until when no broker can be reached from here."""
+    lost_broker: int
+    """A broker that cannot be reached from here, although the others can, until `lost_broker_ms`."""
+    lost_broker_ms: int
 
 
 class Caller(Protocol):
@@ -90,7 +93,7 @@ class SimReader:
             raise LogMismatch(text)
         if self.position > partition.high:
             raise LogMismatch(f"offset {self.position} of {partition.name} is beyond its end {partition.high}")
-        if log.is_cut or log.brokers.is_paused(partition):
+        if log.is_cut or log.is_silent(partition):
             return []
         stable = partition.stable
         if log.world.chance(log.faults.short_reads):
@@ -120,7 +123,7 @@ class SimReader:
     def wait(self, timeout_s: float) -> bool:
         for _ in range(2):
             there = self.position < self._partition.stable and not self._log.is_cut
-            if there and not self._log.brokers.is_paused(self._partition):
+            if there and not self._log.is_silent(self._partition):
                 self._pass_markers()
                 return True
             self._log.caller.sleep(int(timeout_s * 1_000))
@@ -188,7 +191,7 @@ class SimWriter:
                 self._has_poison = True
                 continue
             partition = brokers.place(topic, key, number)
-            if log.is_cut or brokers.is_paused(partition):
+            if log.is_cut or log.is_silent(partition):
                 self._unreachable = True
                 continue
             pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
@@ -205,7 +208,7 @@ class SimWriter:
         transaction = self._transaction
         assert transaction is not None, "commit without send"
         progress = brokers.topics[PROGRESS][self._shard]
-        if self._unreachable or log.is_cut or brokers.is_paused(progress):
+        if self._unreachable or log.is_cut or log.is_silent(progress):
             log.caller.sleep(world.random.randrange(500, 12_000))
             raise self._lose("the brokers did not take the transaction in time")
         self._check_fenced()
@@ -342,7 +345,7 @@ class SimLog:
         if partition >= len(partitions):
             raise LogUnavailable(f"topic {topic} has no partition {partition}")
         place = partitions[partition]
-        if self.brokers.is_paused(place):
+        if self.is_silent(place):
             raise LogUnavailable(f"no broker answered in time for {place.name}")
         return place
 
@@ -350,6 +353,12 @@ class SimLog:
     def is_cut(self) -> bool:
         """True if the network between this node and the brokers is cut."""
         return self.caller.node.log_cut_ms > self.world.now_ms
+
+    def is_silent(self, partition: Partition) -> bool:
+        """Return whether the partition's broker does not answer this node."""
+        node = self.caller.node
+        is_lost = node.lost_broker_ms > self.world.now_ms and partition.broker == node.lost_broker
+        return is_lost or self.brokers.is_paused(partition)
 
     def _check_answers(self) -> None:
         if self.is_cut:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chronos.core import assignment
 from chronos.core.rates import Rate, parse_rate
@@ -18,8 +20,11 @@ from chronos.core.roles import OK, Member, ReplicaReport
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
+from chronos.node.shards import look
+from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.limits import Limits
 from chronos.workers.membership import Membership
+from chronos.workers.observer import Look
 from chronos.workers.rates import RateLimits
 from chronos.workers.reachability import LogReachability
 from chronos.workers.recovery import RecoveryCost
@@ -30,6 +35,7 @@ from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointSettings, CheckpointStorage, Maintenance
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.log import Faults
+from tests.sim.observers import HealthSettings, ObserverThread
 from tests.sim.store import Disk, SimStore
 from tests.sim.thread import REFUSED_MS, ReplicaThread
 from tests.sim.world import START_MS, Crashed, World, broken
@@ -115,6 +121,11 @@ class SimulatedNode:
         self.frozen_ms = 0
         self.log_cut_ms = 0
         """Until when no broker can be reached from here."""
+        self.lost_broker = self.lost_broker_ms = 0
+        """A broker that cannot be reached from here, and until when."""
+        self.health: HealthSettings | None = None
+        """None: no observers, and `failover.on_unhealthy` is off."""
+        self.health_dice = Random(0)
 
     def store(self, shard: int) -> SimStore:
         if shard not in self.stores:
@@ -175,7 +186,7 @@ class SimulatedNode:
             self.instance += "'"
 
     def heal(self) -> None:
-        self.trap, self.frozen_ms, self.log_cut_ms = None, 0, 0
+        self.trap, self.frozen_ms, self.log_cut_ms, self.lost_broker_ms = None, 0, 0, 0
         self.clock.skew_ms, self.clock.drift = 0, 0.0
         self.disk.full = self.disk.low = self.disk.failing = False
         self.disk.unread_chance = 0.0
@@ -183,6 +194,10 @@ class SimulatedNode:
         if self.process is not None:
             for thread in self.process.threads:
                 thread.log.faults = self.faults
+                thread.release()
+            if self.process.observer is not None:
+                self.process.observer.log.faults = self.faults
+                self.process.observer.paused_ms = 0
             if self.process.coordinator is not None:
                 self.process.coordinator.cut_ms = 0
 
@@ -211,11 +226,32 @@ class Process:
             self.membership = Membership(
                 self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=assignment.plan
             )
+        self.observer: ObserverThread | None = None
+        self.in_sync: InSyncWatch | None = None
+        if self.membership is not None and node.health is not None:
+            self._watch_health(self.membership, node.health)
         self.maintenance: Maintenance | None = None
         self._limited: dict[str, str] = {}
         self._changed: dict[str, Rate | None] = {}
         self.rates = RateLimits({}, changed=self._changed_rates, lengths=self._lane_lengths)
         self.world.after(1, self._open)
+
+    def _watch_health(self, membership: Membership, health: HealthSettings) -> None:
+        """As `node.cluster.ClusterNode`."""
+        node, coordinator = self.node, self.coordinator
+        assert coordinator is not None
+        in_sync = self.in_sync = InSyncWatch(
+            health.replication, node=node.node_id, clock=node.clock, snapshot=membership.snapshot
+        )
+        coordinator.now_ms = node.clock.now_ms
+        coordinator.completed = lambda view: replace(view, on_unhealthy=health.mode, in_sync_from=in_sync.needed)
+        self.observer = ObserverThread(self, health)
+
+    def look(self, shard: int, master: str) -> Look | None:
+        """How far the master has come, as this node's replica shows it."""
+        if shard >= len(self.threads):
+            return None
+        return look(self.threads[shard], leads=master == self.node.node_id, now_ms=self.node.clock.now_ms())
 
     def _open(self) -> None:
         if self.dead:
@@ -258,6 +294,8 @@ class Process:
             self.world.at(node.frozen_ms + self.world.random.randrange(1, TICK_MS), self._tick)
             return
         self.coordinator.tick()
+        if self.in_sync is not None:
+            self.in_sync.step()
         assert self.reach is not None
         self.reach.step(node.clock.now_ms())
         try:
@@ -346,6 +384,7 @@ class Process:
         """As the report of `chronos/node/shards.py`."""
         replica, state = thread.replica, thread.replica.state
         kept = None if self.maintenance is None else self.maintenance.flushed[thread.shard]
+        verdict = None if self.observer is None else self.observer.observer.verdict(thread.shard)
         return ReplicaReport(
             applied=state.applied if replica.known else None,
             pull_offset=state.pull_offset,
@@ -357,6 +396,9 @@ class Process:
             kept_applied=None if kept is None else kept.applied,
             kept_pull_offset=None if kept is None else kept.pull_offset,
             waiting=replica.waiting,
+            reason=None if self.observer is None else thread.paused,
+            judged=0 if verdict is None else verdict.epoch,
+            unhealthy=verdict is not None and not verdict.healthy,
         )
 
     def _changed_rates(self) -> dict[str, Rate | None]:

@@ -29,6 +29,7 @@ from tests.sim.log import Faults, SimLog
 from tests.sim.node import SimulatedNode
 from tests.sim.store import Disk, SimStore
 from tests.sim.thread import RETRY_CAP_MS
+from tests.sim.trials import Trials
 from tests.sim.world import CRASH, LIVENESS, START_MS, Finding, World, broken
 
 HEALED_MS_MAX = 120_000
@@ -49,6 +50,9 @@ TURN_MS = 15_000
 LOOK_MS = 2_000
 """Interval at which the second phase checks whether it is over."""
 
+PROBED_LOOK_MS = 2_137
+"""The same where observers send probes at intervals of whole seconds: each look must not find one on its way."""
+
 LIMITED_AFTER_MS = 20_000
 """Time until every node has a limit that was set: a frozen one thaws, and one that was cut off joins again."""
 
@@ -57,6 +61,9 @@ LIMITED_MESSAGES = 60
 
 EVENTS_MAX = 60_000
 """More than this is a loop without a pause."""
+
+PROBED_EVENTS_MAX = 200_000
+"""The same where observers send probes all the time."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -73,11 +80,14 @@ class Result(Struct, frozen=True, kw_only=True):
 class Simulation(ClusterPart):
     """Runs one seed."""
 
-    def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
-        super().__init__(Cluster(seed, lines=lines))
+    def __init__(self, seed: int, *, lines: list[str] | None = None, observed: bool = False) -> None:
+        super().__init__(Cluster(seed, lines=lines, observed=observed))
         self.seed = seed
         self.limits: dict[str, Rate] = {}
         """The limits without faults."""
+        is_probed = self.cluster.moves is not None
+        self.look_ms = PROBED_LOOK_MS if is_probed else LOOK_MS
+        self.events_max = PROBED_EVENTS_MAX if is_probed else EVENTS_MAX
         FaultInjection(self.cluster)
 
     def run(self) -> Result:
@@ -92,6 +102,10 @@ class Simulation(ClusterPart):
             self._settle()
         if self.limits and self.shards == 1 and self.producers.share_poison < 0.2:
             self._keep_rates()
+            self._settle()
+        # A node that waits for its id holds the simulated time of other threads, and a master could look stuck.
+        if self.cluster.moves is not None and not self.cluster.duplicated:
+            Trials(self.cluster, self._wait_for_all).run()
             self._settle()
         if self.cluster.sleeps:
             self._sleep()
@@ -160,9 +174,9 @@ class Simulation(ClusterPart):
                 raise Finding(
                     LIVENESS, f"after {give_up_ms - last_due_ms} ms without faults, {alarm}: {'; '.join(left[:5])}"
                 )
-            if world.events > EVENTS_MAX:
-                raise Finding(LIVENESS, f"no end after {EVENTS_MAX} events: {'; '.join(left[:5])}")
-            world.pass_time(LOOK_MS)
+            if world.events > self.events_max:
+                raise Finding(LIVENESS, f"no end after {self.events_max} events: {'; '.join(left[:5])}")
+            world.pass_time(self.look_ms)
 
     def _is_stall_reported(self) -> bool:
         """Return whether some replica is called stalled, or is not in its place: no node that has one is ready."""
@@ -224,7 +238,7 @@ class Simulation(ClusterPart):
         while not self._all_up():
             if world.now_ms >= up_ms:
                 raise Finding(LIVENESS, f"a node has not taken up its role after {RESTARTED_MS_MAX} ms")
-            world.pass_time(LOOK_MS)
+            world.pass_time(self.look_ms)
 
     def _leave_while_healthy(self, node: SimulatedNode) -> None:
         """A node that leaves a healthy cluster hands over every shard that another node holds."""
@@ -241,7 +255,7 @@ class Simulation(ClusterPart):
             self.cluster.leave_dice.randrange(1_000), node.leave, self.cluster.leave_dice.choice([100, 3_000, 10_000])
         )
         while not process.dead:
-            world.pass_time(LOOK_MS)
+            world.pass_time(self.look_ms)
         kept = [shard for shard in process.still_master_of if shard in shared]
         if kept:
             raise Finding(LIVENESS, f"{node.name} leaves and is still master of shard {kept[0]}")
@@ -311,7 +325,7 @@ class Observer:
         self.node = self
         self.faults = Faults()
         self.name = "onlooker"
-        self.log_cut_ms = 0
+        self.log_cut_ms = self.lost_broker = self.lost_broker_ms = 0
 
     def touch(self, where: str) -> None:
         """No fault."""
@@ -340,10 +354,10 @@ def quiet() -> Iterator[None]:
         structlog.configure(**known)
 
 
-def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
+def simulate(seed: int, *, lines: list[str] | None = None, observed: bool = False) -> Result:
     """Run one seed; raises a Finding."""
     with quiet():
-        simulation = Simulation(seed, lines=lines)
+        simulation = Simulation(seed, lines=lines, observed=observed)
         try:
             return simulation.run()
         except Finding as finding:
@@ -353,10 +367,15 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
             raise Finding(CRASH, f"the simulator itself failed: {error!r}") from error
 
 
+def simulate_observed(seed: int, *, lines: list[str] | None = None) -> Result:
+    """Run one seed with observers of masters; raises a Finding."""
+    return simulate(seed, lines=lines, observed=True)
+
+
 def summary(results: Sequence[Result]) -> str:
     """Describe many seeds without a finding."""
     names = {"sent": "records", "commits": "commits", "deliveries": "deliveries", "events": "events"}
     return ", ".join(f"{sum(getattr(result, name) for result in results)} {noun}" for name, noun in names.items())
 
 
-__all__ = ["START_MS", "Result", "Simulation", "simulate", "summary"]
+__all__ = ["START_MS", "Result", "Simulation", "simulate", "simulate_observed", "summary"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chronos.core.codec import State
 from chronos.core.cron import next_cron
 from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 RETRY_CAP_MS = 5_000
 """Longest pause between two attempts."""
 
+STUCK_LOOK_MS = 300
+"""Interval at which a stuck thread looks whether it may go on."""
+
 REFUSED_MS = 2_000
 """Time until a node starts again after it was refused or stopped itself."""
 
@@ -40,6 +44,16 @@ class ReplicaThread:
         self.log = SimLog(self, node.brokers)
         self.judge = StallJudge()
         self.steps = 0
+        self.step_began_ms: int | None = None
+        """When the present or the last step began, by the node's clock."""
+        self.stuck_ms = 0
+        """Until when the thread makes no progress, although its process lives."""
+        self.stuck_at: str | None = None
+        """The port at whose next call it gets stuck; None: it begins no step."""
+        self.held_ms: int | None = None
+        """Since when it is or was stuck; None: it did not come to that port."""
+        self.was_held = False
+        """It was stuck in a call."""
         self.ended = False
         """The thread makes no further steps and has closed everything."""
         self._busy = False
@@ -95,10 +109,39 @@ class ReplicaThread:
             delay_end=brokers.topics[DELAY][self.shard].stable,
             progress_end=brokers.topics[PROGRESS][self.shard].stable,
         )
-        if self.judge.step(self.world.now_ms, facts) and replica.role == ReplicaState.MASTER:
+        # A thread that was held between a commit and its application is behind the log.
+        if self.judge.step(self.world.now_ms, facts) and replica.role == ReplicaState.MASTER and not self.was_held:
             moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance)
             if self.world.now_ms - moved_ms < STALLED_MS:
                 raise broken("8", f"{self.name} is called stalled, and moved {self.world.now_ms - moved_ms} ms ago")
+
+    # What the node shows of it, see `node.shards.Shown`
+
+    @property
+    def role(self) -> ReplicaState:
+        return self.replica.role
+
+    @property
+    def paused(self) -> str | None:
+        return self.replica.paused or (f"no progress although {self.judge.work}" if self.judge.stalled_ms else None)
+
+    @property
+    def state(self) -> State:
+        return self.replica.state
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.stuck_ms > self.world.now_ms
+
+    def stick(self, wait_ms: int, at: str | None) -> None:
+        """Make no progress for a time, from the next call of a port at this place on; None: from the next step on."""
+        self.world.trace(f"{self.name} is stuck for {wait_ms} {at or ''}")
+        self.stuck_ms, self.stuck_at = self.world.now_ms + wait_ms, at
+        self.held_ms = self.world.now_ms if at is None else None
+
+    def release(self) -> None:
+        """End a stuck state."""
+        self.stuck_ms, self.stuck_at = 0, None
 
     def nudge(self) -> None:
         """There is something to read: step soon."""
@@ -119,6 +162,10 @@ class ReplicaThread:
             self._wake_ms = None
             self.wake(self.node.frozen_ms)
             return
+        if self.stuck_at is None and self.is_stuck:
+            self._wake_ms = None
+            self.wake(min(self.stuck_ms, self.world.now_ms + STUCK_LOOK_MS))
+            return
         self._busy, self._wake_ms, self._nudged = True, None, False
         try:
             self._step()
@@ -136,6 +183,7 @@ class ReplicaThread:
     def _step(self) -> None:
         node, clock = self.node, self.node.clock
         self.steps += 1
+        self.step_began_ms = clock.now_ms()
         before = self.replica.role
         try:
             wake_ms = self.replica.step(clock.now_ms())
@@ -185,6 +233,11 @@ class ReplicaThread:
                 self.sleep(wait_ms)
         elif self.world.chance(node.faults.jitter):
             self.sleep(self.world.random.randrange(1, 40))
+        if where == self.stuck_at:
+            self.held_ms, self.was_held = self.world.now_ms, True
+            while self.is_stuck:
+                self.sleep(STUCK_LOOK_MS)
+            self.stuck_at = None
         if node.frozen:
             self._thaw()
 

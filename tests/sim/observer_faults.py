@@ -1,0 +1,64 @@
+"""Faults planted in the observation of masters and in what follows from it: the simulation of observers must find each of them."""
+
+from __future__ import annotations
+
+from chronos.core import assignment, health
+from chronos.core.assignment import _Table
+from chronos.core.health import Observations, Window
+from chronos.workers.in_sync import InSyncWatch
+from chronos.workers.observer import HealthObserver
+from tests.sim.faults import Change
+
+OBSERVER_FAULTS: dict[str, list[Change]] = {
+    "a lone observer causes a failover": [
+        (assignment, "is_unhealthy", "len(found) >= OBSERVERS_MIN", "found"),
+    ],
+    "the quorum is rounded down": [
+        (health, "quorum", "-(-2 * observers // 3)", "2 * observers // 3"),
+    ],
+    "a permission is valid twice": [
+        (_Table, "_fail_over", "self.armed.pop(shard, None)", "self.armed.get(shard)"),
+    ],
+    "a permission does not end": [
+        (health, "is_armed", "now_ms < until_ms", "0 < until_ms"),
+        (assignment, "is_armed", "now_ms < until_ms", "0 < until_ms"),
+    ],
+    "a permission of a clock that was ahead is valid until the clock gets there": [
+        (health, "is_armed", " <= now_ms + ARMED_MS", ""),
+        (assignment, "is_armed", " <= now_ms + ARMED_MS", ""),
+    ],
+    "without permission an unhealthy master is replaced": [
+        (assignment, "may_switch", "return armed_until_ms is not None and is_armed(armed_until_ms, now_ms)", "return True"),
+    ],
+    "switched off, an unhealthy master is replaced": [
+        (assignment, "may_switch", "return mode == AUTO", "return True"),
+    ],
+    "the window is not reset for a new master": [
+        (Observations, "add", "window = Window(self._rules)", "pass"),
+    ],
+    "a verdict on an earlier master counts": [
+        (assignment, "verdicts", "0 < replica.judged == epoch", "replica.judged"),
+    ],
+    "a probe that was not executed counts as executed": [
+        (HealthObserver, "_settle", "now.pull_offset > probe.offset", "True"),
+    ],
+    "a probe behind an open transaction counts against the master": [
+        (HealthObserver, "_is_readable", "> probe.offset", ">= 0"),
+    ],
+    "a row of failures is not enough": [
+        (Window, "verdict", "if len(latest) == self._rules.in_a_row and not any(latest):", "if False:"),
+    ],
+    "a window without recent observations keeps its verdict": [
+        (Window, "_is_old", "return now_ms - self._observed_ms >= self._rules.forgotten_ms", "return False"),
+        (HealthObserver, "verdict", ">= self.rules.forgotten_ms", "< 0"),
+    ],
+    "a follower in sync is not preferred at a promotion": [
+        (assignment, "choose", "(each.in_sync, each.applied", "(False, each.applied"),
+    ],
+    "a replica that is paused counts as in sync": [
+        (assignment, "is_in_sync", " and replica.reason is None", ""),
+    ],
+    "too few followers in sync are not reported": [
+        (InSyncWatch, "shortage", "if found >= self.rules.needed:", "if found >= 0:"),
+    ],
+}  # fmt: skip

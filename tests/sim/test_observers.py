@@ -1,0 +1,33 @@
+"""The simulation of observed masters finds no fault in the present code, and finds every planted fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.faults import planted
+from tests.sim.observer_faults import OBSERVER_FAULTS
+from tests.sim.simulation import simulate_observed
+from tests.sim.world import finds
+
+SEEDS = 300
+
+
+def test_a_stuck_master_is_replaced_by_a_quorum_and_a_working_one_stays() -> None:
+    """In every mode of `failover.on_unhealthy`; the most common faults are found with as many seeds."""
+    for seed in range(6):
+        simulate_observed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_verdict_moves_a_role_that_must_stay_in_many_clusters() -> None:
+    for seed in range(6, SEEDS):
+        simulate_observed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", OBSERVER_FAULTS)
+def test_a_planted_fault_of_the_observers_is_found(fault: str) -> None:
+    with planted(fault, OBSERVER_FAULTS):
+        assert any(finds(simulate_observed, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
