@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from tests.sim import elections, participant_cluster, registers, simulation
+from tests.sim import elections, participant_cluster, registers, registries, simulation
 from tests.sim.world import Finding
 
 REPORT_EVERY = 500
@@ -42,6 +42,20 @@ CLUSTERS = Simulation(
     "scripts/sim", "Deterministic simulation of a whole cluster.", 1_000, simulation.simulate, simulation.summary
 )
 OTHERS = {
+    "observers": Simulation(
+        "scripts/sim observers",
+        "Simulation of a whole cluster whose masters are observed.",
+        1_000,
+        simulation.simulate_observed,
+        simulation.summary,
+    ),
+    "registries": Simulation(
+        "scripts/sim registries",
+        "Simulation of the registries of a cluster.",
+        1_000,
+        registries.simulate,
+        registries.summary,
+    ),
     "elections": Simulation(
         "scripts/sim elections", "Simulation of the election.", 10_000, elections.simulate, elections.summary
     ),
