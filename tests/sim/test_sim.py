@@ -109,7 +109,10 @@ def test_a_planted_fault_is_removed_again() -> None:
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
-    program = "from tests.sim.simulation import simulate; print([simulate(seed).digest for seed in (5, 6, 10, 11, 13, 16, 23, 30)])"
+    program = (
+        "from tests.sim.simulation import simulate, simulate_observed\n"
+        "print([simulate(seed).digest for seed in (5, 6, 10, 11, 13, 16, 23)] + [simulate_observed(1).digest])"
+    )
     outputs = set()
     for hash_seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
