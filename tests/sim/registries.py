@@ -24,7 +24,17 @@ from chronos.client.requests import get
 from chronos.client.servers import ROUTES_S, Servers
 from chronos.core.keys import partition_of
 from chronos.core.registration import RETRY_MS, OwnRegistration, Peer
-from chronos.core.registry import EXPIRE_AFTER_MS, READ, WRITE, Answer, Holding, Registration, Registry, TopicConfig
+from chronos.core.registry import (
+    EXPIRE_AFTER_MS,
+    READ,
+    WRITE,
+    Answer,
+    Holding,
+    Registration,
+    Registry,
+    Taken,
+    TopicConfig,
+)
 from tests.sim.world import CORRECTNESS, CRASH, LIVENESS, Finding, World
 
 CLUSTER, DELAY = "c", "chronos.delay"
@@ -58,6 +68,8 @@ class Place(Struct, frozen=True):
 
     registration: Registration
     at_ms: int
+    by_itself: bool = True
+    """The node registered itself; False: the holder of a token registered it."""
 
 
 class Process:
@@ -72,8 +84,8 @@ class Process:
         self.registry = Registry()
         self.places: dict[str, Place] = {}
         """What the registry must hold."""
-        self.masters: dict[int, tuple[str, int]] = {}
-        """Shard -> the node that counts as its master, and its role epoch."""
+        self.masters: dict[int, tuple[str, bool, int]] = {}
+        """Shard -> the node that counts as its master, whether it registered itself, and its role epoch."""
         self.own = OwnRegistration(started_ms=world.now_ms, after_ms=AFTER_MS, every_ms=EVERY_MS)
         self.roles, self.holders = cluster.given()
         self.lives: dict[str, int] = {}
@@ -222,7 +234,8 @@ class Cluster:
         self.clients = [Client(self, [*draw.sample(others, 1), first]), Client(self, [first, *others])]
         self.fault_ms = draw.randrange(60_000, 400_000)
         kinds = [self._kill, self._kill, self._stop, self._freeze, self._freeze, self._move, self._move, self._place, self._place, self._drain,
-                 self._set_clock, self._change_address, self._swap_addresses, self._go]  # fmt: skip
+                 self._set_clock, self._change_address, self._swap_addresses, self._go,
+                 self._register_by_token, self._register_by_token]  # fmt: skip
         for _ in range(draw.choice([0, 4, 12, 25])):
             world.after(draw.randrange(self.fault_ms), self._inject, draw.choice(kinds))
 
@@ -318,22 +331,52 @@ class Cluster:
             for name, place in places.items()
             if name == registration.node or place.registration.address == registration.address
         }
-        is_older = any(place.registration.state_version > registration.state_version for place in rivals.values())
+        is_older = any(
+            place.registration.state_version > registration.state_version
+            for place in rivals.values()
+            if place.by_itself
+        )
         answer = process.registry.register(registration, self.world.now_ms)
         if not is_older:
             for name in (*rivals, registration.node):
                 self._forget(process, name)
-            places[registration.node] = Place(registration, self.world.now_ms)
-            for shard, holding in registration.shards.items():
-                # Of two that register as master, the one with the greater role epoch counts.
-                if holding.master and holding.epoch >= process.masters.get(shard, ("", 0))[1]:
-                    process.masters[shard] = (registration.node, holding.epoch)
+            self._remember(process, Place(registration, self.world.now_ms))
         if answer.accepted == is_older:
             raise _broken(f"{process.node.name} {'takes' if is_older else 'refuses'} {registration}, beside {rivals}")
         if isinstance(answer.masters, dict):
             answer.masters.clear()
         self._check(process)
         return answer
+
+    def _remember(self, process: Process, place: Place) -> None:
+        """Of two that register as master, one that registered itself counts, then the one with the greater role epoch."""
+        registration = place.registration
+        process.places[registration.node] = place
+        for shard, holding in registration.shards.items():
+            claim = (place.by_itself, holding.epoch)
+            if holding.master and claim >= process.masters.get(shard, ("", False, 0))[1:]:
+                process.masters[shard] = (registration.node, *claim)
+
+    def register_by_token(self, process: Process, registration: Registration) -> None:
+        """The holder of a token registers a node; one that registered itself, or has its address, stays."""
+        known = process.places.get(registration.node)
+        is_taken = (known is not None and known.by_itself) or any(
+            name != registration.node and place.registration.address == registration.address
+            for name, place in process.places.items()
+        )
+        is_older = known is not None and known.registration.state_version > registration.state_version
+        try:
+            answer = process.registry.register(registration, self.world.now_ms, by_itself=False)
+        except Taken:
+            if not is_taken:
+                raise _broken(f"{process.node.name} refuses {registration}, beside {process.places}") from None
+            return
+        if answer.accepted == (is_taken or is_older):
+            raise _broken(f"{process.node.name} takes {registration} of a token, beside {process.places}")
+        if answer.accepted:
+            self._forget(process, registration.node)
+            self._remember(process, Place(registration, self.world.now_ms, by_itself=False))
+        self._check(process)
 
     def _forget(self, process: Process, name: str) -> None:
         process.places.pop(name, None)
@@ -360,8 +403,8 @@ class Cluster:
     def _check(self, process: Process) -> None:
         """The registry holds what was registered, its routes lead to registered nodes, and nothing is left of others (NS-17)."""
         registry, places = process.registry, process.places
-        found = {node.registration.node: Place(node.registration, node.registered_ms) for node in registry.nodes()}
-        if found != places:
+        found = {node.registration.node: (node.registration, node.registered_ms) for node in registry.nodes()}
+        if found != {name: (place.registration, place.at_ms) for name, place in places.items()}:
             raise _broken(f"{process.node.name} holds {found}, not {places}")
         held = {shard for place in places.values() for shard in place.registration.shards}
         clusters = registry.clusters()
@@ -373,7 +416,7 @@ class Cluster:
             listed = [*([] if route.master is None else [route.master]), *route.followers]
             if any(places[each.node].registration.address != each.address for each in listed):
                 raise _broken(f"{process.node.name} routes to {listed}")
-            master = process.masters.get(route.shard, ("", 0))[0]
+            master = process.masters.get(route.shard, ("",))[0]
             if (route.master.node if route.master else "") != master:
                 raise _broken(f"{process.node.name} routes shard {route.shard} to {route.master}, not to {master}")
 
@@ -466,6 +509,25 @@ class Cluster:
             for node in (one, other):
                 self._end(node, "is killed, and starts at the address of another one")
             one.address, other.address = other.address, one.address
+
+    def _register_by_token(self) -> None:
+        draw = self.world.random
+        if (running := self.running()) and not (process := draw.choice(running)).node.is_frozen:
+            self.register_by_token(
+                process,
+                Registration(
+                    cluster=CLUSTER,
+                    node=draw.choice([self._any().name, "foreign"]),
+                    instance="foreign",
+                    address=draw.choice([self._any().address, "http://foreign"]),
+                    version="1",
+                    state_version=self.world.now_ms + draw.choice([-1_000_000, 0, 3_600_000]),
+                    shards={
+                        draw.randrange(self.shards): Holding(master=draw.random() < 0.7, epoch=draw.choice([0, 5, 99]))
+                    },
+                    topics={DELAY: TopicConfig(partitions=self.shards, permissions=READ | WRITE)},
+                ),
+            )
 
     # --- phase two
 

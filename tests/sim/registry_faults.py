@@ -9,19 +9,28 @@ from tests.sim.faults import Change
 
 REGISTRY_FAULTS: dict[str, list[Change]] = {
     "an older state displaces a newer one": [
-        (Registry, "register", "if rival is not None and rival.registration.state_version > registration.state_version:", "if False:"),
+        (Registry, "register", "if rival.registration.state_version > registration.state_version:", "if False:"),
+    ],
+    "a token registers a node that registers itself": [
+        (Registry, "register", "if not by_itself and (rival.by_itself or rival is not live):", "if False:"),
+    ],
+    "a node that a token registered keeps the node itself out": [
+        (Registry, "register", "if by_itself and not rival.by_itself:", "if False:"),
+    ],
+    "a token takes a shard from its master": [
+        (Registry, "register", "holder = self._live[cluster, master].by_itself, holders[master].epoch", "holder = by_itself, holders[master].epoch"),
     ],
     "two nodes have one address": [
         (Registry, "register", "self._remove(namesake)", "pass"),
     ],
     "the older master keeps its shard": [
-        (Registry, "register", "if holders[master].epoch > holding.epoch:", "if holders[master].epoch < holding.epoch:"),
+        (Registry, "register", "if holder > (by_itself, holding.epoch):", "if holder < (by_itself, holding.epoch):"),
     ],
     "a node that stopped takes its next process with it": [
         (Registry, "unregister", "if live.registration.state_version > state_version:", "if False:"),
     ],
     "a node expires although it registers again": [
-        (Registry, "register", "_Live(registration, now_ms)", "_Live(registration, now_ms if live is None else live.registered_ms)"),
+        (Registry, "register", "_Live(registration, now_ms, by_itself)", "_Live(registration, now_ms if live is None else live.registered_ms, by_itself)"),
     ],
     "a node does not expire": [
         (Registry, "expire", "< now_ms", "< now_ms - 30_000"),
