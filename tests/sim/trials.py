@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from chronos.core.health import ARMED, AUTO
+from chronos.core.health import ARMED, ARMED_MS, AUTO
 from chronos.core.replication import SYNC
 from chronos.core.roles import ShardRoles
 from tests.sim.broker import DELAY, TRANSACTION_MS, Transaction
@@ -196,6 +196,8 @@ class Trials(ClusterPart):
 
     def _try_permission(self, shard: int) -> None:
         """Without permission the master stays; one permission moves the shard once."""
+        if self.dice.random() < 0.5:
+            self._arm_while_the_clock_is_ahead(shard)
         stuck = self._require_to_stay(shard, None)
         if stuck is None or self._roles()[shard].epoch != stuck.epoch:
             return  # It was moved to spread the masters evenly.
@@ -208,6 +210,19 @@ class Trials(ClusterPart):
         while self._master_thread(shard) is None and self.world.now_ms < give_up_ms:
             self.world.pass_time(LOOK_MS)
         self._require_to_stay(shard, None)
+
+    def _arm_while_the_clock_is_ahead(self, shard: int) -> None:
+        """A permission that a controller gives whose clock is an hour ahead does not last longer than any other one."""
+        assert self.ensemble is not None
+        controllers = [node for node in self.cluster.present() if node.node_id == self.ensemble.roles.controller]
+        for node in controllers:
+            node.clock.skew_ms = HOUR_MS
+            self.cluster.arm(shard, node.clock.now_ms())
+        self.moves.clocks_step = True
+        self.world.pass_time(PUBLISHED_MS)
+        for node in controllers:
+            node.clock.skew_ms = 0
+        self.world.pass_time(2 * ARMED_MS)
 
     def _master_thread(self, shard: int) -> ReplicaThread | None:
         """The thread of the shard's master, once it has taken over."""
