@@ -57,6 +57,8 @@ class Partition:
         """First and last offset of the batch of every record in a batch that cannot be decompressed."""
         self.start = 0
         """Records before this offset are trimmed for readers; the checker still sees them."""
+        self.trimmed_ms = 0
+        """When it was last trimmed."""
 
     @property
     def high(self) -> int:

@@ -140,6 +140,8 @@ class SimCoordinator:
         self._node = node
         self._touch = touch
         self._session: int | None = None
+        self.joined_ms = 0
+        """When this session began."""
         self._roles: Roles | None = None
         self._members: Mapping[str, Member] = {}
         self._confirmed = False
@@ -211,6 +213,7 @@ class SimCoordinator:
             self._check_connected()
             try:
                 self._session = self._ensemble.open(member)
+                self.joined_ms = self._ensemble.world.now_ms
             except NodeIdTaken:
                 if self._ensemble.world.now_ms >= deadline_ms:
                     raise

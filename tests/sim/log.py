@@ -328,7 +328,7 @@ class SimLog:
         place = self._answering(topic, partition)
         offset = min(offset, place.stable)
         if offset > place.start:
-            place.start = offset
+            place.start, place.trimmed_ms = offset, self.world.now_ms
             self.world.trace(f"{self.caller.name} trims {place.name} to {offset}")
             self.brokers.trimming(place, self.caller.node.name)
         self.caller.touch("trimmed")

@@ -249,9 +249,13 @@ class ReplicaThread:
         """A log was trimmed ahead of this replica: it starts again from a checkpoint."""
         settings = self.node.checkpoint_settings
         waited_for = settings is None or settings.away_ms >= AWAY_MS
+        if self.process.coordinator is not None:
+            topics = self.node.brokers.topics
+            trimmed_ms = max(topics[topic][self.shard].trimmed_ms for topic in (DELAY, PROGRESS))
+            waited_for = waited_for and self.process.coordinator.joined_ms < trimmed_ms
         if waited_for and self.node.is_registered(self.shard):
             raise broken("9", f"{self.name} is still counted on: {text}")
-        # Not heard of yet by the node that trims, or frozen for longer than trimming waits for it.
+        # Not a member yet, not heard of yet by the node that trims, or frozen for longer than trimming waits for it.
         self.world.trace(f"{self.name} is behind: {text}")
 
     def sleep(self, wait_ms: int) -> None:
