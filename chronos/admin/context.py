@@ -251,5 +251,5 @@ def silence(shard: int, state: State, now_ms: int) -> str | None:
         return None
     return (
         f"shard {shard}: this node has read no progress of the master, {state.node}, since {format_time(state.progress_ms)};"
-        " no other node can take over before the coordinator answers"
+        " this node cannot take over before the coordinator answers"
     )

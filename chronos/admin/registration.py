@@ -86,9 +86,9 @@ class Registrar:
 
     async def _register(self, member: Member, peer: Peer, registration: Registration) -> None:
         path = f"/v1/registry/nodes/{registration.node}"
-        body = _encode(registration_body(registration))
         result = None
         try:
+            body = _encode(registration_body(registration))
             status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body)
             if status == 200:
                 result = _decode(answer)

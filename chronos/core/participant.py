@@ -74,8 +74,7 @@ class Participant:
         self._heartbeats_read = offset + 1
         if record is None:
             return None
-        epoch = max(self.control.epoch, self.control.epoch_seen)
-        problem = heartbeat_problem(offset, record, epoch=epoch, roles=self.roles)
+        problem = heartbeat_problem(offset, record, epoch=self.control.epoch, roles=self.roles)
         if problem is None:
             self._read(offset, record, now_ms)
         return problem

@@ -13,11 +13,15 @@ JUMP_MAX: Final = 2**40
 """Most by which an epoch, a version or a position of the roles grows from one record to the next one that a process reads. Those of
 Chronos grow by one for each change, or with the heartbeats: a thousand members write so many in eight years."""
 
+REPORT_JUMP_MAX: Final = JUMP_MAX // 2
+"""Most by which an epoch in a heartbeat is ahead of the last roles: roles with the next greater one must count for everybody too."""
+
 
 def heartbeat_problem(offset: int, record: ClusterRecord, *, epoch: int, roles: Roles | None) -> str | None:
     """Return why Chronos did not write this record of the heartbeats; None if it may have.
 
-    `offset`: of the record. `epoch`: the greatest controller epoch known so far. `roles`: the last ones; None without any.
+    `offset`: of the record. `epoch`: that of the last roles, not of heartbeats, which would raise it step by step. `roles`: the last
+    ones; None without any.
     """
     if isinstance(record, Heartbeat | Farewell) and record.generation > offset + 1:
         # Each generation is greater by one than another that was written before, or than the first offset that is kept.
@@ -26,13 +30,13 @@ def heartbeat_problem(offset: int, record: ClusterRecord, *, epoch: int, roles: 
         return None
     if record.heartbeats_read > offset:
         return f"it reports to have read up to {record.heartbeats_read}, beyond its own offset"
-    if max(record.epoch, record.controls) > epoch + JUMP_MAX:
+    if max(record.epoch, record.controls) > epoch + REPORT_JUMP_MAX:
         return f"it reports the controller epoch {max(record.epoch, record.controls)}, far beyond {epoch}"
     if roles is None:
         return None
     for shard, replica in record.member.replicas.items():
         given = roles.shards.get(shard)
-        if given is not None and replica.role_epoch > given.epoch + JUMP_MAX:
+        if given is not None and replica.role_epoch > given.epoch + REPORT_JUMP_MAX:
             return f"it reports the role epoch {replica.role_epoch} of shard {shard}, far beyond {given.epoch}"
     return None
 

@@ -224,7 +224,9 @@ class Registry:
             for shard in known.shards.keys() - registration.shards.keys():
                 self._drop_holder((cluster, shard), node)
         # 3.
-        is_new_version = known is None or known.state_version != registration.state_version
+        is_new_version = (
+            live is None or live.by_itself != by_itself or live.registration.state_version != registration.state_version
+        )
         self.changes += known != registration
         refused = []
         for shard, holding in registration.shards.items():

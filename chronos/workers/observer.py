@@ -87,6 +87,8 @@ class HealthObserver:
         """Shard -> role epoch and look of the last observation."""
         self._verdicts: Mapping[int, Verdict] = {}
         self._stepped_ms = steady_ms(self._clock)
+        self._is_unwritten = False
+        """The last probes could not be written: only the first failure is logged."""
 
     def verdict(self, shard: int) -> Verdict | None:
         """Return the present verdict on the shard's master; None without one."""
@@ -160,8 +162,11 @@ class HealthObserver:
         try:
             appended = self._appender.append(records, APPEND_S)
         except Retry as error:
-            log.debug("no probe could be written", why=str(error))
+            if not self._is_unwritten:
+                log.warning("no probe could be written", why=str(error))
+            self._is_unwritten = True
             return  # the log does not take it: that says nothing about a master
+        self._is_unwritten = False
         self._probes = [
             _Probe(shard=shard, epoch=epoch, offset=written.offset, before=before)
             for (shard, epoch, before), written in zip(still, appended, strict=True)

@@ -133,6 +133,6 @@ def test_a_shard_whose_master_has_been_silent_is_named_by_the_time_of_its_last_r
     assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS - 1) is None
     assert silence(3, State(), 1_000_000) is None
     assert silence(3, state, 1_000_000 + FOREIGN_SILENCE_MS) == (
-        "shard 3: this node has read no progress of the master, n2, since 1970-01-01T00:16:40.000Z; no other node can take over"
+        "shard 3: this node has read no progress of the master, n2, since 1970-01-01T00:16:40.000Z; this node cannot take over"
         " before the coordinator answers"
     )

@@ -26,6 +26,7 @@ from chronos.core.cluster_records import (
 from chronos.core.controllership import REPUBLISH_MS, Stage
 from chronos.core.heartbeats import Timing
 from chronos.core.participant import Participant, Place
+from chronos.core.plausibility import REPORT_JUMP_MAX
 from chronos.core.roles import NUMBER_MAX, Member, ReplicaReport, Request, Roles, ShardRoles
 
 T = TypeVar("T")
@@ -521,6 +522,27 @@ def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(case: Case, ch
     newcomer = case.start("c")
     case.run(300)
     assert newcomer.participant.roles == b.participant.roles
+
+
+def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> None:
+    """The greatest one that counts, and then one as far beyond that: the next controller's epoch counts for everybody, also newcomers."""
+    a, b = case.start("a"), case.start("b")
+    case.run(1_200)
+    assert a.publish("a")
+    case.run(300)
+    copied = next(record for record in reversed(case.heartbeats) if getattr(record, "life", "") == "a")
+    assert isinstance(copied, Heartbeat)
+    for jumps in (1, 2, 3):
+        case.heartbeats.append(replace(copied, epoch=a.participant.control.epoch + jumps * REPORT_JUMP_MAX))
+        case.run(300)
+    case.run(2_500, "b")
+    assert b.controls
+    assert b.publish("b")
+    newcomer = case.start("c")
+    case.run(1_500, "b", "c")
+    assert newcomer.participant.roles == b.participant.roles
+    assert set(newcomer.participant.members()) == {"b", "c"}
+    assert controllers(case) == ["b"]
 
 
 def test_a_farewell_with_an_absurd_generation_costs_nobody_its_place(case: Case) -> None:

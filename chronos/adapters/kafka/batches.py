@@ -181,7 +181,7 @@ class Scram:
         """Return the client's final message. Raises ValueError if the server did not continue the nonce."""
         text = server_first.decode()
         fields = dict(part.split("=", 1) for part in text.split(","))
-        if not fields["r"].startswith(self._nonce):
+        if not fields.get("r", "").startswith(self._nonce) or not {"s", "i"} <= fields.keys():
             raise ValueError("the broker answered with another SCRAM nonce")
         salted = hashlib.pbkdf2_hmac(self._hash, self._password, b64decode(fields["s"]), int(fields["i"]))
         client_key = self._mac(salted, b"Client Key")

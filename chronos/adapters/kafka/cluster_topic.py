@@ -26,6 +26,9 @@ log = structlog.get_logger("chronos.cluster")
 
 PARTITIONS = (HEARTBEATS, ROLES)
 
+STEP_OVER_AGAIN_S = 1.0
+"""Pause before a broker is asked again for the header of a batch that cannot be read."""
+
 READER: Mapping[str, Any] = {
     **CONSUMER,
     # A fetch is answered as soon as there is a record. The default of 10 ms of the other readers would cost a hundred
@@ -141,6 +144,8 @@ class ClusterReader:
         self._header = header
         self._unreadable: dict[int, int] = {}
         """Partition -> offset of a batch that the client cannot decompress, until it is stepped over."""
+        self._step_over_s = 0.0
+        """Monotonic time before which no broker is asked again for the header of such a batch."""
         self._consumer = Consumer(connection.settings(READER))
         self._assign()
 
@@ -158,10 +163,8 @@ class ClusterReader:
     def poll(self, timeout_s: float) -> list[Entry]:
         """Return the next records of both partitions; wait so long for the first. Raises Forgotten."""
         first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
         entries = []
-        for message in [first, *self._consumer.consume(READ_MAX, 0)]:
+        for message in [] if first is None else [first, *self._consumer.consume(READ_MAX, 0)]:
             error = message.error()
             if error is not None:
                 self._check(error, message)
@@ -171,18 +174,19 @@ class ClusterReader:
             assert offset is not None
             self.positions[partition] = offset + 1
             entries.append(Entry(partition, offset, message.value()))
-        if self._unreadable:
+        if self._unreadable and time.monotonic() >= self._step_over_s:
             self._step_over()
         return entries
 
     def _step_over(self) -> None:
-        """Read on behind the batches that cannot be decompressed; without an answer of the broker, try again with the next error."""
-        for partition, offset in self._unreadable.items():
+        """Read on behind the batches that cannot be decompressed; without an answer of the broker, try again after a pause."""
+        for partition, offset in list(self._unreadable.items()):
             try:
                 batch = self._header(partition, offset)
             except LogUnavailable as error:
                 self.problem = f"reading {self._topic}/{partition}: a batch cannot be read: {error}"
-                continue
+                self._step_over_s = time.monotonic() + STEP_OVER_AGAIN_S
+                return
             log.warning(
                 "batch of the cluster topic ignored",
                 partition=partition,
@@ -191,7 +195,8 @@ class ClusterReader:
                 bytes=batch.bytes,
             )
             self.positions[partition] = max(self.positions[partition], batch.last + 1)
-        self._unreadable.clear()
+            del self._unreadable[partition]
+        self.problem = ""
         self._assign()
 
     def _check(self, error: KafkaError, message: Message) -> None:
