@@ -144,6 +144,10 @@ def case() -> Case:
     return Case()
 
 
+def last_heartbeat(case: Case, life: str) -> Heartbeat:
+    return next(record for record in reversed(case.heartbeats) if isinstance(record, Heartbeat) and record.life == life)
+
+
 def controllers(case: Case) -> list[str]:
     return [life for life, reader in case.readers.items() if reader.controls]
 
@@ -509,8 +513,7 @@ def test_a_heartbeat_with_an_absurd_number_costs_nobody_its_place(case: Case, ch
     case.run(1_200)
     assert a.publish("a")
     case.run(300)
-    copied = next(record for record in reversed(case.heartbeats) if getattr(record, "life", "") == "a")
-    assert isinstance(copied, Heartbeat)
+    copied = last_heartbeat(case, "a")
     case.heartbeats.append(replace(copied, **change))
     case.run(1_500)
     assert (a.place, b.place, controllers(case)) == ("member", "member", ["a"])
@@ -530,8 +533,7 @@ def test_epochs_in_heartbeats_never_exclude_the_next_controller(case: Case) -> N
     case.run(1_200)
     assert a.publish("a")
     case.run(300)
-    copied = next(record for record in reversed(case.heartbeats) if getattr(record, "life", "") == "a")
-    assert isinstance(copied, Heartbeat)
+    copied = last_heartbeat(case, "a")
     for jumps in (1, 2, 3):
         case.heartbeats.append(replace(copied, epoch=a.participant.control.epoch + jumps * REPORT_JUMP_MAX))
         case.run(300)

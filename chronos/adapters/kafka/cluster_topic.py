@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from chronos.adapters.kafka.batches import BatchHeader, batch_header
+from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, UNREADABLE_CODES
 from chronos.adapters.kafka.offsets import TRUNCATED_CODES, KafkaOffsets
@@ -96,9 +96,7 @@ class ClusterTopic:
 
     def batch_header(self, partition: int, offset: int) -> BatchHeader:
         """Return the header of the batch that holds the offset. Raises LogUnavailable."""
-        address = self._topics.leader(self.name, partition)
-        timeout_s = self.connection.request_timeout_s
-        return batch_header(address, self.connection.properties, self.name, partition, offset, timeout_s)
+        return self._topics.batch_header(self.name, partition, offset)
 
     def watermarks(self, partition: int) -> Watermarks:
         """Return the first and last offsets of a partition. Raises LogUnavailable."""

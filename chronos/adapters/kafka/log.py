@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Consumer
 
 from chronos.adapters.kafka.appender import KafkaAppender
-from chronos.adapters.kafka.batches import BatchHeader, batch_header
+from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.bounded import AloneReader, BoundedReader
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.offsets import KafkaOffsets
@@ -107,10 +107,7 @@ class KafkaLog:
 
     def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
         """Return the header of a batch, asked of the partition's leader."""
-        address = self._topics.leader(topic, partition)
-        return batch_header(
-            address, self._connection.properties, topic, partition, offset, self._connection.request_timeout_s
-        )
+        return self._topics.batch_header(topic, partition, offset)
 
     # --- topics
 

@@ -13,6 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
+from chronos.adapters.kafka.batches import BatchHeader, batch_header
 from chronos.adapters.kafka.connection import Connection
 from chronos.adapters.kafka.errors import FORBIDDEN_CODES, NOT_CREATED_CODES, NOT_DESCRIBED_CODES
 from chronos.adapters.kafka.settings import (
@@ -247,6 +248,13 @@ class KafkaTopics:
             return str(self._admin.list_topics(self._progress_topic, timeout=timeout_s).cluster_id)
         except KafkaException as error:
             raise self._connection.unavailable("asking for the id of the cluster", error) from error
+
+    def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
+        """Return the header of the batch that holds the offset, asked of the partition's leader. Raises LogUnavailable."""
+        connection = self._connection
+        return batch_header(
+            self.leader(topic, partition), connection.properties, topic, partition, offset, connection.request_timeout_s
+        )
 
     def leader(self, topic: str, partition: int) -> tuple[str, int]:
         """Return host and port of the partition's leader."""
