@@ -254,15 +254,15 @@ class ClusterNode:
             time.sleep(POLL_S)
 
     def leave(self, timeout_s: float) -> None:
-        """End the threads, then the session with the coordinator."""
+        """End the threads and the session with the coordinator, which waits for no broker: they may be away."""
         self._leaving.set()
         deadline_s = time.monotonic() + timeout_s
-        for thread in (self._membership_thread, self._reachability_thread, self._health_thread):
-            if thread.is_alive():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+        _join(self._membership_thread, deadline_s)
+        self._coordinator.leave()
+        _join(self._reachability_thread, deadline_s)
+        _join(self._health_thread, deadline_s)
         if self._probes is not None:
             self._probes.close()
-        self._coordinator.leave()
 
     def _run_membership(self) -> None:
         while not self._leaving.is_set():
@@ -286,6 +286,11 @@ class ClusterNode:
 
 def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
+
+
+def _join(thread: threading.Thread, deadline_s: float) -> None:
+    if thread.is_alive():
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:

@@ -119,17 +119,19 @@ class HealthObserver:
             now = self._look(probe.shard, master) if epoch == probe.epoch else None
             if now is None:
                 continue
-            if now.pull_offset > probe.offset or now != probe.before:
+            if _has_moved(probe, now):
                 self._add(probe.shard, epoch, now, healthy=True)
             elif not self._takes_over(probe.shard, snapshot.members.get(master)):
-                still.append((probe, now))
-        for probe, now in still:
+                still.append((probe, master))
+        for probe, master in still:
             try:
                 is_readable = self._is_readable(probe)
             except Retry:
                 return  # Each further request could take as long again.
-            if is_readable:
-                self._add(probe.shard, probe.epoch, now, healthy=False)
+            # The request may have taken seconds, in which the master may have moved.
+            now = self._look(probe.shard, master)
+            if is_readable and now is not None:
+                self._add(probe.shard, probe.epoch, now, healthy=_has_moved(probe, now))
 
     def _takes_over(self, shard: int, master: Member | None) -> bool:
         """Return whether a new master reports that it is on the way to its role, and may be."""
@@ -187,3 +189,8 @@ class HealthObserver:
                 log.warning("master unhealthy", shard=shard, epoch=verdict.epoch)
             elif verdict.healthy and known is not None and not known.healthy:
                 log.info("master healthy again", shard=shard, epoch=verdict.epoch)
+
+
+def _has_moved(probe: _Probe, now: Look) -> bool:
+    """Return whether the shard has moved since the probe was sent, or passed it."""
+    return now.pull_offset > probe.offset or now != probe.before

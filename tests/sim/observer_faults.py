@@ -5,6 +5,7 @@ from __future__ import annotations
 from chronos.core import assignment, health
 from chronos.core.assignment import _Table
 from chronos.core.health import Observations, Window
+from chronos.workers import observer
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.observer import HealthObserver
 from tests.sim.faults import Change
@@ -40,7 +41,7 @@ OBSERVER_FAULTS: dict[str, list[Change]] = {
         (assignment, "verdicts", "0 < replica.judged == epoch", "replica.judged"),
     ],
     "a probe that was not executed counts as executed": [
-        (HealthObserver, "_settle", "now.pull_offset > probe.offset", "True"),
+        (observer, "_has_moved", "now.pull_offset > probe.offset", "True"),
     ],
     "a probe behind an open transaction counts against the master": [
         (HealthObserver, "_is_readable", "> probe.offset", ">= 0"),
