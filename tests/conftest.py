@@ -49,6 +49,16 @@ INTEGRATION_FOLDERS = {"integration"}
 SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""
 
+SPARK_SECOND = {
+    "test_audit.py",
+    "test_audit_runs.py",
+    "test_outages.py",
+    "test_outcomes_cases.py",
+    "test_outcomes_histories.py",
+    "test_unreadable.py",
+}
+"""Half of the tests of Spark, by time: one worker makes a session for these, and another one for the others."""
+
 SLOW_MODULES = {"test_openapi.py"}
 """All tests of these are slow, and so is the import of what they use."""
 
@@ -63,7 +73,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
     """Gives single tests to the workers, but all tests of a file that share a fixture to one of them, which makes it once;
-    and so all tests of Spark.
+    and so each half of the tests of Spark.
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
     """
@@ -82,9 +92,10 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/spark/"):
-            return "spark"
         path, _, _ = nodeid.partition("::")
+        folder, _, module = path.rpartition("/")
+        if folder == "tests/spark":
+            return "spark, second" if module in SPARK_SECOND else "spark"
         return path if _shares_fixtures(path) else nodeid
 
 
@@ -104,7 +115,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need Java as integration tests; put the tests that take longest first.
 
-    A worker takes the next test, or all tests of Spark, when it has finished one. With the long ones first, the
+    A worker takes the next test, or half of the tests of Spark, when it has finished one. With the long ones first, the
     short ones fill up what is left at the end, and no worker idles while another one runs the longest test.
     """
     for item in items:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 CLOSE_S = 15.0
 """The watchdog kills a process and removes a directory: milliseconds, on a loaded machine seconds."""
+
+FREEZE_S = 30.0
+"""Every thread of a process stops in milliseconds, on a loaded machine in a second."""
+
+
+def freeze(pid: int) -> None:
+    """Send SIGSTOP, and wait until no thread of the process runs any more: until then it may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + FREEZE_S
+    while any(_is_running(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def _is_running(task: Path) -> bool:
+    try:
+        state = (task / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
+    return state not in "TtZX"
 
 
 class Startable:

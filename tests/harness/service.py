@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.harness.ports import free_port
+from tests.harness.process import freeze
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -152,7 +153,7 @@ class Service:
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -209,6 +210,10 @@ class Service:
     def pending(self) -> int:
         """Messages pending in all shards."""
         return sum(int(shard["pending"]) for shard in self.shards())
+
+    def accepted(self) -> int:
+        """Messages accepted in all shards since they began, pending or settled by now."""
+        return sum(int(shard["totals"]["accepted"]) for shard in self.shards())
 
     def resident_bytes(self) -> int:
         """Resident memory of the process."""

@@ -32,7 +32,7 @@ from typing import Any, Self
 from chronos.core.roles import Member, ReplicaReport
 from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, wait_until
 from tests.harness.ports import free_port
-from tests.harness.process import Startable, Watchdog
+from tests.harness.process import Startable, Watchdog, freeze
 
 START_TIMEOUT_S = 60.0
 """From `start()` to a server that answers. Usually 1 s; the bound is for a loaded machine."""
@@ -189,7 +189,7 @@ class Server(Startable):
     def freeze(self) -> None:
         """Stop the process with SIGSTOP; its connections stay open."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
         self.frozen = True
 
     def thaw(self) -> None:
@@ -275,8 +275,12 @@ class Process:
         raise AssertionError(f"the process exited without the event {kind}")
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT, SIGKILL."""
+        """SIGCONT, SIGKILL."""
         self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        freeze(self._process.pid)
 
     def __enter__(self) -> Self:
         return self

@@ -214,7 +214,7 @@ def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -
 
     with (
         bring_up(tmp_path, EVERYTHING, {"delivery.transaction_timeout": "4s"}) as world,
-        Drill(world.kafka, "chronos.delay", "load", rate=300, seconds_max=380, **UNJUDGED) as drill,
+        Drill(world.kafka, "chronos.delay", "load", rate=200, seconds_max=380, **UNJUDGED) as drill,
     ):
         for name in ("ahead", "behind", "hour", "cut-zookeeper", "cut-kafka", "zookeeper", "quorum", "broker"):
             drill.fault(name, lambda name=name: act(FAULT[name], world))  # type: ignore[misc]

@@ -141,7 +141,7 @@ def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered
         service.settings["topics.create"] = "off"
         service.start()
         place.send(*place.others(100, first_ms=3_000, last_ms=6_000))
-        service.wait_until(lambda: service.pending() == 100, "hold all messages")
+        service.wait_until(lambda: service.accepted() == 100, "accept all messages")
         delete(broker, place.topics.rejected)
         service.wait_until(lambda: place.topics.rejected in str(service.ask("GET", "/readyz")), "name the topic")
         place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
@@ -217,7 +217,7 @@ def test_a_rejected_topic_that_may_not_be_written_stops_pulling_and_no_delivery(
     with place.service as service:
         service.start()
         place.send(*place.others(100, first_ms=1_500, last_ms=4_000))
-        service.wait_until(lambda: service.pending() == 100, "hold all messages")
+        service.wait_until(lambda: service.accepted() == 100, "accept all messages")
         allow_only(secured_broker, rejected, AclOperation.DESCRIBE, AclOperation.READ)
         place.send(JUNK)
         place.wait_degraded(rejected, "takes no records", "does not let Chronos write")

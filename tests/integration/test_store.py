@@ -73,7 +73,7 @@ def test_a_damaged_store_ends_the_node_with_a_remedy_that_works(
         service.start()
         flow.write(4_000, now_ms() + 3_000, now_ms() + 9_000)
         flow.flush()
-        service.wait_until(lambda: service.pending() >= 3_000, "hold most of them")
+        service.wait_until(lambda: service.accepted() >= 3_000, "accept most of them")
         assert service.stop() == 0
         for table in (service.data_dir / "shards").glob("*/*.sst"):
             spoil(table, damage)

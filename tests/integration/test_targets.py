@@ -274,15 +274,15 @@ def test_a_compacted_topic_refuses_messages_without_a_key_and_no_others(place: P
 
 def test_a_topic_that_cannot_be_created_costs_only_its_own_messages(broker: Broker, tmp_path: Path) -> None:
     """Its name collides with another one; and a target that is forbidden by now is not created either."""
-    place = Place(broker, tmp_path, delivery__create_topics=True)
+    place = Place(broker, tmp_path, delivery__create_topics=True, workers__push="off")
     place.target("a_b")
     new, colliding, forbidden = (f"{place.topics.delay}.{name}" for name in ("new", "a.b", "secret"))
     with place.service as service:
         service.start()
-        place.send(Sent(b"later", schedule(forbidden, delay="3s")))
+        place.send(Sent(b"later", schedule(forbidden, delay="100ms")))
         service.wait_until(lambda: service.pending() == 1, "accept it")
         service.stop()
-    place.service = place.make(targets__deny="['*.secret']")
+    place.service = place.make(targets__deny="['*.secret']", workers__push="on")
     with place.service as service:
         service.start()
         bad = [Sent(b"x", schedule(colliding)) for _ in range(20)]
@@ -425,7 +425,7 @@ def test_allow_and_deny_apply_when_sending_and_when_delivering(broker: Broker, t
     """A message for a topic that is forbidden later is dead-lettered; for one forbidden from the start it is rejected."""
     place = Place(broker, tmp_path)
     target, other = place.target("target"), place.target("secret")
-    place.service = place.make(targets__deny="['*.secret']")
+    place.service = place.make(targets__deny="['*.secret']", workers__push="on")
     with place.service as service:
         service.start()
         place.send(Sent(b"no", schedule(other)), Sent(b"later", schedule(target, delay="4s")))

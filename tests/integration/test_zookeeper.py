@@ -195,7 +195,7 @@ def test_a_frozen_controller_publishes_nothing_after_its_successor_did(nodes: No
     with Process(nodes.hosts, nodes.cluster, "a") as frozen:
         frozen.expect("controls")
         b = nodes.joined("b")
-        frozen.signal(signal.SIGSTOP)
+        frozen.freeze()
         until(lambda: masters(b) == {"b"}, b)
         path = f"/chronos/{nodes.cluster}/roles"
         seen = []

@@ -9,7 +9,7 @@ from tests.sim.observer_faults import OBSERVER_FAULTS
 from tests.sim.simulation import simulate_observed
 from tests.sim.world import finds
 
-SEEDS = 300
+SEEDS = 120
 
 
 def test_a_stuck_master_is_replaced_by_a_quorum_and_a_working_one_stays() -> None:
