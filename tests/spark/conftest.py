@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness.broker import QUICK_START
 from tests.harness.classes import shared_classes
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def connector() -> dict[str, str]:
 
 def small() -> dict[str, str]:
     """Spark's settings for small jobs: the connector, two partitions for each shuffle, and a JVM that starts quickly."""
-    return _quick(spark_classes())
+    # The quick compiler only: a job of seconds does not earn back what the other one costs.
+    return _quick((QUICK_START, *spark_classes()))
 
 
 @cache
@@ -83,8 +85,7 @@ def _run_job(options: Sequence[str]) -> None:
 def _quick(options: Sequence[str]) -> dict[str, str]:
     from chronos.spark.session import COMMON
 
-    # The quick compiler only: a job of seconds does not earn back what the other one costs.
-    java = (COMMON["spark.driver.extraJavaOptions"], "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *options)
+    java = (COMMON["spark.driver.extraJavaOptions"], "-XX:+UseSerialGC", *options)
     return {
         **connector(),
         "spark.sql.shuffle.partitions": "2",
@@ -103,6 +104,6 @@ def spark() -> Iterator[SparkSession]:
     """The session that all tests of the process share: two threads, two partitions for each shuffle."""
     from chronos.spark.session import open_session
 
-    session = open_session("tests", "local[2]", small())
+    session = open_session("tests", "local[2]", _quick(spark_classes()))
     yield session
     session.stop()
