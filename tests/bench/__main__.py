@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.figures import FIGURES, Bench, machine
-from tests.harness.broker import Broker, kafka_version
+from tests.harness.broker import Broker
+from tests.harness.java import pinned_version
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -43,7 +44,7 @@ def main() -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     _print(bench)
-    where = f"{machine()}; Kafka {kafka_version()}, confluent-kafka {version('confluent-kafka')}, rocksdict {version('rocksdict')}"
+    where = f"{machine()}; Kafka {pinned_version('kafka')}, confluent-kafka {version('confluent-kafka')}, rocksdict {version('rocksdict')}"
     arguments.json.write_text(json.dumps({"machine": where, "rows": [asdict(row) for row in bench.rows]}, indent=1))
     if arguments.keep:
         _keep(bench, where)

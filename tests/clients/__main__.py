@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.clients.campaign import SHARDS, Outcome, TooSlow, cancellers, readings, run
 from tests.clients.judge import Reading
 from tests.clients.programs import CLIENTS, ClientError, Program, left_out, set_up
-from tests.harness.broker import ROOT, Broker, BrokerError
+from tests.harness.broker import Broker, BrokerError
+from tests.harness.java import ROOT
 from tests.harness.service import Service, ServiceError
 from tests.integration.foreign import Topics
 

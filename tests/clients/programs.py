@@ -28,8 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.harness.broker import ROOT, TOOL_OPTIONS, kafka_files
-from tests.harness.classes import java
+from tests.harness.broker import TOOL_OPTIONS
+from tests.harness.java import ROOT, jars, java
 from tests.integration.foreign import Sent
 
 HERE = Path(__file__).resolve().parent
@@ -161,17 +161,17 @@ def _step(command: Sequence[str | Path], directory: Path, **environ: str) -> Non
 
 def _java(client: Client, folder: Path) -> Program:
     source = HERE / "java" / "Main.java"
-    jars = f"{kafka_files()}/*"
+    kafka = jars("kafka")
 
     def make(into: Path) -> None:
         # Not `javac`: it may be that of another Java. It does not expand the asterisk when it is started in this way.
-        path = os.pathsep.join(map(str, kafka_files().glob("*.jar")))
+        path = os.pathsep.join(map(str, kafka.glob("*.jar")))
         compiler = [java(), "-m", "jdk.compiler/com.sun.tools.javac.Main", "--release", "17", "-cp", path]
         _step([*compiler, "-d", str(into), str(source)], HERE)
 
     classes = _made(folder, "java", [source], make)
     logs = f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}"
-    return Program(client, [java(), *TOOL_OPTIONS, logs, "-cp", f"{classes}{os.pathsep}{jars}", "Main", client.name])
+    return Program(client, [java(), *TOOL_OPTIONS, logs, "-cp", f"{classes}{os.pathsep}{kafka}/*", "Main", client.name])
 
 
 def _go(client: Client, folder: Path) -> Program:

@@ -4,7 +4,7 @@ Each broker is one JVM (KRaft, broker and controller in one) on free ports of th
 temporary data directory. The two console programs that come with Kafka serve as clients independent of Chronos.
 
 This is not a fixture (those are in `conftest.py`; this module does not use pytest), and never a reason to skip a
-test: where Java or Kafka is missing, `start()` raises `BrokerError`, which says what to install.
+test: where Java or Kafka is missing, `start()` raises an error that says what to install.
 
     with Broker() as broker:
         broker.create_topic("orders", partitions=4)
@@ -22,7 +22,6 @@ broker and removes its directory when the pipe from that process closes.
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
@@ -39,11 +38,9 @@ from typing import ClassVar
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from tests.harness.classes import java, shared_classes
+from tests.harness.java import ROOT, jars, java, shared_classes
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog, freeze
-
-ROOT = Path(__file__).resolve().parents[2]
 
 START_TIMEOUT_S = 90.0
 """From `start()` to a broker that answers. Usually 4 s; the bound is for a loaded machine."""
@@ -53,9 +50,6 @@ STOP_TIMEOUT_S = 15.0
 
 TOOL_TIMEOUT_S = 120.0
 """A console program takes 2 s; the bound is for a broker that does not answer."""
-
-FETCH_TIMEOUT_S = 600.0
-"""Maven copies the 93 files in seconds; the bound is for a first download over a slow network."""
 
 POLL_INTERVAL_S = 0.05
 """Between two checks of a condition that is waited for."""
@@ -84,7 +78,7 @@ NULL = "\x1anull"
 
 
 class BrokerError(Exception):
-    """Kafka could not be fetched, started or reached, or a console program failed; the message gives the reason."""
+    """Kafka could not be started or reached, or a console program failed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -105,30 +99,6 @@ class ConsoleRecord:
 # ------------------------------------------------------------------------------- Java and the Kafka files
 
 
-def kafka_version() -> str:
-    """The pinned version, from `scripts/kafka/pom.xml`."""
-    found = re.search(r"<kafka\.version>(.+?)</kafka\.version>", (ROOT / "scripts/kafka/pom.xml").read_text())
-    if found is None:
-        raise BrokerError("scripts/kafka/pom.xml names no kafka.version")
-    return found[1]
-
-
-@cache
-def kafka_files() -> Path:
-    """The directory of Kafka's jars, which are fetched if it is missing."""
-    fetch = subprocess.run(
-        [str(ROOT / "scripts/kafka/fetch")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=FETCH_TIMEOUT_S,
-        check=False,
-    )
-    if fetch.returncode != 0:
-        raise BrokerError(f"no Kafka to test with\n{fetch.stderr.strip()}")
-    return ROOT / ".cache" / f"kafka-{kafka_version()}"
-
-
 def java_command(options: Iterable[str], main_class: str, *arguments: str) -> list[str]:
     """The command line to run a class of Kafka."""
     return [
@@ -136,7 +106,7 @@ def java_command(options: Iterable[str], main_class: str, *arguments: str) -> li
         *options,
         f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}",
         "-cp",
-        f"{kafka_files()}/*",
+        f"{jars('kafka')}/*",
         main_class,
         *arguments,
     ]
@@ -591,7 +561,7 @@ def broker_classes() -> tuple[str, ...]:
             producer.commit_transaction()
             broker.stop(timeout_s=TOOL_TIMEOUT_S)
 
-    return shared_classes("broker", str(kafka_files()), run_broker)
+    return shared_classes("broker", str(jars("kafka")), run_broker)
 
 
 def _listeners(ports: Mapping[str, int]) -> str:

@@ -24,13 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from chronos.core.roles import Member, ReplicaReport
-from tests.harness.broker import FETCH_TIMEOUT_S, JAVA_OPTIONS, ROOT, wait_until
+from tests.harness.broker import JAVA_OPTIONS, wait_until
+from tests.harness.java import ROOT, jars
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog, freeze
 
@@ -73,26 +73,7 @@ def member(node: str, *, applied: int | None = 1, instance: str = "", leaving: b
 
 
 class ZooKeeperError(Exception):
-    """ZooKeeper could not be fetched or started; the message gives the reason."""
-
-
-@cache
-def zookeeper_files() -> Path:
-    """The directory of ZooKeeper's jars, which are fetched if it is missing."""
-    fetch = subprocess.run(
-        [str(ROOT / "scripts/zookeeper/fetch")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=FETCH_TIMEOUT_S,
-        check=False,
-    )
-    if fetch.returncode != 0:
-        raise ZooKeeperError(f"no ZooKeeper to test with\n{fetch.stderr.strip()}")
-    pom = (ROOT / "scripts/zookeeper/pom.xml").read_text()
-    found = re.search(r"<zookeeper\.version>(.+?)</zookeeper\.version>", pom)
-    assert found is not None
-    return ROOT / ".cache" / f"zookeeper-{found[1]}"
+    """ZooKeeper could not be started; the message gives the reason."""
 
 
 class Server(Startable):
@@ -146,7 +127,7 @@ class Server(Startable):
         (directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
         (directory / "data").mkdir(exist_ok=True)
         (directory / "data/myid").write_text(f"{self.number}\n")
-        classes = ("-cp", f"{zookeeper_files()}/*", "org.apache.zookeeper.server.quorum.QuorumPeerMain")
+        classes = ("-cp", f"{jars('zookeeper')}/*", "org.apache.zookeeper.server.quorum.QuorumPeerMain")
         with (directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["java", *SERVER_OPTIONS, *self._options, *classes, str(directory / "zoo.cfg")],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness.broker import QUICK_START
-from tests.harness.classes import shared_classes
+from tests.harness.java import shared_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

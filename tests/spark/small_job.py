@@ -1,4 +1,4 @@
-"""A small Spark job like those of the tests, for the archive of the classes that it loads (tests/harness/classes.py).
+"""A small Spark job like those of the tests, for the archive of the classes that it loads (tests/harness/java.py).
 
     python tests/spark/small_job.py SETTINGS DIRECTORY
 

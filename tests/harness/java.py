@@ -1,6 +1,7 @@
-"""Java's archives of loaded classes (application class data sharing, JEP 310 and 350): they halve the cost of starting a JVM.
+"""Jars that Maven fetched, and Java's archives of loaded classes (application class data sharing, JEP 310 and 350): they halve the
+cost of starting a JVM.
 
-    options = shared_classes("kafka", str(kafka_files()), lambda options: run_a_broker_once(options))
+    options = shared_classes("kafka", str(jars("kafka")), lambda options: run_a_broker_once(options))
 
 An archive is made once, by a JVM that ends in order, and lies in `.cache`. Java checks it against its own version and the
 class path, and does without one that does not fit.
@@ -10,16 +11,50 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-DIRECTORY = Path(__file__).resolve().parents[2] / ".cache" / "classes"
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+DIRECTORY = CACHE / "classes"
+
+FETCH_TIMEOUT_S = 600.0
+"""Maven copies some 90 files in seconds; the bound is for a first download over a slow network."""
 
 QUIET = "-Xlog:disable"
 """Java writes its warnings about classes to the standard output, which tests read."""
+
+
+class JarsMissing(Exception):
+    """Jars could not be fetched; the message gives the reason."""
+
+
+def pinned_version(name: str) -> str:
+    """The version in `scripts/<name>/pom.xml`."""
+    found = re.search(rf"<{name}\.version>(.+?)</{name}\.version>", (ROOT / "scripts" / name / "pom.xml").read_text())
+    if found is None:
+        raise JarsMissing(f"scripts/{name}/pom.xml names no {name}.version")
+    return found[1]
+
+
+@cache
+def jars(name: str) -> Path:
+    """The directory with the jars of `scripts/<name>/pom.xml`, which are fetched if they are missing. Raises JarsMissing."""
+    fetch = subprocess.run(
+        [str(ROOT / "scripts" / name / "fetch")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=FETCH_TIMEOUT_S,
+        check=False,
+    )
+    if fetch.returncode != 0:
+        raise JarsMissing(f"no {name} to test with\n{fetch.stderr.strip()}")
+    return CACHE / f"{name}-{pinned_version(name)}"
 
 
 @cache
