@@ -147,8 +147,13 @@ class _Table:
 
     def place_replicas(self) -> None:
         """Keep replicas where they are, add missing ones, then start at most one move towards an even spread."""
+        held = self._replica_counts()
         for shard, given in self.shards.items():
-            nodes = self._on_all_nodes(given) if self.view.replication is None else self._on_some_nodes(shard, given)
+            nodes = (
+                self._on_all_nodes(given) if self.view.replication is None else self._on_some_nodes(shard, given, held)
+            )
+            held.subtract(given.replicas)
+            held.update(nodes)
             self._set_replicas(shard, nodes)
         if self.view.replication is not None:
             self._even_out()
@@ -157,10 +162,10 @@ class _Table:
     def _on_all_nodes(self, given: ShardRoles) -> set[str]:
         return {*given.replicas, *self.members}
 
-    def _on_some_nodes(self, shard: int, given: ShardRoles) -> set[str]:
+    def _on_some_nodes(self, shard: int, given: ShardRoles, held: Counter[str]) -> set[str]:
+        """`held`: the number of replicas that each node has."""
         count = self.view.replication or 0
         nodes = {node for node in given.replicas if node in self.members or not self._is_away_too_long(node)}
-        held = self._replica_counts()
         order = _preferred(shard, self.members)
         spare = [node for node in order if node not in nodes and not self.members[node].leaving]
         spare.sort(key=lambda node: held[node])
@@ -259,6 +264,8 @@ class _Table:
                 self._fill_vacancy(shard, given)
             elif given.master not in given.replicas or not self._may_stay(given.master):
                 candidates = [node for node in self._candidates(shard) if self._may_be_master(node)]
+                if not self._must_go(shard, given.master):
+                    candidates = [node for node in candidates if self._can_continue(shard, given.master, node)]
                 if candidates:
                     self._assign_master(shard, self._best(shard, candidates), self._why_replaced(given.master))
             elif self._is_unhealthy(shard):
@@ -314,6 +321,16 @@ class _Table:
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]
         return node not in self.drained and not member.leaving and member.log != UNREACHABLE and member.eligible
+
+    def _must_go(self, shard: int, master: str) -> bool:
+        """Return whether a master that may not stay cannot wait for a replica that works: it is about to stop, or does nothing."""
+        member = self.members[master]
+        return master not in self.shards[shard].replicas or member.leaving or member.log == UNREACHABLE
+
+    def _can_continue(self, shard: int, master: str, node: str) -> bool:
+        """Return whether the replica of another node works and has nearly all that the master has."""
+        ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
+        return behind is not None and behind >= (ahead or 0) - LAG_MAX and self._is_fit(shard, node)
 
     def _may_be_master(self, node: str) -> bool:
         return self._may_stay(node) and self.members[node].log == OK
@@ -379,10 +396,9 @@ class _Table:
             self._assign_master(-shard, self.shards[-shard].replicas[-order], "spread evenly")
 
     def _may_gain(self, shard: int, master: str, node: str) -> bool:
-        ahead, behind = self.replica(shard, master).applied, self.replica(shard, node).applied
-        if ahead is None or behind is None or behind < ahead - LAG_MAX:
+        if self.replica(shard, master).applied is None or not self._can_continue(shard, master, node):
             return False
-        if not (self._may_be_master(node) and self._is_fit(shard, node)):
+        if not self._may_be_master(node):
             return False
         since_ms = self.view.since_ms.get(node, self.view.now_ms)
         return self.view.now_ms - since_ms >= self.view.rebalance_after_ms

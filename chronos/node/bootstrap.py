@@ -73,7 +73,7 @@ class StoreBootstrap:
         """Return the checkpoint that replaced the contents of the store; None: replay the logs into the store as it is.
 
         `cost`: of that replay. Raises Retry if the logs are not complete and no checkpoint could be fetched yet;
-        StoreCorrupt if every checkpoint is damaged.
+        StoreCorrupt if every checkpoint is damaged. A shard that must start from a checkpoint starts from nothing else while there is one.
         """
         is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
         if not is_needed or (self._checkpoints is None and self._membership is None):
@@ -81,9 +81,7 @@ class StoreBootstrap:
         if not self._turn.acquire(timeout=TURN_S):
             raise Retry(f"another shard of this node fetches a checkpoint; shard {identity.shard} is next")
         try:
-            checkpoint = self._restore(store, identity, cost)
-            self._forced.discard(identity.shard)
-            return checkpoint
+            return self._restore(store, identity, cost)
         finally:
             self._turn.release()
 
@@ -109,6 +107,7 @@ class StoreBootstrap:
                 log.warning("checkpoint behind the logs", shard=shard, checkpoint=checkpoint.name)
                 continue
             store.replace(into)
+            self._forced.discard(shard)
             log.info(
                 "restored",
                 shard=shard,
@@ -117,10 +116,20 @@ class StoreBootstrap:
                 bytes=checkpoint.size_bytes,
             )
             return checkpoint
+        if shard in self._forced:
+            self._raise_without_forced(shard, failures)
         if cost.logs_complete:
             return None
         self._raise_without_checkpoint(shard, failures)
         return None
+
+    def _raise_without_forced(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
+        """Raise the error for a shard that an operator wants to start from a checkpoint; log if no checkpoint was ever made."""
+        if failures:
+            why = "; ".join(map(str, failures))
+            raise Retry(f"no checkpoint can replace the store of shard {shard}, as --from-checkpoint demands: {why}")
+        log.error("no checkpoint to start from", shard=shard)
+        self._forced.discard(shard)
 
     def _raise_without_checkpoint(self, shard: int, failures: Sequence[StoreCorrupt | Retry]) -> None:
         """Raise the error for incomplete logs: Retry while a checkpoint may still be fetched, else the damage of the first one.
@@ -140,7 +149,7 @@ class StoreBootstrap:
         checkpoints, shard = self._checkpoints, identity.shard
         if checkpoints is not None:
             yield lambda: checkpoints.restore(shard, identity, into)
-        if cost.logs_complete and cost.records <= REPLAYED_MAX:
+        if cost.logs_complete and cost.records <= REPLAYED_MAX and shard not in self._forced:
             return
         for member in self._holders(shard):
             yield lambda member=member: self._fetch(member, identity, into)  # type: ignore[misc]

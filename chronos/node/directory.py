@@ -68,21 +68,25 @@ class DataDirectory:
             os.close(self._lock_file)
             self._lock_file = None
 
-    def begin_reading(self, shard: int, offset: int) -> bool:
-        """Note that this process reads a shard's delay partition from the offset on.
+    def ended_reading(self, shard: int, offset: int) -> bool:
+        """Return whether the last process that read a shard ended without an orderly stop, and either began at the same offset or
+        followed such an end too: what ended it may be in the topic, and ends this process if it reads on in the same way."""
+        before = self._read_before(shard)
+        # A flush between the two ends moves the offset: the second one counts all the same.
+        return bool(before) and (before[0] == str(offset) or AFTER_AN_END in before[1:])
 
-        Return whether the last process ended without an orderly stop, and either began at the same offset or followed such an
-        end too: what ended it may be in the topic, and ends this one if it reads on in the same way.
-        """
+    def begin_reading(self, shard: int, offset: int) -> None:
+        """Note that this process reads a shard's delay partition from the offset on, from now."""
+        before = self._read_before(shard)
         path = self.path / READING / str(shard)
         path.parent.mkdir(exist_ok=True)
-        try:
-            before = path.read_text().split()
-        except OSError:
-            before = []
-        # A flush between the two ends moves the offset: the second one counts all the same.
         path.write_text(f"{offset} {AFTER_AN_END if before else ''}\n")
-        return bool(before) and (before[0] == str(offset) or AFTER_AN_END in before[1:])
+
+    def _read_before(self, shard: int) -> list[str]:
+        try:
+            return (self.path / READING / str(shard)).read_text().split()
+        except OSError:
+            return []
 
     def end_reading(self) -> None:
         """Note that the process stopped in order."""

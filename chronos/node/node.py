@@ -93,6 +93,8 @@ class Node:
         self._warned: set[int] = set()
         """Shards whose targets were looked at once, since this node leads them."""
         self._leaving = False
+        self._reads = False
+        """Its shards were started."""
         self._stores: list[RocksStore] = []
         self._watch: ShardWatch | None = None
         self._stopping = threading.Event()
@@ -148,7 +150,9 @@ class Node:
             if self._cluster is not None:
                 self._cluster.join()
             # 6.
+            self._reads = True
             for shard in self.shards:
+                self.directory.begin_reading(shard.number, self._flushed[shard.number].pull_offset)
                 shard.start()
             # 7.
             self._watch = self._make_watch()
@@ -208,6 +212,10 @@ class Node:
         )
 
     def _make_bootstrap(self) -> StoreBootstrap:
+        if self._from_checkpoint and self.checkpoints is None and self.membership is None:
+            raise ConfigurationError(
+                ["--from-checkpoint needs checkpoints.location: this node has no checkpoints, and no other nodes"]
+            )
         return StoreBootstrap(
             self.copier,
             checkpoints=self.checkpoints,
@@ -227,7 +235,7 @@ class Node:
         check_identity(store, mine, store.path)
         (data,) = store.get([STATE_KEY])
         position = LogPosition.of(FRESH if data is None else unpack_state(data))
-        bounded = self.config.log.kind == "kafka" and self.directory.begin_reading(number, position.pull_offset)
+        bounded = self.config.log.kind == "kafka" and self.directory.ended_reading(number, position.pull_offset)
         if bounded:
             log.warning("reading in bounded memory", shard=number, offset=position.pull_offset)
         shard = make_shard(
@@ -420,7 +428,9 @@ class Node:
             # Closing a store under a running step would crash: the end of the process closes everything, and loses nothing.
             log.error("shards do not end their step", shards=stuck)
             return
-        self.directory.end_reading()
+        # Not after a start that failed before it read, nor after an error that reading may have caused, such as a lack of memory.
+        if self._reads and (self.failure is None or isinstance(self.failure, Stop)):
+            self.directory.end_reading()
         self._close()
         log.info("stopped")
 

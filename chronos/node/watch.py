@@ -6,6 +6,7 @@ maintenance thread asks for the ends of the partitions, with `look`.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -37,6 +38,7 @@ class ShardWatch:
     ) -> None:
         """`failed`: called with the error that ended the thread."""
         self._shards = shards
+        self._to_look_at = deque(shards)
         self._log = log_port
         self._delay_topic = delay_topic
         self._progress_topic = progress_topic
@@ -49,8 +51,13 @@ class ShardWatch:
         self.thread = threading.Thread(target=run_guarded, args=("watch", self._run, failed), name="watch", daemon=True)
 
     def look(self) -> None:
-        """Ask for the end of the partition that each replica reads. For the maintenance thread: it may take seconds."""
-        for shard in self._shards:
+        """Ask for the end of the partition that each replica reads. For the maintenance thread: it may take seconds.
+
+        After one that cannot be asked for, the next call goes on: one partition without a leader must not hide the others.
+        """
+        for _ in self._shards:
+            shard = self._to_look_at[0]
+            self._to_look_at.rotate(-1)
             role, number = shard.role, shard.number
             try:
                 if role == ReplicaState.MASTER:

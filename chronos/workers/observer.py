@@ -89,6 +89,8 @@ class HealthObserver:
         self._stepped_ms = steady_ms(self._clock)
         self._is_unwritten = False
         """The last probes could not be written: only the first failure is logged."""
+        self._closed: frozenset[int] = frozenset()
+        """Partitions that took no records when probes were last refused: they are sent none until they take some."""
 
     def verdict(self, shard: int) -> Verdict | None:
         """Return the present verdict on the shard's master; None without one."""
@@ -146,6 +148,8 @@ class HealthObserver:
     def _observe(self, masters: Mapping[int, tuple[int, str]]) -> None:
         """Look at the shards of this step; those that have not moved are sent a probe, all in one request."""
         self._steps += 1
+        if self._closed and self._steps % self._slots == 0:
+            self._look_for_closed()
         still = []
         for shard in range(self._steps % self._slots, self._shards, self._slots):
             epoch, master = masters.get(shard, (0, ""))
@@ -156,7 +160,7 @@ class HealthObserver:
             known, before = self._before.get(shard, (0, now))
             if known == epoch and now != before:
                 self._add(shard, epoch, now, healthy=True)
-            else:
+            elif shard not in self._closed:
                 still.append((shard, epoch, now))
         if not still:
             return
@@ -167,12 +171,21 @@ class HealthObserver:
             if not self._is_unwritten:
                 log.warning("no probe could be written", why=str(error))
             self._is_unwritten = True
+            # One partition that takes nothing must not keep the probes of the others from being written.
+            self._look_for_closed()
             return  # the log does not take it: that says nothing about a master
         self._is_unwritten = False
         self._probes = [
             _Probe(shard=shard, epoch=epoch, offset=written.offset, before=before)
             for (shard, epoch, before), written in zip(still, appended, strict=True)
         ]
+
+    def _look_for_closed(self) -> None:
+        try:
+            info = self._log.describe([self._delay_topic])[self._delay_topic]
+        except Retry:
+            return
+        self._closed = frozenset() if info is None else info.closed
 
     def _add(self, shard: int, epoch: int, now: Look, *, healthy: bool) -> None:
         self._observations.add(shard, epoch, healthy=healthy, now_ms=steady_ms(self._clock))

@@ -256,6 +256,22 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained() -> None:
     assert Counter(masters(plan(undrained))) == {"b": 3, "a": 1}
 
 
+PAUSED = [ReplicaReport(applied=5_000, reason="no space left")] * 4
+
+
+@pytest.mark.parametrize(
+    "other", [member("b", applied=5_000 - LAG_MAX - 1), member("b", *PAUSED)], ids=["behind", "paused"]
+)
+def test_a_drained_node_keeps_its_shards_until_another_replica_can_continue(other: Member) -> None:
+    """A replica that is far behind, or paused, would deliver nothing for a while; one of a node that stops goes to it all the same."""
+    alone = view(member("a", applied=5_000))
+    drained = later(alone, 1, member("a", applied=5_000), other, requests=(Request(kind="drain", node="a"),))
+    roles = plan(drained)
+    assert (masters(roles), roles.drained) == (["a"] * 4, ("a",))
+    assert masters(plan(later(drained, 1, member("a", applied=5_000), member("b", applied=5_000)))) == ["b"] * 4
+    assert masters(plan(later(drained, 1, member("a", applied=5_000, leaving=True), other))) == ["b"] * 4
+
+
 def test_rate_limits_are_kept_until_they_are_changed_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are answered in their order; more limits than a bound are not taken."""
     monkeypatch.setattr(assignment, "LIMITS_MAX", 2)

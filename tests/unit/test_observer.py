@@ -53,7 +53,7 @@ class SlowLog(SimLog):
 class Case:
     """Some observers of three shards, whose masters execute everything at once unless they are stuck."""
 
-    def __init__(self, observers: int = 1) -> None:
+    def __init__(self, observers: int = 1, rules: HealthRules = RULES) -> None:
         self.world = World(0)
         self.brokers = Brokers(self.world, lambda transaction: None)
         self.brokers.create(DELAY, SHARDS)
@@ -71,7 +71,7 @@ class Case:
             HealthObserver(
                 SlowLog(caller, self.brokers, lambda: self.meanwhile()),
                 probes=SimLog(caller, self.brokers),
-                rules=RULES,
+                rules=rules,
                 shards=SHARDS,
                 delay_topic=DELAY,
                 clock=WorldClock(self.world),
@@ -209,6 +209,24 @@ def test_an_observer_that_the_log_does_not_answer_judges_nobody() -> None:
     case.callers[0].log_cut_ms = case.world.now_ms + 1_000_000
     case.step(8 * ROUND)
     assert [case.verdict(shard) for shard in range(SHARDS)] == [None] * 3
+
+
+def test_a_partition_that_takes_no_records_keeps_no_other_master_from_being_judged() -> None:
+    """It has no leader; the probes of one step are one request. Once it takes records again, its own master is judged too."""
+    case = Case(rules=HealthRules(every_ms=RULES.timeout_ms))  # all shards in each step
+    case.step(2)
+    lone = case.brokers.topics[DELAY][0]
+    case.brokers.leaderless[lone.name] = case.world.now_ms + 60_000
+    case.stick(0)
+    case.stick(1)
+    case.step(20)
+    assert case.verdict(0) is None
+    assert case.verdict(1) == UNHEALTHY
+    assert case.verdict(2) == HEALTHY
+    while case.brokers.is_paused(lone):
+        case.step(1)
+    case.step(20)
+    assert case.verdict(0) == UNHEALTHY
 
 
 def test_a_probe_behind_the_open_transaction_of_a_producer_says_nothing_about_the_master() -> None:

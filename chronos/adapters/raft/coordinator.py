@@ -24,6 +24,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.raft.links import Callers, Unanswered
 from chronos.adapters.raft.voter import COMMIT_S, Voter
 from chronos.adapters.raft.wire import (
@@ -55,7 +56,7 @@ from chronos.core.roles import (
     id_taken,
 )
 from chronos.errors import CoordinatorUnavailable
-from chronos.ports import ClusterInspection, ClusterSnapshot
+from chronos.ports import ClusterInspection, ClusterSnapshot, steady_ms
 
 log = structlog.get_logger("chronos.raft")
 
@@ -125,6 +126,7 @@ class RaftCoordinator:
         self._tls = tls
         self._rebalance_after_ms = rebalance_after_ms
         self._join_s = join_s
+        self._clock = SystemClock()
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -257,7 +259,7 @@ class RaftCoordinator:
         if (roles.controller, roles.controller_epoch) != (self._node, self._epoch):
             self._epoch = roles.controller_epoch + 1
         return ClusterView(
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=steady_ms(self._clock),
             controller=self._node,
             controller_epoch=self._epoch,
             shards=self._shards,

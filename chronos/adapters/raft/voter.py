@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from chronos.adapters.clock import SystemClock
 from chronos.adapters.raft import file
 from chronos.adapters.raft.links import Link
 from chronos.adapters.raft.server import HANDSHAKE_S, BoundedServer, read_body
@@ -66,6 +67,7 @@ from chronos.core.raft.values import (
 )
 from chronos.core.roles import Request, Roles
 from chronos.errors import ConfigurationError
+from chronos.ports import steady_ms
 
 log = structlog.get_logger("chronos.raft")
 
@@ -118,6 +120,7 @@ class Voter:
         self._path = path
         self._seal = seal
         self._timeout_ms = timeout_ms
+        self._clock = SystemClock()
         self._tls = server_tls, client_tls
         self._voter = register.Voter(Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing))
         self.sessions = Sessions(timeout_ms)
@@ -355,7 +358,7 @@ class Voter:
         if not self.leads:
             leader = self._voter.elector.leader
             return NotLeader(leader="" if leader is None or leader.node == self._node else leader.node)
-        sessions, wall_ms = self.sessions, time.time_ns() // 1_000_000
+        sessions, wall_ms = self.sessions, steady_ms(self._clock)
         if isinstance(call, Join):
             if sessions.is_ended(call.life):
                 return Gone()
