@@ -46,6 +46,11 @@ REBALANCE_PAUSE_MS = 5_000
 LAG_MAX = 1_000
 """Progress records by which a replica may lag and still count as caught up: it reads them in well under a second."""
 
+MASTER = "master"
+"""The role that a replica reports while it leads (`workers.replica_state`)."""
+
+FAR_BEHIND = "far behind, and another replica is not"
+
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
 
@@ -56,8 +61,8 @@ def plan(view: ClusterView) -> Roles:
     1. The progress of all replicas, and the nodes that are away, are recorded; nodes that were away for long are forgotten.
     2. Each shard keeps its replicas and gets new ones only where some are missing.
     3. Requests are answered, oldest first.
-    4. A shard whose master is gone, leaving, drained or cut off from the log gets another one, and one whose master a quorum of
-       observers finds unhealthy, if that is permitted; all other masters stay.
+    4. A shard whose master is gone, leaving, drained, cut off from the log, or far behind before it leads, gets another one, and one
+       whose master a quorum of observers finds unhealthy, if that is permitted; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
     """
     table = _Table(view)
@@ -268,6 +273,8 @@ class _Table:
                     candidates = [node for node in candidates if self._can_continue(shard, given.master, node)]
                 if candidates:
                     self._assign_master(shard, self._best(shard, candidates), self._why_replaced(given.master))
+            elif further := self._further(shard, given):
+                self._assign_master(shard, self._best(shard, further), FAR_BEHIND)
             elif self._is_unhealthy(shard):
                 self._fail_over(shard, given)
         for shard, given in self.shards.items():
@@ -294,6 +301,20 @@ class _Table:
         elif given.master is not None:
             self._record_change(shard, vacant, None, "lost its session; no replica can take over yet")
 
+    def _further(self, shard: int, given: ShardRoles) -> list[str]:
+        """Return the candidates that could lead at once, if the present master has not begun to lead for PATIENCE_MS and is far behind.
+
+        It was the only one that was there, or lost its disk: it would read its logs, or fetch a checkpoint, for minutes or hours.
+        """
+        assert given.master is not None
+        master, now_ms = self.replica(shard, given.master), self.view.now_ms
+        since_ms = max(given.since_ms, self.view.since_ms.get(given.master, now_ms))
+        if master.role == MASTER or now_ms - since_ms < PATIENCE_MS:
+            return []
+        needed = (master.applied or 0) + LAG_MAX
+        nodes = [node for node in self._candidates(shard) if self._may_be_master(node) and self._is_fit(shard, node)]
+        return [node for node in nodes if (self.replica(shard, node).applied or 0) > needed]
+
     def _is_unhealthy(self, shard: int) -> bool:
         """Return whether a quorum of observers finds the present master unhealthy."""
         return is_unhealthy(verdicts(self.members, shard, self.shards[shard].epoch).values())
@@ -316,7 +337,7 @@ class _Table:
     def _is_fit(self, shard: int, node: str) -> bool:
         """Return whether the replica of a node that is not master works: a deposed master may hang and still report that it is one."""
         replica = self.replica(shard, node)
-        return node != self.shards[shard].master and replica.reason is None and replica.role != "master"
+        return node != self.shards[shard].master and replica.reason is None and replica.role != MASTER
 
     def _may_stay(self, node: str) -> bool:
         member = self.members[node]

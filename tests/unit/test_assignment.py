@@ -272,6 +272,27 @@ def test_a_drained_node_keeps_its_shards_until_another_replica_can_continue(othe
     assert masters(plan(later(drained, 1, member("a", applied=5_000, leaving=True), other))) == ["b"] * 4
 
 
+RESTORING = [ReplicaReport(applied=None, role="restoring")] * 4
+
+
+@pytest.mark.parametrize(
+    "behind", [RESTORING, [ReplicaReport(applied=5, role="follower")] * 4], ids=["restoring", "replaying"]
+)
+def test_a_master_that_is_far_behind_gives_way_to_a_replica_that_returns(behind: list[ReplicaReport]) -> None:
+    """Not before it had time to lead, as after a restart, and not once it leads."""
+    late, back = member("a", *behind), member("b", applied=LAG_MAX + 10)
+    alone = later(view(member("a")), PATIENCE_MS - 1, late, back)
+    assert masters(plan(alone)) == ["a"] * 4
+    ready = later(alone, 1)
+    assert masters(plan(ready)) == ["b"] * 4
+    assert reasons(plan(ready))[-1] == "far behind, and another replica is not"
+    restarted = later(alone, 1, since_ms={"a": NOW_MS + 1})
+    assert masters(plan(restarted)) == ["a"] * 4
+    leads = member("a", *[replace(report, role="master") for report in behind])
+    assert masters(plan(later(alone, 1, leads, back))) == ["a"] * 4
+    assert masters(plan(later(alone, 1, late, member("b", applied=10)))) == ["a"] * 4
+
+
 def test_rate_limits_are_kept_until_they_are_changed_or_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are answered in their order; more limits than a bound are not taken."""
     monkeypatch.setattr(assignment, "LIMITS_MAX", 2)
