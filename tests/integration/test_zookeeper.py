@@ -146,7 +146,7 @@ def test_roles_too_large_for_a_znode_are_refused_by_name_and_cost_no_session(nod
     assert a.control(lambda view: replace(plan(view), away={"pod": 1}))
     until(lambda: (roles := a.look().roles) is not None and roles.away == {"pod": 1})
     assert raw.exists(f"/chronos/{nodes.cluster}/members/a").ephemeralOwner == session
-    assert raw.get_children(f"/chronos/{nodes.cluster}/requests") == []
+    until(lambda: raw.get_children(f"/chronos/{nodes.cluster}/requests") == [], a)
 
 
 def test_a_flood_of_requests_is_answered_in_portions(nodes: Nodes, raw: KazooClient) -> None:
