@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from chronos.errors import Stop, StoreInUse
@@ -76,11 +77,15 @@ class DataDirectory:
         return bool(before) and (before[0] == str(offset) or AFTER_AN_END in before[1:])
 
     def begin_reading(self, shard: int, offset: int) -> None:
-        """Note that this process reads a shard's delay partition from the offset on, from now."""
+        """Note that this process reads a shard's delay partition from the offset on, from now.
+
+        On a full disk the process does without the note: it must start to deliver, and so to make room.
+        """
         before = self._read_before(shard)
         path = self.path / READING / str(shard)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"{offset} {AFTER_AN_END if before else ''}\n")
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{offset} {AFTER_AN_END if before else ''}\n")
 
     def _read_before(self, shard: int) -> list[str]:
         try:

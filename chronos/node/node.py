@@ -152,7 +152,8 @@ class Node:
             # 6.
             self._reads = True
             for shard in self.shards:
-                self.directory.begin_reading(shard.number, self._flushed[shard.number].pull_offset)
+                if config.log.kind == "kafka":
+                    self.directory.begin_reading(shard.number, self._flushed[shard.number].pull_offset)
                 shard.start()
             # 7.
             self._watch = self._make_watch()

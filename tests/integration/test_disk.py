@@ -37,11 +37,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def fill(disk: Path, left_mb: float) -> Path:
     """Fill the disk except for `left_mb`; the file that takes the space."""
     ballast = disk / "ballast"
-    with ballast.open("wb") as file:
+    with ballast.open("wb", buffering=0) as file:  # what does not fit is not tried again by the end of the block
         while (room := free_bytes(disk) - int(left_mb * 2**20)) > 0:
             try:
                 file.write(bytes(min(room, 2**20)))
-                file.flush()
             except OSError:
                 break
     return ballast
