@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rocksdict import Cache, WriteBatch
 
+from chronos.adapters.rocksdb.database import Database, tuned
+from chronos.errors import NoSpace
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, HttpFlow, KafkaFlow, now_ms
@@ -159,6 +162,28 @@ def test_a_completely_full_disk_loses_nothing_on_the_embedded_log(disk: Path) ->
         flow.write(1_000, now_ms(), now_ms() + 1_000)
         flow.wait_settled(service)
         assert flow.complaints() == []
+
+
+def test_a_sync_after_a_write_that_found_the_disk_full_asks_for_space_too(disk: Path) -> None:
+    """As when another thread writes: the database is not damaged."""
+
+    def batch() -> WriteBatch:
+        made = WriteBatch(raw_mode=True)
+        made.put(b"k", bytes(8_000))
+        return made
+
+    options = tuned(cache=Cache(2**20), memtable_bytes=2**20, blob_bytes_min=2**20)
+    log = Database(disk / "log", options, wal=True, remedy="none")
+    log.write(batch)
+    ballast = fill(disk, 0)
+    for action in (lambda: log.write(batch), log.sync, log.close):
+        with pytest.raises(NoSpace, match="Make room on that disk; nothing is lost"):
+            action()
+    ballast.unlink()
+    again = Database(disk / "log", options, wal=True, remedy="none")
+    again.write(batch)
+    again.sync()
+    again.close()
 
 
 @pytest.mark.integration

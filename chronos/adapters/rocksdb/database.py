@@ -57,7 +57,9 @@ FIRST_MANIFEST = "MANIFEST-000001"
 """Written before the first CURRENT and removed soon after it: alone, it is the remains of a kill while creating a database."""
 
 # Parts of RocksDB's error texts; the client raises one class for all errors.
-NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
+NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large", "Writer has previous error")
+"""The last one is of a thread that syncs or closes the WAL after a write of another thread has failed, which reported the reason: a
+disk that is damaged, and not only full, ends the process with that first error."""
 NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "Operation not permitted")
 TOO_MANY_FILES = "Too many open files"
 STALLED = "Write stall"
