@@ -312,8 +312,7 @@ class _Table:
         if master.role == MASTER or now_ms - since_ms < PATIENCE_MS:
             return []
         needed = (master.applied or 0) + LAG_MAX
-        nodes = [node for node in self._candidates(shard) if self._may_be_master(node) and self._is_fit(shard, node)]
-        return [node for node in nodes if (self.replica(shard, node).applied or 0) > needed]
+        return [node for node in self._fit_candidates(shard) if (self.replica(shard, node).applied or 0) > needed]
 
     def _is_unhealthy(self, shard: int) -> bool:
         """Return whether a quorum of observers finds the present master unhealthy."""
@@ -328,7 +327,7 @@ class _Table:
         permitted_until_ms = self.armed.pop(shard, None)
         if not may_switch(self.view.on_unhealthy, permitted_until_ms, self.view.now_ms):
             return
-        nodes = [node for node in self._candidates(shard) if self._may_be_master(node) and self._is_fit(shard, node)]
+        nodes = self._fit_candidates(shard)
         if nodes:
             self._assign_master(shard, self._best(shard, nodes), UNHEALTHY)
         elif permitted_until_ms is not None:
@@ -370,6 +369,10 @@ class _Table:
         """Return the members that may be master at all and hold a replica of known progress, in preferred order."""
         nodes = [node for node in self.shards[shard].replicas if node in self.members and self.members[node].eligible]
         return [node for node in nodes if self.replica(shard, node).applied is not None]
+
+    def _fit_candidates(self, shard: int) -> list[str]:
+        """Return the candidates that could lead at once, besides the present master, in preferred order."""
+        return [node for node in self._candidates(shard) if self._may_be_master(node) and self._is_fit(shard, node)]
 
     def _best(self, shard: int, candidates: list[str]) -> str:
         """Return the most advanced candidate, of those in sync if there is one; of equals the one with the fewest shards, then the

@@ -15,7 +15,7 @@ from chronos.core.heartbeats import Timing
 from chronos.core.replication import ReplicationRules
 from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import ChronosError
-from chronos.node.driver import run_guarded
+from chronos.node.driver import join_until, run_guarded
 from chronos.node.opening import cluster_topic, open_appender
 from chronos.node.tls import client_tls, server_tls
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
@@ -257,10 +257,10 @@ class ClusterNode:
         """End the threads and the session with the coordinator, which waits for no broker: they may be away."""
         self._leaving.set()
         deadline_s = time.monotonic() + timeout_s
-        _join(self._membership_thread, deadline_s)
+        join_until(self._membership_thread, deadline_s)
         self._coordinator.leave()
-        _join(self._reachability_thread, deadline_s)
-        _join(self._health_thread, deadline_s)
+        join_until(self._reachability_thread, deadline_s)
+        join_until(self._health_thread, deadline_s)
         if self._probes is not None:
             self._probes.close()
 
@@ -286,11 +286,6 @@ class ClusterNode:
 
 def _thread(name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]) -> threading.Thread:
     return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)
-
-
-def _join(thread: threading.Thread, deadline_s: float) -> None:
-    if thread.is_alive():
-        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:

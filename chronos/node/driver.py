@@ -40,6 +40,12 @@ def run_guarded(name: str, run: Callable[[], None], failed: Callable[[ChronosErr
         failed(ChronosError(f"{name} failed: {error!r}; this is a bug in Chronos"))
 
 
+def join_until(thread: threading.Thread, deadline_s: float) -> None:
+    """Wait for the end of a thread that may not have been started, until the deadline (of `time.monotonic()`)."""
+    if thread.is_alive():
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
 class ShardDriver(threading.Thread):
     """Runs one shard of this node."""
 

@@ -26,7 +26,7 @@ from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
 from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.directory import DataDirectory
-from chronos.node.driver import ShardDriver, run_guarded
+from chronos.node.driver import ShardDriver, join_until, run_guarded
 from chronos.node.opening import check_identity, check_progress_fits, identity, open_log, open_store, own_topics
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
@@ -418,8 +418,7 @@ class Node:
             self._watch.stop()
             threads.append(self._watch.thread)
         for thread in threads:
-            if thread.is_alive():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+            join_until(thread, deadline_s)
         # 4.
         if self._cluster is not None:
             self._cluster.leave(max(0.0, deadline_s - time.monotonic()))

@@ -425,7 +425,7 @@ def test_allow_and_deny_apply_when_sending_and_when_delivering(broker: Broker, t
     """A message for a topic that is forbidden later is dead-lettered; for one forbidden from the start it is rejected."""
     place = Place(broker, tmp_path)
     target, other = place.target("target"), place.target("secret")
-    place.service = place.make(targets__deny="['*.secret']", workers__push="on")
+    place.service = place.make(targets__deny="['*.secret']")
     with place.service as service:
         service.start()
         place.send(Sent(b"no", schedule(other)), Sent(b"later", schedule(target, delay="4s")))

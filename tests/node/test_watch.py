@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from chronos.config import load
 from chronos.errors import ChronosError
 from chronos.node import Node
 from chronos.node.watch import ShardWatch
+from chronos.workers.replica_state import ReplicaState
+from tests.harness.broker import wait_until
 from tests.sim.broker import DELAY, PROGRESS, Brokers
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer as Caller
@@ -22,6 +25,9 @@ def test_a_partition_that_cannot_be_asked_for_hides_no_other(tmp_path: Path) -> 
     node = Node(load(None, {}, settings))
     node.start()
     try:
+        assert wait_until(
+            lambda: all(shard.role == ReplicaState.MASTER for shard in node.shards), deadline=time.monotonic() + 30
+        )
         world = World(0)
         brokers = Brokers(world, lambda transaction: None)
         for topic in (DELAY, PROGRESS):
