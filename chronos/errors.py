@@ -158,6 +158,10 @@ class CoordinatorUnavailable(Retry):
     exit_code = 3
 
 
+class CoordinatorFull(CoordinatorUnavailable):
+    """What the coordinator would have to store is too large for it: no role changes until nodes are forgotten."""
+
+
 class RoleStale(Retry):
     """Another node wrote a progress record with the same or a greater role epoch: wait for a newer role."""
 

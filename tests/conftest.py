@@ -21,9 +21,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.harness.broker import Broker
 from tests.harness.zookeeper import Ensemble
+from tests.unit.settings import CHOSEN
 
 # No deadlines: on two cores with a broker beside them, a slow example proves nothing.
 _no_deadline = settings(
+    max_examples=30 if CHOSEN == "fast" else 100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,

@@ -19,6 +19,7 @@ from chronos.admin.schemas import (
     TransferQuery,
 )
 from chronos.admin.waiting import poll
+from chronos.core.assignment import refused
 from chronos.core.health import ARM_REFUSED, OBSERVERS_MIN, OFF, UNHEALTHY, quorum
 from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles, verdicts
 from chronos.core.timefmt import format_time
@@ -120,10 +121,12 @@ class Cluster:
         membership = self._membership()
         query: TransferQuery = call.query
         node = await self._member(membership, query.to)
-        await self._request(membership, "transfer", node, shard)
+        known = _history(membership)
+        request = await self._request(membership, "transfer", node, shard)
         return await self._result(
-            membership, lambda roles: roles.master == node, f"transfer of shard {shard} to {node}", [shard]
-        )
+            membership, lambda roles: roles.master == node, f"transfer of shard {shard} to {node}", [shard],
+            lambda: _recorded(membership, known, shard, refused(request)),
+        )  # fmt: skip
 
     async def drain(self, call: Call) -> tuple[int, object]:
         """Drain a node before maintenance: it hands over its shards and gets none to lead."""
@@ -189,20 +192,14 @@ class Cluster:
                 409, "not-permitted", "failover.on_unhealthy is off: masters are not observed",
                 hint="`chronos transfer` moves a shard at once; set failover.on_unhealthy: armed on all nodes",
             )  # fmt: skip
-        before = membership.snapshot().roles
-        known = () if before is None else before.history
+        known = _history(membership)
         await self._request(membership, "arm", "", shard)
 
         def is_known() -> Change | bool | None:
             roles = membership.snapshot().roles
             if roles is None:
                 return None
-            new = [
-                change
-                for change in roles.history
-                if change.shard == shard and change not in known and change.why.startswith((UNHEALTHY, ARM_REFUSED))
-            ]
-            return next(iter(new), shard in roles.armed or None)
+            return _recorded(membership, known, shard, UNHEALTHY, ARM_REFUSED) or shard in roles.armed or None
 
         what = f"permission for one failover of shard {shard}"
         found = await poll(is_known, TRANSFER_S, self._context.stopping)
@@ -229,27 +226,54 @@ class Cluster:
             raise ProblemError(404, "no-node", f"there is no node {node[:100]!r}; the nodes are: {nodes}")
         return member.node
 
-    async def _request(self, membership: Membership, kind: str, node: str, shard: int = -1) -> None:
+    async def _request(self, membership: Membership, kind: str, node: str, shard: int = -1) -> Request:
         request = Request(kind=kind, node=node, shard=shard, at_ms=self._context.now_ms())
         await self._context.in_thread(membership.ask, request)
+        return request
 
     async def _result(
-        self, membership: Membership, done: Callable[[ShardRoles], bool], what: str, shards: list[int]
+        self,
+        membership: Membership,
+        done: Callable[[ShardRoles], bool],
+        what: str,
+        shards: list[int],
+        refusal: Callable[[], Change | None] = lambda: None,
     ) -> tuple[int, object]:
-        """`done` once the controller has published the roles and the new masters report them; `accepted` after the time."""
+        """`done` once the controller has published the roles and the new masters report them; `accepted` after the time.
 
-        def look() -> bool | None:
+        ProblemError with status 409 once the controller has recorded that it refuses the request.
+        """
+
+        def look() -> Change | bool | None:
             snapshot = membership.snapshot()
             published = {} if snapshot.roles is None else snapshot.roles.shards
             is_done = all(
                 shard in published and done(published[shard]) and _leads(snapshot.members, published[shard], shard)
                 for shard in shards
             )
-            return is_done or None
+            return is_done or refusal()
 
-        if await poll(look, TRANSFER_S, self._context.stopping):
+        found = await poll(look, TRANSFER_S, self._context.stopping)
+        if isinstance(found, Change):
+            raise ProblemError(
+                409, "transfer-refused", found.why,
+                hint="`chronos status` shows the nodes and their replicas; the shard keeps its master",
+            )  # fmt: skip
+        if found:
             return 200, OperationResult(result="done", what=what)
         return 202, OperationResult(result="accepted", what=what)
+
+
+def _history(membership: Membership) -> tuple[Change, ...]:
+    """Return the last changes of roles that this node knows."""
+    roles = membership.snapshot().roles
+    return () if roles is None else roles.history
+
+
+def _recorded(membership: Membership, known: tuple[Change, ...], shard: int, *beginnings: str) -> Change | None:
+    """Return the first change of the shard that is not in `known` and whose reason begins like one of these."""
+    new = (change for change in _history(membership) if change.shard == shard and change not in known)
+    return next((change for change in new if change.why.startswith(beginnings)), None)
 
 
 async def wait_for_member(

@@ -208,10 +208,12 @@ class Context:
         return self._unconfirmed() + held_back + deaths + waiting + avoided + self._shortages()
 
     def _unconfirmed(self) -> list[str]:
-        """That roles do not change while the coordinator does not answer, and the shards for which that matters."""
+        """That roles do not change, since the coordinator does not answer or cannot store them, and the shards for which that matters."""
         membership, now_ms = self.node.membership, self.now_ms()
-        if membership is None or membership.snapshot().confirmed:
+        if membership is None:
             return []
+        if membership.snapshot().confirmed:
+            return [] if membership.full is None else [f"roles do not change: {membership.full}"]
         silent = [
             silence(shard.number, shard.state, now_ms) for shard in self.shards if shard.role == ReplicaState.FOLLOWER
         ]

@@ -46,6 +46,7 @@ TITLES = {
     "node-registered": "Another node is registered with this name or address",
     "registry-full": "The registry is full",
     "not-permitted": "The failover cannot be permitted",
+    "transfer-refused": "The shard keeps its master",
     "node-present": "The node is a member of the cluster",
     "trimmed": "The record is no longer in the log",
     "on-kafka": "The records are in Kafka",

@@ -193,7 +193,9 @@ def routes(
             summary="Transfer a shard to another node. Waits up to 3 s for a node that is not seen yet, then up to 10 s until"
             " it is master.",
             answers={200: "The node is master of the shard.", 202: "The controller has the request; it is not done yet.",
-                     404: "There is no such shard or node.", 422: "The node is missing.",
+                     404: "There is no such shard or node.",
+                     409: "The controller refuses it: the node cannot lead the shard now. `detail` says why.",
+                     422: "The node is missing.",
                      501: "A standalone node has no other node to transfer to.", **COORDINATOR},
         ),
         Route(

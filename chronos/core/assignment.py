@@ -51,8 +51,16 @@ MASTER = "master"
 
 FAR_BEHIND = "far behind, and another replica is not"
 
+REASON_CHARS = 200
+"""Most characters of a replica's reason in the history of roles, which every node receives."""
+
 PASSES_MAX = 100
 """Most passes of one plan; the next plan continues."""
+
+
+def refused(request: Request) -> str:
+    """Return how the reason of a change begins that records the refusal of the request."""
+    return f"{request.kind} to {request.node} refused"
 
 
 def plan(view: ClusterView) -> Roles:
@@ -225,8 +233,7 @@ class _Table:
             self.forget(request.node)
         elif reason := self._refusal(request):
             given = self.shards.get(request.shard, ShardRoles())
-            why = f"{request.kind} to {request.node} refused: {reason}"
-            self._record_change(request.shard, given, given.master, why)
+            self._record_change(request.shard, given, given.master, f"{refused(request)}: {reason}")
         elif self.shards[request.shard].master != request.node:
             self._assign_master(request.shard, request.node, "asked for by an operator")
 
@@ -248,6 +255,9 @@ class _Table:
 
     def _refusal(self, request: Request) -> str | None:
         member = self.members.get(request.node)
+        given = self.shards.get(request.shard, ShardRoles())
+        replica = self.replica(request.shard, request.node)
+        behind = (self.replica(request.shard, given.master).applied or 0) - (replica.applied or 0)
         reasons = {
             "it is a member: stop it first": request.kind == "forget",
             "there is no such request": request.kind != "transfer",
@@ -257,8 +267,10 @@ class _Table:
             "it is drained": request.node in self.drained,
             "its failover.candidate is off": member is not None and not member.eligible,
             "the log does not answer it": member is not None and member.log != OK,
-            "it holds no replica": request.node not in self.shards.get(request.shard, ShardRoles()).replicas,
-            "its progress is not known yet": self.replica(request.shard, request.node).applied is None,
+            "it holds no replica": request.node not in given.replicas,
+            f"its replica is paused: {(replica.reason or '')[:REASON_CHARS]}": replica.reason is not None,
+            "its progress is not known yet": replica.applied is None,
+            f"its replica is {behind} progress records behind": behind > LAG_MAX,
         }
         return next((reason for reason, applies in reasons.items() if applies), None)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
-from chronos.errors import CoordinatorUnavailable
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import Clock, ClusterSnapshot, Coordinator
 from chronos.workers.replica_state import NOT_READABLE, Assignment, ReplicaState
 
@@ -20,6 +20,9 @@ STEP_MS = 50
 
 REPORT_MS = 500
 """How often positions that change all the time are reported; a change of state is reported at once."""
+
+FULL_PAUSE_MS = 1_000
+"""Pause after roles or a report that the coordinator cannot store: only requests of an operator will change that."""
 
 PREDECESSOR_MS = 500
 """How long a new master waits for the previous one to finish its step before fencing it."""
@@ -66,8 +69,14 @@ class Membership:
         self._reported_ms = 0
         self._assigned_ms: dict[int, tuple[int, int]] = {}
         """By shard: the role epoch assigned last, and when this node first saw it."""
-        self._unavailable: str | None = None
-        """Why the coordinator could not be used at the last step; None if it could."""
+        self._unavailable: CoordinatorUnavailable | None = None
+        """Why the coordinator could not be used when it was last tried; None if it could."""
+        self._unavailable_ms = 0
+
+    @property
+    def full(self) -> str | None:
+        """What the coordinator cannot store, so that no role changes; None if it stores all."""
+        return str(self._unavailable) if isinstance(self._unavailable, CoordinatorFull) else None
 
     def join(self) -> None:
         """Register this node. Raises NodeIdTaken, CoordinatorUnavailable."""
@@ -78,6 +87,8 @@ class Membership:
 
     def step(self, now_ms: int) -> int:
         """1. Join again after a lost session, 2. report, 3. control; return when to be called again. Raises NodeIdTaken."""
+        if self.full is not None and 0 <= now_ms - self._unavailable_ms < FULL_PAUSE_MS:
+            return now_ms + STEP_MS
         try:
             snapshot = self._coordinator.look()
             if snapshot.roles is None and not snapshot.confirmed:
@@ -88,7 +99,7 @@ class Membership:
         except CoordinatorUnavailable as error:
             if self._unavailable is None:
                 log.warning("coordinator unavailable", why=str(error))
-            self._unavailable = str(error)
+            self._unavailable, self._unavailable_ms = error, now_ms
             self.controls = False
         else:
             if self._unavailable is not None:

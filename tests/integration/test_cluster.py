@@ -124,6 +124,8 @@ def test_a_drained_node_is_master_of_no_shard_until_it_is_undrained(fleet: Fleet
     asked = next(node for other, node in fleet.nodes.items() if other != name)
     assert asked.post(f"/v1/nodes/{name}/drain", None)["result"] == "done"
     assert name not in fleet.wait_led().values()
+    status, problem = asked.ask("POST", f"/v1/shards/0/transfer?to={name}")
+    assert (status, problem["detail"]) == (409, f"transfer to {name} refused: it is drained")
     assert asked.ask("POST", f"/v1/nodes/{name}/undrain")[0] == 202
     assert asked.post(f"/v1/shards/0/transfer?to={name}", None)["result"] == "done"
     assert fleet.wait_led()[0] == name

@@ -390,7 +390,10 @@ def test_a_time_too_far_ahead_is_refused_in_the_words_of_the_user(chronos):
     assert chronos("send", "--to", "t", "--at", "2090-01-01T00:00:00Z", "x").err == f"error: --at: {expected}"
 
 
-@pytest.mark.parametrize("extra", ["server", "zookeeper", "spark", "spark alone"])
+@pytest.mark.parametrize(
+    "extra",
+    ["server", *(pytest.param(extra, marks=pytest.mark.slow) for extra in ("zookeeper", "spark", "spark alone"))],
+)
 def test_a_missing_package_is_named_with_its_extra(extra, tmp_path):
     """Exit code 2 and the command that installs it."""
     module, arguments = {

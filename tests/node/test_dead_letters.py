@@ -176,6 +176,7 @@ def test_the_command_line_counts_asks_replays_and_discards(service: Service) -> 
     assert chronos(service, "show", "nobody").code == 4
 
 
+@pytest.mark.slow
 def test_the_clients_replay_many_in_parts_and_in_order_and_a_restart_forgets_nothing(service: Service) -> None:
     shown: list[DeadLetterTotals] = []
     with Client(service.url) as client:

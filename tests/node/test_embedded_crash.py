@@ -25,7 +25,7 @@ from chronos.errors import LogUnavailable, NoSpace, ProducerLost, Retry
 from chronos.ports import Outgoing, TopicSpec
 from tests.harness.files import no_more_files
 
-KILLS = [8, pytest.param(30, marks=pytest.mark.slow)]
+KILLS = [3, pytest.param(30, marks=pytest.mark.slow)]
 ACKED_MIN = 20
 """Acknowledgements to wait for before a kill, so that there is something to lose."""
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from chronos.admin.cluster import wait_for_member
 from chronos.admin.context import silence
 from chronos.admin.waiting import poll
-from chronos.core.assignment import plan
 from chronos.core.codec import State
-from chronos.core.roles import Member, Roles
+from chronos.core.roles import ClusterView, Member, Roles
+from chronos.errors import CoordinatorFull
 from chronos.ports import ClusterSnapshot
 from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.membership import Membership
@@ -103,8 +103,8 @@ def test_a_node_that_joins_is_found_through_a_client_of_the_coordinator():
     assert looks <= 4
 
 
-def test_a_node_that_the_coordinator_does_not_answer_says_so_and_is_ready(tmp_path: Path) -> None:
-    """In the details of `/readyz`: it works, and its own roles do not change."""
+def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> None:
+    """In the details of `/readyz`: the coordinator cannot store the roles, or does not answer. The node works."""
     with Inside(tmp_path, node__id="n1", shards=1) as service:
         world = World(0)
         coordinator = SimCoordinator(
@@ -115,12 +115,20 @@ def test_a_node_that_the_coordinator_does_not_answer_says_so_and_is_ready(tmp_pa
         assert context is not None
         node = copy(service.node)
         context.node = node
+
+        def refused(_: ClusterView) -> Roles:
+            raise CoordinatorFull("the roles are too large")
+
         node._cluster = Cluster(  # type: ignore[assignment]
-            Membership(coordinator, node="n1", clock=node.clock, describe=node.describe, plan=plan)
+            membership := Membership(
+                coordinator, node="n1", clock=node.clock, describe=lambda: member("n1"), plan=refused
+            )
         )
         while not coordinator.look().confirmed:
             world.pass_time(20)
         assert (context.reasons(), context.details()) == ([], [])
+        membership.step(node.clock.now_ms())
+        assert (context.reasons(), context.details()) == ([], ["roles do not change: the roles are too large"])
         coordinator.cut_ms = world.now_ms + 60_000
         coordinator.tick()
         assert context.reasons() == []

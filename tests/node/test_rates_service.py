@@ -132,6 +132,7 @@ def test_both_clients_change_limits(service: Service) -> None:
     asyncio.run(remove())
 
 
+@pytest.mark.slow
 def test_limits_set_at_run_time_and_parked_messages_survive_a_restart(service: Service) -> None:
     """A target with the rate 0 receives nothing before and after it."""
     assert service.ask("PUT", "/v1/rates/kept", {"rate": "2.5/s"})[0] == 200

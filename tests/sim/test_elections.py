@@ -31,6 +31,7 @@ def test_two_thousand_elections_have_one_leader_per_term_and_end_after_the_heali
     assert main(["elections", "--first", str(FEW_SEEDS), "--seeds", "2200"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_of_the_election_is_found(fault: str) -> None:
     with planted(fault, FAULTS):

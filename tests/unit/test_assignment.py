@@ -377,6 +377,13 @@ def test_a_transfer_makes_the_node_master_at_once() -> None:
     assert reasons(roles)[-1] == "asked for by an operator"
 
 
+def test_a_transfer_does_not_wait_for_the_last_records() -> None:
+    before = view(member("a", applied=LAG_MAX), member("b", applied=LAG_MAX))
+    asked = Request(kind="transfer", node="b", shard=0)
+    roles = plan(later(before, 1, member("a", applied=LAG_MAX), member("b", applied=0), requests=(asked,)))
+    assert roles.shards[0].master == "b"
+
+
 REFUSED = {
     "it is not a member at the moment": Request(kind="transfer", node="z", shard=0),
     "there is no such shard": Request(kind="transfer", node="b", shard=9),
@@ -384,19 +391,24 @@ REFUSED = {
     "it is about to stop": Request(kind="transfer", node="d", shard=0),
     "the log does not answer it": Request(kind="transfer", node="e", shard=0),
     "its failover.candidate is off": Request(kind="transfer", node="f", shard=0),
+    "its replica is paused: " + "x" * assignment.REASON_CHARS: Request(kind="transfer", node="g", shard=0),
+    f"its replica is {LAG_MAX + 1} progress records behind": Request(kind="transfer", node="h", shard=0),
     "there is no such request": Request(kind="explode", node="b", shard=0),
 }
 
 
-@pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize(("reason", "request_"), REFUSED.items(), ids=[reason[:60] for reason in REFUSED])
 def test_a_refused_request_is_in_the_history_and_changes_nothing(reason: str, request_: Request) -> None:
+    ahead = LAG_MAX + 1
     members = (
-        member("a"),
-        member("b"),
+        member("a", applied=ahead),
+        member("b", applied=ahead),
         member("c", applied=None),
-        member("d", leaving=True),
-        member("e", log=DEGRADED),
-        member("f", eligible=False),
+        member("d", applied=ahead, leaving=True),
+        member("e", applied=ahead, log=DEGRADED),
+        member("f", applied=ahead, eligible=False),
+        member("g", *(ReplicaReport(applied=ahead, reason="x" * 1_000) for _ in range(4))),
+        member("h", applied=0),
     )
     before = view(*members)
     roles = plan(later(before, 1, requests=(request_,)))

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
-from chronos.errors import CoordinatorUnavailable
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
-from chronos.workers.membership import PREDECESSOR_MS, REPORT_MS, STEP_MS, Membership, holders
+from chronos.workers.membership import FULL_PAUSE_MS, PREDECESSOR_MS, REPORT_MS, STEP_MS, Membership, holders
 from chronos.workers.replica_state import Assignment, ReplicaState
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -243,6 +243,28 @@ def test_a_coordinator_that_is_unavailable_ends_nothing(case: Case) -> None:
     case.step()
     assert case.a.membership.snapshot().confirmed
     assert "a" in case.b.membership.snapshot().members
+
+
+def test_roles_that_the_coordinator_cannot_store_are_tried_again_after_a_pause_only(case: Case) -> None:
+    """Planning and encoding roles of megabytes takes long."""
+    plans: list[int] = []
+    is_too_large = True
+
+    def planned(view: ClusterView) -> Roles:
+        plans.append(case.world.now_ms)
+        if is_too_large:
+            raise CoordinatorFull("the roles are too large")
+        return case.plan(view)
+
+    case.a.membership._plan = planned
+    for _ in range(2 * FULL_PAUSE_MS // SPREAD_MS):
+        case.step()
+        assert (case.a.membership.full, case.a.membership.controls) == ("the roles are too large", False)
+    assert len(plans) == 2
+    is_too_large = False
+    case.step(FULL_PAUSE_MS)
+    case.step()
+    assert (case.a.membership.full, case.a.membership.controls) == (None, True)
 
 
 # ----------------------------------------------------------------------------------------------- The holders

@@ -19,7 +19,7 @@ from tests.unit.histories import MAX_DELAY_MS, Step, check_wheel, disturb, histo
 from tests.unit.settings import examples
 
 
-@examples(100, 1_500)
+@examples(40, 1_500)
 @given(history=histories, chunk=st.sampled_from([1, 2, 3, 1_000_000]))
 def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(history: list[Step], chunk: int) -> None:
     master = Master(chunk)

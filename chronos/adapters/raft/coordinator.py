@@ -55,7 +55,7 @@ from chronos.core.roles import (
     Roles,
     id_taken,
 )
-from chronos.errors import CoordinatorUnavailable
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterInspection, ClusterSnapshot, steady_ms
 
 log = structlog.get_logger("chronos.raft")
@@ -183,7 +183,7 @@ class RaftCoordinator:
     def control(self, plan: Callable[[ClusterView], Roles]) -> bool:
         """If this node is certain to be the controller, plan and publish the changes; return whether it is.
 
-        Raises CoordinatorUnavailable if the voters cannot store the roles, because they are too large.
+        Raises CoordinatorFull if the voters cannot store the roles.
         """
         known, life = self._known, self._life
         if not life or not self._is_fresh or known.controller != self._node:
@@ -287,13 +287,14 @@ class RaftCoordinator:
     def _change(
         self, call: Ask | Publish, ask: Callable[[Any, float], Coroutine[Any, Any, Answer | None]]
     ) -> Answer | None:
-        """Ask the leader for a change of the register. Raises CoordinatorUnavailable if the voters cannot store it."""
+        """Ask the leader for a change of the register. Raises CoordinatorFull if the voters cannot store it."""
         size = len(encode(call))
-        answer = TooLarge(bytes=size) if size > BODY_BYTES_MAX else self._run(ask(call, COMMIT_S), None)
+        too_large = TooLarge(bytes=size, bytes_max=REGISTER_BYTES_MAX)
+        answer = too_large if size > BODY_BYTES_MAX else self._run(ask(call, COMMIT_S), None)
         if isinstance(answer, TooLarge):
-            raise CoordinatorUnavailable(
+            raise CoordinatorFull(
                 f"the roles and the requests without an answer would take {answer.bytes} bytes, more than the"
-                f" {REGISTER_BYTES_MAX} that the voters store: forget nodes that will not come back (`chronos forget NODE`),"
+                f" {answer.bytes_max} that the voters store: forget nodes that will not come back (`chronos forget NODE`),"
                 " or use fewer shards"
             )
         return answer

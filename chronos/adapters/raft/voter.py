@@ -25,6 +25,7 @@ from chronos.adapters.raft.wire import (
     CHALLENGE,
     PATH,
     REGISTER_BYTES_MAX,
+    ROLES_BYTES_MAX,
     SIGNATURE,
     Answer,
     Ask,
@@ -380,7 +381,7 @@ class Voter:
         content = self._latest()
         if isinstance(call, Ask):
             changed = content.asked(call.id, call.request)
-            return await (self._told() if changed is None else self._offer(changed))
+            return await (self._told() if changed is None else self._offer(changed, REGISTER_BYTES_MAX))
         controller = self.sessions.controller
         if self.sessions.is_ended(call.life):
             return Gone()
@@ -390,13 +391,13 @@ class Voter:
 
     async def publish(self, roles: Roles, answered: tuple[str, ...] = ()) -> Answer:
         """Publish roles over the last ones."""
-        return await self._offer(self._latest().published(roles, answered))
+        return await self._offer(self._latest().published(roles, answered), ROLES_BYTES_MAX)
 
-    async def _offer(self, content: Content) -> Answer:
+    async def _offer(self, content: Content, bytes_max: int) -> Answer:
         value = encode_content(content)
-        if len(value) > REGISTER_BYTES_MAX:
+        if len(value) > bytes_max:
             # The other voters would refuse it, and every change after it.
-            return TooLarge(bytes=len(value))
+            return TooLarge(bytes=len(value), bytes_max=bytes_max)
         self._give(register.Offer(value))
         return await self._told()
 

@@ -39,6 +39,9 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 REGISTER_BYTES_MAX = BODY_BYTES_MAX - 65_536
 """Largest value of the register: it is sent to the other voters as a whole, in one message with others."""
 
+ROLES_BYTES_MAX = REGISTER_BYTES_MAX - 65_536
+"""Largest value with which roles are published. The rest is for requests: `chronos forget` makes roles smaller that have become too large."""
+
 
 class Join(Struct, frozen=True, kw_only=True, tag=True):
     """A node registers as a new life."""
@@ -113,6 +116,7 @@ class TooLarge(Struct, frozen=True, kw_only=True, tag=True):
 
     bytes: int
     """Its size then."""
+    bytes_max: int
 
 
 class News(Struct, frozen=True, kw_only=True, tag=True):

@@ -20,7 +20,7 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 
 from chronos.core.roles import PROGRESS_EVERY_S, Member, Request, Roles
-from chronos.errors import CoordinatorUnavailable
+from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 
 log = structlog.get_logger("chronos.zookeeper")
 
@@ -132,11 +132,11 @@ class Session:
         self._woken.set()
 
     def encode(self, value: Member | Roles | Request) -> bytes:
-        """Return the value as JSON. Raises CoordinatorUnavailable if ZooKeeper would not take it."""
+        """Return the value as JSON. Raises CoordinatorFull if ZooKeeper would not take it."""
         data = msgspec.json.encode(value)
         what = type(value).__name__.lower()
         if len(data) > ZNODE_BYTES_MAX:
-            raise CoordinatorUnavailable(
+            raise CoordinatorFull(
                 f"the znode for {what} would take {len(data)} bytes, more than the {ZNODE_BYTES_MAX} that ZooKeeper takes"
                 " (jute.maxbuffer): forget nodes that will not come back (`chronos forget NODE`), or use fewer shards"
             )
