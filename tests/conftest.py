@@ -74,8 +74,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives single tests to the workers, but all tests of a file that share a fixture to one of them, which makes it once;
-    and so each half of the tests of Spark.
+    """Gives single tests to the workers, but all tests of a file that share a fixture or a value to one of them, which makes it
+    once; and so each half of the tests of Spark.
 
     `--dist loadgroup` does not do it: xdist 3.8 writes the group into a node id that pytest 9.2 does not read.
     """
@@ -98,13 +98,14 @@ class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         folder, _, module = path.rpartition("/")
         if folder == "tests/spark":
             return "spark, second" if module in SPARK_SECOND else "spark"
-        return path if _shares_fixtures(path) else nodeid
+        return path if _shares(path) else nodeid
 
 
 @cache
-def _shares_fixtures(path: str) -> bool:
-    """Return whether fixtures of the file are made once for all its tests."""
-    return 'scope="module"' in (Path(__file__).parents[1] / path).read_text()
+def _shares(path: str) -> bool:
+    """Return whether fixtures or values of the file are made once for all its tests."""
+    text = (Path(__file__).parents[1] / path).read_text()
+    return 'scope="module"' in text or "\n@cache\n" in text
 
 
 @pytest.hookimpl(optionalhook=True)

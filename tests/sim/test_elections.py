@@ -38,6 +38,7 @@ def test_a_planted_fault_of_the_election_is_found(fault: str) -> None:
         assert any(finds(simulate, seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find: {fault}"
 
 
+@pytest.mark.slow
 def test_a_hundred_and_fifty_elections_with_a_register_lose_no_committed_value() -> None:
     """Of two committed values the later one follows from the earlier one, through every change of leader; and after the healing
     a value is written on all nodes."""

@@ -31,7 +31,7 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(history: lis
     assert len(master.delivered) + len(master.model.left) == master.shard.state.totals.delivered
 
 
-@examples(100, 1_500)
+@examples(40, 1_500)
 @given(
     history=histories,
     start=st.integers(0, 12),

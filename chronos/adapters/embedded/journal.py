@@ -15,7 +15,7 @@ from pathlib import Path
 from rocksdict import Cache, WriteBatch
 
 from chronos.adapters.rocksdb.database import Database, tuned
-from chronos.errors import ChronosError, LogUnavailable, NoSpace, Retry
+from chronos.errors import LogUnavailable, NoSpace, Retry
 
 BLOCK_CACHE_BYTES = 16 << 20
 """Readers read what was just written: the memtable and a few blocks."""
@@ -87,9 +87,7 @@ class Journal:
         # Opening writes the content of the WAL as tables.
         self._check_space(self._disk_reserve_bytes + self._memtable_bytes)
         self._reopened += 1
-        with suppress(ChronosError):  # closing fails to flush, as known before
-            self.db.close()
-        self.db = self._open()
+        self.db.reopen()
         self._synced = self._written
         self._on_reopened()
         self._failed = False

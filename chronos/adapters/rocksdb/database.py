@@ -138,9 +138,19 @@ class Database:
         self._snapshots: WeakSet[DatabaseSnapshot] = WeakSet()
         self.times_opened = 0
         """Number of times it was opened: writes that were not flushed before the last one may be lost."""
+        self._not_opened: ChronosError | None = None
+        """Why it could not be opened again: the reason why every call fails until it is open."""
         self._open()
 
     def _open(self) -> None:
+        try:
+            self._open_once()
+        except ChronosError as error:
+            self._not_opened = error
+            raise
+        self._not_opened = None
+
+    def _open_once(self) -> None:
         self.times_opened += 1
         try:
             self._check_complete()
@@ -391,7 +401,7 @@ class Database:
         text = str(error)
         where = f"{doing} {self.path}: {text}"
         if isinstance(error, DbClosedError):
-            return Retry(f"{self.path} is closed")
+            return self._not_opened or Retry(f"{self.path} is closed")
         if any(part in text for part in NO_SPACE):
             return NoSpace(f"{where}. Make room on that disk; nothing is lost.")
         if f"{self.path}/LOCK" in text or "lock hold by current process" in text:
