@@ -68,10 +68,12 @@ def run(
 
     need_spark()
     from chronos.cli.jobs import spark_job
-    from chronos.spark.audit.job import EmptyWindow, audit
+    from chronos.spark.audit.job import EmptyWindow, audit, check_details
     from chronos.spark.storage import ArchiveStorage
 
     storage = ArchiveStorage(location)
+    if details is not None:
+        check_details(details)  # before Spark starts, which takes seconds
     try:
         with spark_job("audit", master, pairs(conf, "--conf"), kafka=False) as (spark, display, _):
             try:

@@ -482,7 +482,7 @@ def chronos_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_path: Path) -> None:
-    """JSON on stdout, progress and nothing of Spark's on stderr; Spark's log is named if the command fails."""
+    """JSON on stdout, progress and nothing of Spark's on stderr; details that are there are refused before Spark starts."""
     details, page = tmp_path / "details", tmp_path / "audit.html"
     done = chronos_audit(
         "-l", str(archived), "--from", "2030-01-01T00:00:00Z", "--to", "2030-01-02T00:00:00Z", "-o", "json",
@@ -500,10 +500,8 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
         "joining promised deliveries with the targets", f"the report is in {page}",
     ]  # fmt: skip
     again = chronos_audit("-l", str(archived), "--details", str(details))
-    assert (again.returncode, "exists already" in again.stderr) == (1, True)
-    (log,) = re.findall(r"^Spark's own log is in (.+)$", again.stderr, re.MULTILINE)
-    assert "WARN" in Path(log).read_text()
-    Path(log).unlink()
+    what = f"error: {details} exists already; choose another folder for the details, or remove it\n"
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", what)
 
 
 @pytest.mark.slow
@@ -513,7 +511,7 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
     [("interrupted", "stopped; nothing was judged"), ("JVM killed", "error: Spark's JVM ended before")],
 )
 def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, last: str) -> None:
-    """No traceback of Python or Java, and exit code 1."""
+    """No traceback of Python or Java, and exit code 1; Spark's log is named if the command failed."""
     command = [sys.executable, "-m", "chronos", "audit", "--master", "local[2]", "-l", str(archived),
                "--from", "2030-01-01T00:00:00Z", *conf(small())]  # fmt: skip
     process = subprocess.Popen(
@@ -538,6 +536,11 @@ def test_a_command_that_is_ended_writes_one_line(archived: Path, ended: str, las
     ]
     assert [line[: len(last)] for line in lines] == [last]
     assert process.returncode == 1
+    logs = re.findall(r"^Spark's own log is in (.+)$", errors, re.MULTILINE)
+    assert len(logs) == (ended != "interrupted")
+    for log in logs:
+        assert "WARN" in Path(log).read_text()
+        Path(log).unlink()
 
 
 def java_of(session: int) -> list[int]:

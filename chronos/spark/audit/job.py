@@ -213,6 +213,12 @@ def audit(
         cells.unpersist()
 
 
+def check_details(details: str) -> None:
+    """Raise ArchiveFailed if the folder for the details exists already."""
+    if ArchiveStorage(details).exists(""):
+        raise ArchiveFailed(f"{details} exists already; choose another folder for the details, or remove it")
+
+
 def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
     """The rows, written and read again, so that they are computed once."""
     storage = ArchiveStorage(details)
@@ -221,7 +227,8 @@ def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
-        raise ArchiveFailed(f"{details} exists already; choose another folder for the details, or remove it") from None
+        check_details(details)
+        raise
     return spark.read.parquet(storage.uri)
 
 
