@@ -124,14 +124,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in INTEGRATION_FOLDERS or SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
-    items.sort(key=_order)
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: _order(item, slow))
 
 
-def _order(item: pytest.Item) -> tuple[bool, bool, bool]:
-    """Spark, then slow tests, then the others that need a server, then the rest; each in the order of its file."""
+def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, bool, bool]:
+    """Spark, then slow tests, then the others that need a server, then the rest; each in the order of its file.
+
+    Tests that share a fixture stay together, and one of them that is slow, by the files in `slow`, comes with all others.
+    """
+    path = item.nodeid.partition("::")[0]
     return (
         item.path.parent.name != "spark",
-        item.get_closest_marker("slow") is None,
+        item.path not in slow if _shares(path) else item.get_closest_marker("slow") is None,
         item.get_closest_marker("integration") is None,
     )
 

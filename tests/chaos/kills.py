@@ -4,14 +4,16 @@
 raises an AssertionError if a message was lost, doubled, early, or delivered although it was cancelled in time.
 """
 
+import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from chronos.core.timefmt import parse_time_ms
 from tests.harness.broker import Clients
 from tests.harness.service import Service
-from tests.integration.flow import Flow, HttpFlow, now_ms
+from tests.integration.flow import SHARDS, Flow, HttpFlow, now_ms
 from tests.integration.mixture import MixedFlow
 
 MESSAGES_PER_KILL = 500
@@ -51,9 +53,11 @@ def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) ->
     """
     flow = MixedFlow(broker, seed, misplaced=0.5)
     dice = random.Random(seed + 1)
+    killed_ms = []
     with Service(directory / "node", bootstrap=broker.bootstrap, settings=flow.settings()) as service:
         flow.begin(service)
         flow.write_limited(LIMITED, now_ms() + AHEAD_MS // 2)
+        killed_ms.append(now_ms())
         service.kill()
         with flow.replaying(service):
             for number in range(kills):
@@ -61,13 +65,27 @@ def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) ->
                     flow.repair()
                 written = flow.write(PLAIN_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
                 flow.write_mixed(MIXED_PER_KILL, now_ms() - PAST_MS, now_ms() + AHEAD_MS)
-                run_until_killed(service, dice)
+                killed_ms.append(run_until_killed(service, dice))
                 flow.poll()
                 flow.cancel(message for message in written if dice.random() < CANCELLED)
             flow.flush()
         service.start()
         flow.replay_all(service)
+        flow.held_back = [(began_ms, fenced_ms(service, began_ms)) for began_ms in killed_ms]
         check_outcome(flow, service)
+
+
+def fenced_ms(service: Service, killed_ms: int) -> int:
+    """Return when each shard had a master again after a kill, and so no transaction of the killed node was open any more."""
+    first: dict[int, int] = {}
+    for line in service.log_path.read_text().splitlines():
+        if '"event": "master"' in line:
+            led = json.loads(line)
+            led_ms = parse_time_ms(led["timestamp"])
+            if led_ms >= killed_ms:
+                first.setdefault(led["shard"], led_ms)
+    assert len(first) == SHARDS, f"not every shard had a master after {killed_ms}: {first}"
+    return max(first.values())
 
 
 def kill_on_embedded_log(directory: Path, *, kills: int, seed: int) -> None:
@@ -107,21 +125,24 @@ def kill_at_first_start(directory: Path, *, kills: int, seed: int) -> None:
             service.start()
 
 
-def run_until_killed(service: Service, dice: random.Random) -> None:
-    """Start the node and kill it, either during its start or some time after it is ready."""
+def run_until_killed(service: Service, dice: random.Random) -> int:
+    """Start the node and kill it, either during its start or some time after it is ready; return when, in epoch ms."""
     service.launch()
     if dice.random() < STARTING:
         time.sleep(dice.uniform(0.0, START_S))
     else:
         service.wait_ready()
         time.sleep(dice.uniform(0.0, RUN_S))
+    killed_ms = now_ms()
     service.kill()
+    return killed_ms
 
 
 def check_outcome(flow: Flow, service: Service) -> None:
     """Compare the target topics, once everything is settled, with what was sent and with what the node has counted."""
     totals = [shard["totals"] for shard in service.shards()]
-    assert flow.complaints() == []
+    complaints = flow.complaints()
+    assert not complaints, complaints
     counted = sum(each["delivered"] for each in totals), sum(each["dead"] + each["expired"] for each in totals)
-    assert counted == flow.ends()
-    assert service.stop() == 0
+    assert counted == (ends := flow.ends()), f"counted {counted}, found {ends}"
+    assert (code := service.stop()) == 0, code

@@ -22,9 +22,9 @@ KILLS_ON_KAFKA = 10
 
 
 def fresh_seed() -> int:
-    """The seed of this run, printed: CHRONOS_SEED to repeat a run, else a random one."""
-    seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
-    print(f"CHRONOS_SEED={seed}")
+    """The seed of this run, printed: TEST_SEED to repeat a run, else a random one."""
+    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+    print(f"TEST_SEED={seed}")
     return seed
 
 

@@ -102,7 +102,7 @@ def _quick(options: Sequence[str]) -> dict[str, str]:
         **connector(),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.codegen.cache.maxEntries": "2000",
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": " ".join(java),
     }
 
