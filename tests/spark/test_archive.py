@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.progress import Progress, pack_progress
-from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
+from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable, LogUnavailable
 from chronos.ports import TopicInfo
 from chronos.spark import schema
 from chronos.spark.archive.claim import check_claim
@@ -401,13 +401,20 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
         for folder in lost:
             shutil.rmtree(broker.data / folder)
         broker.start()
-        assert wait_until(lambda: brokers.ping(1.0), deadline=time.monotonic() + 60), (
-            "the client finds the broker again"
-        )
+        assert wait_until(are_led, deadline=time.monotonic() + 60), "the client finds the broker and its leaders again"
+
+    def are_led() -> bool:
+        try:
+            infos = brokers.describe([logs.target, logs.delay])
+        except LogUnavailable:
+            return False
+        return all(info is not None and not info.leaderless for info in infos.values())
 
     restart(f"{logs.target}-0")
     logs.schedule(100, DUE_MS)
-    found = begin_run(storage, brokers, streams, run).run
+    started = begin_run(storage, brokers, streams, run)
+    assert started.left_out == {}
+    found = started.run
     reads = {(topic, part): read for topic, each in found.topics.items() for part, read in each.partitions.items()}
     assert (reads[logs.target, "0"].gap_reason, reads[logs.target, "0"].begin) == ("truncated", 0)
     assert (reads[logs.target, "1"].gap_reason, reads[logs.target, "1"].begin) == (None, 20)

@@ -216,9 +216,9 @@ def tokens(rows: list[dict[str, Any]], *outcomes: str) -> Counter[Token]:
 
 @pytest.fixture(scope="module")
 def first_seed() -> int:
-    """The seed in CHRONOS_SEED, to repeat a run, or a random one."""
-    seed = int(os.environ.get("CHRONOS_SEED", random.randrange(2**32)))
-    print(f"CHRONOS_SEED={seed}")
+    """The seed in TEST_SEED, to repeat a run, or a random one."""
+    seed = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+    print(f"TEST_SEED={seed}")
     return seed
 
 
