@@ -61,6 +61,9 @@ SPARK_SECOND = {
 }
 """Half of the tests of Spark, by time: one worker makes a session for these, and another one for the others."""
 
+LONG_WITH_ALL_EXAMPLES = {"test_digest.py", "test_series.py", "test_shard_model.py"}
+"""Tests of these take up to half a minute with the examples of the run of everything."""
+
 SLOW_MODULES = {"test_openapi.py"}
 """All tests of these are slow, and so is the import of what they use."""
 
@@ -128,8 +131,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _order(item, slow))
 
 
-def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, bool, bool]:
-    """Spark, then slow tests, then the others that need a server, then the rest; each in the order of its file.
+def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
+    """Spark, then slow tests, then the others that need a server, then those with many examples, then the rest; each in the order
+    of its file.
 
     Tests that share a fixture stay together, and one of them that is slow, by the files in `slow`, comes with all others.
     """
@@ -138,6 +142,7 @@ def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, bool, bool]:
         item.path.parent.name != "spark",
         item.path not in slow if _shares(path) else item.get_closest_marker("slow") is None,
         item.get_closest_marker("integration") is None,
+        path.rpartition("/")[2] not in LONG_WITH_ALL_EXAMPLES,
     )
 
 

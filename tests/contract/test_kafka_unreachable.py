@@ -96,10 +96,10 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     with ThreadPoolExecutor(1) as pool:
         accepted = pool.submit(log.append, [("t", None, b"of a request", [], 0)], TIMEOUT_S)
         producer = log._appender._started()
-        assert wait_until(lambda: len(producer) == 1, deadline=time.monotonic() + TIMEOUT_S)
+        assert wait_until(lambda: len(producer) > 0, deadline=time.monotonic() + TIMEOUT_S)
         node._observer._observe(dict.fromkeys(range(config.shards), (1, "n")))
-        assert not accepted.done()
-        assert len(producer) == 1
+        with pytest.raises(TimeoutError):
+            accepted.result(0.5)
         with pytest.raises(LogUnavailable):
             log.append([("t", None, b"of another request", [], 0)], 0.1)
         with pytest.raises(LogUnavailable):
