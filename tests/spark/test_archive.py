@@ -401,11 +401,14 @@ def test_a_partition_that_lost_its_disk_and_grew_again_is_a_gap(
         for folder in lost:
             shutil.rmtree(broker.data / folder)
         broker.start()
-        assert wait_until(are_led, deadline=time.monotonic() + 60), "the client finds the broker and its leaders again"
+        assert wait_until(answers, deadline=time.monotonic() + 60), "the clients find the broker and its leaders again"
 
-    def are_led() -> bool:
+    def answers() -> bool:
         try:
             infos = brokers.describe([logs.target, logs.delay])
+            for topic, info in infos.items():
+                for partition in range(info.partitions if info is not None else 0):
+                    brokers.watermarks(topic, partition)
         except LogUnavailable:
             return False
         return all(info is not None and not info.leaderless for info in infos.values())
