@@ -140,7 +140,7 @@ def _order(item: pytest.Item, slow: set[Path]) -> tuple[bool, ...]:
     path = item.nodeid.partition("::")[0]
     return (
         item.path.parent.name != "spark",
-        item.path not in slow if _shares(path) else item.get_closest_marker("slow") is None,
+        item.get_closest_marker("slow") is None and not (item.path in slow and _shares(path)),
         item.get_closest_marker("integration") is None,
         path.rpartition("/")[2] not in LONG_WITH_ALL_EXAMPLES,
     )

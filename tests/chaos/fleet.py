@@ -1,6 +1,5 @@
 """Several nodes of one cluster, each in a separate process, and the roles they report."""
 
-import json
 import os
 import signal
 import time
@@ -159,9 +158,7 @@ class Fleet:
 
     def take_overs(self) -> list[dict[str, int]]:
         """The log lines of the nodes about the shards that they became master of."""
-        lines = [line for node in self.nodes.values() for line in node.log_path.read_text().splitlines()]
-        events = [json.loads(line) for line in lines if line.startswith("{")]
-        return [event for event in events if event["event"] == "master"]
+        return [event for node in self.nodes.values() for event in node.events("master")]
 
     def wait_placed(self, *, timeout_s: float = SETTLED_S) -> None:
         """Wait until every node is ready, has a confirmed session, and lists every other running node."""

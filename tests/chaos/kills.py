@@ -4,7 +4,6 @@
 raises an AssertionError if a message was lost, doubled, early, or delivered although it was cancelled in time.
 """
 
-import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,21 +70,22 @@ def kill_on_kafka(broker: Clients, directory: Path, *, kills: int, seed: int) ->
             flow.flush()
         service.start()
         flow.replay_all(service)
-        flow.held_back = [(began_ms, fenced_ms(service, began_ms)) for began_ms in killed_ms]
+        flow.held_back = held_back(service, killed_ms)
         check_outcome(flow, service)
 
 
-def fenced_ms(service: Service, killed_ms: int) -> int:
-    """Return when each shard had a master again after a kill, and so no transaction of the killed node was open any more."""
-    first: dict[int, int] = {}
-    for line in service.log_path.read_text().splitlines():
-        if '"event": "master"' in line:
-            led = json.loads(line)
-            led_ms = parse_time_ms(led["timestamp"])
-            if led_ms >= killed_ms:
-                first.setdefault(led["shard"], led_ms)
-    assert len(first) == SHARDS, f"not every shard had a master after {killed_ms}: {first}"
-    return max(first.values())
+def held_back(service: Service, killed_ms: list[int]) -> list[tuple[int, int]]:
+    """Return for each kill when it was, and when each shard had a master again: no transaction of the killed node was open then."""
+    masters = [(parse_time_ms(event["timestamp"]), event["shard"]) for event in service.events("master")]
+    spans = []
+    for began_ms in killed_ms:
+        first: dict[int, int] = {}
+        for led_ms, shard in masters:
+            if led_ms >= began_ms:
+                first.setdefault(shard, led_ms)
+        assert len(first) == SHARDS, f"not every shard had a master after {began_ms}: {first}"
+        spans.append((began_ms, max(first.values())))
+    return spans
 
 
 def kill_on_embedded_log(directory: Path, *, kills: int, seed: int) -> None:

@@ -203,6 +203,11 @@ class Service:
             raise ServiceError(f"POST {path} answered {status}: {answer}\n{self.tail()}")
         return answer
 
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """The lines of the log in JSON, oldest first; with names, those of these events."""
+        lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if not names or line["event"] in names]
+
     def shards(self) -> list[dict[str, Any]]:
         """`/v1/shards`."""
         return list(self.get("/v1/shards")["shards"])

@@ -1,6 +1,5 @@
 """The node is killed, stopped, or down for long, and every message is still delivered exactly once."""
 
-import json
 import os
 import random
 import time
@@ -59,7 +58,7 @@ def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
     assert time.monotonic() - begun_s < STOP_S
     assert BACKLOG * 0.1 < count_delivered(flow) < BACKLOG
     service.start()
-    masters = [entry for entry in log_of(service) if entry["event"] == "master"][-SHARDS:]
+    masters = [entry for entry in service.events() if entry["event"] == "master"][-SHARDS:]
     assert sorted(str(entry["shard"]) for entry in masters) == [str(shard) for shard in range(SHARDS)]
     assert [entry["replayed"] for entry in masters] == [0] * SHARDS
     flow.wait_settled(service)
@@ -77,11 +76,6 @@ def count_delivered(flow: KafkaFlow | LogFlow) -> int:
 def delivered(service: Service) -> int:
     """Messages delivered since the first start."""
     return sum(shard["totals"]["delivered"] for shard in service.shards())
-
-
-def log_of(service: Service) -> list[dict[str, object]]:
-    """The log of the service, one entry per line."""
-    return [json.loads(line) for line in service.log_path.read_text().splitlines() if line.startswith("{")]
 
 
 @pytest.mark.slow

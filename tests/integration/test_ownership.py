@@ -1,6 +1,5 @@
 """A directory has one process and a shard one master: a second one waits or is refused, and reports the reason."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_a_second_node_waits_for_the_silence_of_the_first_and_the_first_gives_wa
 
 def taken_over(service: Service, shards: int) -> set[object]:
     """The nodes from which the service has taken over, once it has done so for all shards."""
-    found = [entry for entry in events(service) if entry["event"] == "taking over from a silent node"]
+    found = service.events("taking over from a silent node")
     return {entry["node"] for entry in found} if {entry["shard"] for entry in found} == set(range(shards)) else set()
 
 
@@ -85,12 +84,6 @@ def reasons(service: Service) -> str:
     except OSError:
         return ""
     return "" if status == 200 else str(problem["detail"])
-
-
-def events(service: Service) -> list[dict[str, object]]:
-    """The log of the service, line by line."""
-    lines = service.log_path.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def test_a_node_of_another_cluster_on_the_same_topics_is_refused(broker: Broker, tmp_path: Path) -> None:

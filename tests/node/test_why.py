@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -47,12 +45,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def warnings(service: Service) -> list[str]:
     """The details of `/readyz` about dead letters."""
     return [text for text in service.get("/readyz").get("details", []) if "dead-lettered" in text]
-
-
-def logged(service: Service, event: str) -> list[dict[str, Any]]:
-    """The lines of the service's log with this event."""
-    lines = [json.loads(line) for line in service.log_path.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event]
 
 
 def test_a_dead_message_tells_why(service: Service) -> None:
@@ -99,12 +91,12 @@ def samples(service: Service, name: str) -> dict[str, float]:
 def test_rejections_are_logged_once_a_step_and_counted_by_reason(service: Service) -> None:
     assert service.ask("DELETE", "/v1/messages/nobody")[1]["result"] == "unknown"
     assert samples(service, "chronos_rejections_total") == {"unknown": 1}
-    (line,) = logged(service, "records rejected")
+    (line,) = service.events("records rejected")
     assert (line["shard"], line["count"], line["by"], line["ids"]) == (0, 1, {"unknown": 1}, ["nobody"])
 
 
 def test_dead_letters_are_logged_and_counted_by_reason_and_target(service: Service) -> None:
-    lines = logged(service, "messages dead-lettered")
+    lines = service.events("messages dead-lettered")
     assert len(lines) <= DOOMED + 1
     assert sum(line["by"].get("forbidden-target forbidden", 0) for line in lines) == DOOMED
     assert sum(line["by"].get("expired bills", 0) for line in lines) == 1

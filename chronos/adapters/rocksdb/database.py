@@ -143,24 +143,19 @@ class Database:
         self._open()
 
     def _open(self) -> None:
-        try:
-            self._open_once()
-        except ChronosError as error:
-            self._not_opened = error
-            raise
-        self._not_opened = None
-
-    def _open_once(self) -> None:
         self.times_opened += 1
         try:
             self._check_complete()
             self.path.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(self.path), self._options, access_type=self._access)
             self._check_blobs()
-        except ChronosError:
+            self._not_opened = None
+        except ChronosError as error:
+            self._not_opened = error
             raise
         except Exception as error:
-            raise self._translated(error, "opening") from error
+            self._not_opened = self._translated(error, "opening")
+            raise self._not_opened from error
 
     def reopen(self) -> None:
         """Close and open again, as after a crash: without a WAL, what was not flushed is lost."""

@@ -225,9 +225,8 @@ def _written(spark: SparkSession, rows: DataFrame, details: str) -> DataFrame:
     try:
         rows.write.parquet(storage.uri)
     except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        check_details(details)
+        if error.getCondition() == "PATH_ALREADY_EXISTS":
+            check_details(details)
         raise
     return spark.read.parquet(storage.uri)
 
