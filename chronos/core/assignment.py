@@ -134,14 +134,24 @@ class _Table:
         return (member.replicas[shard] for member in self.members.values() if shard in member.replicas)
 
     def record_progress(self) -> None:
-        """Record the greatest progress of each shard, and since when nodes are away; forget those away for AWAY_MS."""
+        """Record the greatest progress of each shard, and since when nodes are away; forget those away for AWAY_MS.
+
+        A master that leads has applied every record there is: the members' reports count alone then. A progress that no replica
+        has, as of a topic that was created again, would make every later failover wait for a replica that has it.
+        """
         for shard, given in self.shards.items():
             applied = max((replica.applied or 0 for replica in self.reported(shard)), default=0)
-            self.shards[shard] = replace(given, applied=max(given.applied, applied))
+            known = 0 if self._leads(shard, given) else given.applied
+            self.shards[shard] = replace(given, applied=max(known, applied))
         now_ms = self.view.now_ms
         self._record_away()
         for node in [node for node, since_ms in self.away.items() if now_ms - since_ms >= AWAY_MS]:
             self.forget(node)
+
+    def _leads(self, shard: int, given: ShardRoles) -> bool:
+        """Return whether the master reports that it leads under the present role."""
+        replica = self.replica(shard, given.master)
+        return replica.role == MASTER and (replica.role_epoch, replica.role_node) == (given.epoch, given.master)
 
     def _record_away(self) -> None:
         now_ms = self.view.now_ms

@@ -110,7 +110,7 @@ class ShardRoles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ms: Number = 0
     """Time of the assignment to this master (epoch ms); without a master, the time when the last one was lost."""
     applied: Number = 0
-    """The greatest `ReplicaReport.applied` that was ever reported for this shard."""
+    """The greatest `ReplicaReport.applied` reported for this shard: by its members while its master leads, ever while none does."""
 
 
 class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):

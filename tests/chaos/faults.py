@@ -51,11 +51,10 @@ class Fault(Struct, frozen=True, kw_only=True):
 def no_fault(world: World, _: random.Random) -> None:
     """Nothing happens for half an hour: no role changes."""
     fleet = world.fleet
-    before = fleet.epochs()
+    before = published(fleet)
     until_s = time.monotonic() + CALM_S
     while (left_s := until_s - time.monotonic()) > 0:
-        now = fleet.epochs()
-        assert now == before, f"roles moved without a fault, {left_s:.0f} s before the end: {before}, now {now}"
+        assert_unmoved(fleet, before)
         time.sleep(min(LOOK_S, left_s))
 
 
@@ -207,11 +206,12 @@ def step_clock(world: World, wrong_s: int) -> None:
     process = node.pid
     aborts = {shard["shard"]: shard["aborts"] for shard in node.shards()}
 
-    def mastered() -> list[dict[str, Any]]:
-        return [shard for shard in node.shards() if shard["role"] == "master"]
+    def assigned() -> list[dict[str, Any]]:
+        # A replica that brokers made wait for too long begins to lead again, and cannot until the clock is right.
+        return [shard for shard in node.shards() if shard["master"] == name]
 
     def alarmed() -> bool:
-        return all("NTP" in (shard["paused"] or "") for shard in mastered())
+        return all("NTP" in (shard["paused"] or "") for shard in assigned())
 
     node.set_clock(wrong_s * 1_000)
     try:
@@ -219,9 +219,9 @@ def step_clock(world: World, wrong_s: int) -> None:
         status, _ = node.ask("GET", "/readyz")
         assert status == 503, "a node that delivers nothing reports that it is ready"
         time.sleep(CLOCK_WRONG_S)
-        found = mastered()
+        node.wait_until(alarmed, "still report that its clock is wrong")
+        found = assigned()
         assert found, "its shards were moved"
-        assert alarmed(), "it continued with a wrong clock"
         assert all(shard["aborts"] > aborts[shard["shard"]] for shard in found), "no step was aborted"
         latest_ms = time.time_ns() // 1_000_000 + 500
         assert all(shard["cursor"]["due_ms"] <= latest_ms for shard in found), "a cursor ran into a false future"

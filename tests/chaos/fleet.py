@@ -151,11 +151,6 @@ class Fleet:
                 raise ServiceError(f"not every shard has a master within {timeout_s:g} s: {masters}\n{asked.tail()}")
             time.sleep(0.05)
 
-    def epochs(self) -> dict[int, tuple[str, int]]:
-        """Master and role epoch by shard: equal results mean that no role changed in between. The log epoch also grows when a master
-        begins anew with the log, as after brokers that were slow for longer than a transaction may take."""
-        return {shard["shard"]: (shard["master"], shard["epoch"]["role"]) for shard in self.any().shards()}
-
     def take_overs(self) -> list[dict[str, int]]:
         """The log lines of the nodes about the shards that they became master of."""
         return [event for node in self.nodes.values() for event in node.events("master")]

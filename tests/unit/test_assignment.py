@@ -161,6 +161,17 @@ def test_a_shard_waits_a_bounded_time_for_a_better_replica() -> None:
     assert masters(plan(later(lost, 100, behind, ahead))) == ["a"] * 4
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_progress_that_no_replica_has_holds_up_no_failover_once_a_master_leads(leads: bool) -> None:
+    """The progress topic was deleted and created again: what was reported before is not there to wait for."""
+    roles = Roles(shards={0: ShardRoles(master="a", epoch=3, replicas=("a", "b"), applied=5_000)})
+    a = member("a", ReplicaReport(applied=10, role="master", role_epoch=3 if leads else 2, role_node="a"))
+    b = member("b", ReplicaReport(applied=10, role="follower"))
+    before = view(a, b, roles=roles, shards=1)
+    assert plan(before).shards[0].applied == (10 if leads else 5_000)
+    assert masters(plan(later(before, 1, b))) == ["b" if leads else None]
+
+
 def test_a_replica_in_sync_is_promoted_before_one_that_is_not_and_at_once() -> None:
     """RH-14: a paused replica or one of unknown state loses to one in sync, however far it is; without one in sync it wins."""
     follower = ReplicaReport(applied=100, role="follower")
@@ -743,7 +754,15 @@ def test_epochs_only_grow_and_with_every_change_of_master(before: ClusterView) -
     for shard, given_roles in plan(before).shards.items():
         old = before.roles.shards.get(shard, ShardRoles())
         assert given_roles.epoch >= old.epoch
-        assert given_roles.applied >= old.applied
+        reports = {node: each.replicas[shard] for node, each in before.members.items()}
+        leader = reports.get(old.master or "")
+        leads = leader is not None and (leader.role, leader.role_epoch, leader.role_node) == (
+            "master",
+            old.epoch,
+            old.master,
+        )
+        known = 0 if leads else old.applied
+        assert given_roles.applied == max(known, *(each.applied or 0 for each in reports.values()), 0)
         if given_roles.master is not None and given_roles.master != old.master:
             seen = (each.replicas[shard].role_epoch for each in before.members.values())
             assert given_roles.epoch > max(old.epoch, *seen, 0)
