@@ -327,6 +327,7 @@ def test_the_doctor_sees_the_cluster_from_outside(
 
     # On a stopped node the doctor checks its stores too.
     assert fleet.nodes["n2"].stop() == 0
+    fleet.wait_led(without="n2")
     code, findings = doctor(fleet.nodes["n2"])
     assert (code, findings["problem"]) == (0, [])
     assert any("n2 is not a member at the moment" in text for text in findings["note"])
