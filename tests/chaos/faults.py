@@ -113,8 +113,7 @@ def hand_over(world: World, dice: random.Random) -> None:
     fleet = world.fleet
     shard, master = dice.choice(sorted(fleet.masters().items()))
     other = dice.choice(sorted(set(fleet.running) - {master}))
-    answer = fleet.any().post(f"/v1/shards/{shard}/transfer?to={other}", None)
-    assert answer["result"] == "done", answer
+    fleet.transfer(shard, other)
     assert fleet.wait_led()[shard] == other
 
 

@@ -151,6 +151,16 @@ class Fleet:
                 raise ServiceError(f"not every shard has a master within {timeout_s:g} s: {masters}\n{asked.tail()}")
             time.sleep(0.05)
 
+    def transfer(self, shard: int, to: str) -> None:
+        """Make the node master of the shard. It is asked again while it is not, as on a machine that is overloaded for some seconds."""
+        asked = self.any()
+        asked.wait_until(
+            lambda: asked.ask("POST", f"/v1/shards/{shard}/transfer?to={to}")[1].get("result") == "done",
+            f"see {to} lead shard {shard}",
+            timeout_s=SETTLED_S,
+            every_s=0.5,
+        )
+
     def take_overs(self) -> list[dict[str, int]]:
         """The log lines of the nodes about the shards that they became master of."""
         return [event for node in self.nodes.values() for event in node.events("master")]

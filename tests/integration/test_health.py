@@ -70,7 +70,7 @@ def check_outcome(flow: KafkaFlow, fleet: Fleet, broker: Broker) -> None:
 def give(fleet: Fleet, name: str) -> None:
     """Make the node master of all shards."""
     for shard in range(SHARDS):
-        assert fleet.any().post(f"/v1/shards/{shard}/transfer?to={name}", None)["result"] == "done"
+        fleet.transfer(shard, name)
 
 
 def whys(fleet: Fleet) -> list[str]:
