@@ -85,15 +85,26 @@ def raw(zookeeper: Ensemble) -> Iterator[KazooClient]:
     client.close()
 
 
-def until(condition: Callable[[], object], *coordinators: ZooKeeperCoordinator) -> None:
-    """Let the nodes control and wait until the condition is true."""
+def until(
+    condition: Callable[[], object],
+    *coordinators: ZooKeeperCoordinator,
+    plan: Callable[[ClusterView], Roles] | None = plan,
+) -> None:
+    """Let the nodes wait, and control unless `plan` is None, until the condition is true."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, "the condition is not true in time"
         for coordinator in coordinators:
-            with suppress(CoordinatorUnavailable):
-                coordinator.control(plan)
+            if plan is not None:
+                with suppress(CoordinatorUnavailable):
+                    coordinator.control(plan)
             coordinator.wait(0.02)
+
+
+def share(*coordinators: ZooKeeperCoordinator) -> None:
+    """Let nodes a and b have a shard each: the first plan shares the shards among the members that the controller sees."""
+    until(lambda: all(set(each.look().members) == {"a", "b"} for each in coordinators), *coordinators, plan=None)
+    until(lambda: masters(coordinators[-1]) == {"a", "b"}, *coordinators)
 
 
 def masters(coordinator: ZooKeeperCoordinator) -> set[str | None]:
@@ -120,7 +131,7 @@ def test_a_plan_without_changes_is_not_published(nodes: Nodes, raw: KazooClient)
 def test_a_request_that_cannot_be_read_is_refused_in_the_history(nodes: Nodes, raw: KazooClient) -> None:
     """And removed; requests behind it are answered."""
     a, b = nodes.joined("a"), nodes.joined("b")
-    until(lambda: masters(b) == {"a", "b"}, a, b)
+    share(a, b)
     raw.create(f"/chronos/{nodes.cluster}/requests/request-", b"nonsense", sequence=True)
     b.request(Request(kind="drain", node="a"))
     until(lambda: masters(b) == {"b"}, a, b)
@@ -218,7 +229,7 @@ def test_a_restarted_node_takes_over_its_own_registration_at_once(nodes: Nodes, 
     b = nodes.joined("b")
     with Process(nodes.hosts, nodes.cluster, "a", session_s=LONG_SESSION_S) as killed:
         killed.expect("joined")
-        until(lambda: masters(b) == {"a", "b"}, b)
+        share(b)
         before = b.look().roles
         killed.signal(signal.SIGKILL)
     counts = []
@@ -283,7 +294,7 @@ def test_a_quorum_of_three_loses_its_leader_and_no_node_loses_a_role() -> None:
     with Ensemble(3) as ensemble:
         nodes = Nodes(ensemble.hosts)
         a, b = (nodes.joined(node, session_timeout_s=20.0) for node in "ab")
-        until(lambda: masters(b) == {"a", "b"}, a, b)
+        share(a, b)
         before = b.look().roles
         leader = ensemble.leader()
         for fail, repair in ((leader.kill, leader.start), (ensemble[0].freeze, ensemble[0].thaw)):
