@@ -135,8 +135,8 @@ class Fleet:
         return found
 
     def busiest(self) -> str:
-        """The node that is master of most shards."""
-        masters = list(self.masters().values())
+        """The node that is master of most shards, once every shard has a master."""
+        masters = list(self.wait_led().values())
         return max(set(masters), key=lambda name: (masters.count(name), name))
 
     def wait_led(self, *, without: str | None = None, timeout_s: float = SETTLED_S) -> dict[int, str]:

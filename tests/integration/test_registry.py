@@ -37,17 +37,17 @@ def routes(node: Service) -> dict[int, Any]:
 
 
 def are_known(fleet: Fleet, names: set[str]) -> bool:
-    """Return whether the registries of these nodes route every shard to the master and to all other ones of these nodes."""
+    """Return whether the registry of each of these nodes routes every shard to the master and to all other ones of these nodes."""
     masters = fleet.masters()
-    found = {
-        (shard, route["master"] and route["master"]["node"], *sorted(each["node"] for each in route["followers"]))
-        for name in names
-        for shard, route in routes(fleet.nodes[name]).items()
-    }
-    return (
-        found == {(shard, master, *sorted(names - {master})) for shard, master in masters.items()}
-        and len(masters) == SHARDS
-    )
+    expected = {shard: (master, sorted(names - {master})) for shard, master in masters.items()}
+
+    def known(name: str) -> dict[int, tuple[str | None, list[str]]]:
+        return {
+            shard: (route["master"] and route["master"]["node"], sorted(each["node"] for each in route["followers"]))
+            for shard, route in routes(fleet.nodes[name]).items()
+        }
+
+    return len(masters) == SHARDS and all(known(name) == expected for name in names)
 
 
 @pytest.mark.timeout(240)
