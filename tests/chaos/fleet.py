@@ -152,14 +152,8 @@ class Fleet:
             time.sleep(0.05)
 
     def transfer(self, shard: int, to: str) -> None:
-        """Make the node master of the shard. It is asked again while it is not, as on a machine that is overloaded for some seconds."""
-        asked = self.any()
-        asked.wait_until(
-            lambda: asked.ask("POST", f"/v1/shards/{shard}/transfer?to={to}")[1].get("result") == "done",
-            f"see {to} lead shard {shard}",
-            timeout_s=SETTLED_S,
-            every_s=0.5,
-        )
+        """Make the node master of the shard."""
+        self.any().post_until_done(f"/v1/shards/{shard}/transfer?to={to}")
 
     def take_overs(self) -> list[dict[str, int]]:
         """The log lines of the nodes about the shards that they became master of."""

@@ -203,6 +203,12 @@ class Service:
             raise ServiceError(f"POST {path} answered {status}: {answer}\n{self.tail()}")
         return answer
 
+    def post_until_done(self, path: str) -> None:
+        """POST an operation on the cluster until it is done: asked again while it is not, as on a machine overloaded for some seconds."""
+        self.wait_until(
+            lambda: self.ask("POST", path)[1].get("result") == "done", f"do POST {path}", timeout_s=60.0, every_s=0.5
+        )
+
     def events(self, *names: str) -> list[dict[str, Any]]:
         """The lines of the log in JSON, oldest first; with names, those of these events."""
         lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]

@@ -58,7 +58,7 @@ def stop_while_draining(flow: KafkaFlow | LogFlow, service: Service) -> None:
     assert time.monotonic() - begun_s < STOP_S
     assert BACKLOG * 0.1 < count_delivered(flow) < BACKLOG
     service.start()
-    masters = [entry for entry in service.events() if entry["event"] == "master"][-SHARDS:]
+    masters = service.events("master")[-SHARDS:]
     assert sorted(str(entry["shard"]) for entry in masters) == [str(shard) for shard in range(SHARDS)]
     assert [entry["replayed"] for entry in masters] == [0] * SHARDS
     flow.wait_settled(service)
