@@ -1,8 +1,8 @@
 """Spark jobs on the command line: their session, their progress on stderr, and the file that takes Spark's own output.
 
 On a terminal the step a job is in is a bar with elapsed time and rate; elsewhere it is a line when the step begins and
-one every few seconds. Law: Spark and its JVM write nothing to the terminal. Their output goes to a file, which is named
-if the job fails and removed if it does not.
+one every few seconds. Law: Spark and its JVM write nothing to the terminal. Their output and Python's warnings go to a
+file, which is named if the job fails and removed if it does not.
 """
 
 import os
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any, TextIO
@@ -154,13 +155,28 @@ class _Bar:
 
 
 class SparkLog:
-    """The file that takes the output of Spark's JVM while a job runs."""
+    """The file that takes the output of Spark's JVM, and Python's warnings, while a job runs."""
 
     def __init__(self, name: str) -> None:
         descriptor, path = tempfile.mkstemp(prefix=f"chronos-{name.replace(' ', '-')}-", suffix=".log")
         os.close(descriptor)
         self.file: IO[bytes] = open(path, "ab")  # noqa: SIM115 - appending, so that `empty` moves every writer's end
         self.is_kept = False
+
+    @contextmanager
+    def take_warnings(self) -> Iterator[None]:
+        """Write the warnings of the block to the file: PySpark warns of a JVM that it could not end, as after an interrupt."""
+
+        def write(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int,
+            file: TextIO | None = None, line: str | None = None,
+        ) -> None:  # fmt: skip
+            self.file.write(warnings.formatwarning(message, category, filename, lineno, line).encode(errors="replace"))
+            self.file.flush()
+
+        with warnings.catch_warnings():
+            warnings.showwarning = write
+            yield
 
     def keep(self) -> None:
         """Name the file on stderr, if there is anything in it, and keep it."""
@@ -239,15 +255,16 @@ def spark_job(
     log, display = SparkLog(name), ProgressDisplay()
     try:
         display(Step(name="starting Spark"))
-        spark = open_session(name, master, conf, log.file, kafka=kafka)
-        try:
-            display.count_tasks(spark)
-            with _interruptible():
-                yield spark, display, log
-        finally:
-            display.close()
-            with suppress(Exception):  # the JVM may be gone; the first error tells why
-                spark.stop()
+        with log.take_warnings():
+            spark = open_session(name, master, conf, log.file, kafka=kafka)
+            try:
+                display.count_tasks(spark)
+                with _interruptible():
+                    yield spark, display, log
+            finally:
+                display.close()
+                with suppress(Exception):  # the JVM may be gone; the first error tells why
+                    spark.stop()
     except (typer.BadParameter, typer.Exit):
         raise
     except Exception as error:

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,18 @@ def test_spark_s_log_is_named_when_a_job_fails_and_removed_when_it_does_not(
     assert not os.path.exists(succeeded.file.name)
     assert not os.path.exists(empty.file.name)
     kept.unlink()
+
+
+def test_warnings_of_a_job_are_written_to_its_log_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """PySpark warns of a JVM that it could not end; the one line about the job's end stands alone on the terminal."""
+    before = warnings.showwarning
+    log = SparkLog("audit")
+    with log.take_warnings():
+        warnings.warn("Unable to cleanly shutdown Spark JVM process.", RuntimeWarning, stacklevel=1)
+    assert warnings.showwarning is before
+    assert capsys.readouterr().err == ""
+    assert "RuntimeWarning: Unable to cleanly shutdown" in Path(log.file.name).read_text()
+    log.close()
 
 
 def test_an_interrupt_that_is_dropped_comes_again_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
