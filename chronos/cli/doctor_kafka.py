@@ -1,6 +1,6 @@
 """The part of `chronos doctor` about Kafka: brokers, Chronos's own topics, targets, clocks.
 
-Nothing is created or changed; one probe record is written, which is delivered to nobody.
+Nothing is created or changed; one probe record is written, which is never delivered.
 """
 
 import socket

@@ -370,8 +370,8 @@ class AdminConfig(Section):
     )
     open: bool = key(
         False,
-        "Let everybody who reaches `host` do everything, where it is not an address of this machine only and there are "
-        "no `tokens`; for a network or a proxy that admits only those who may.",
+        "Give every client that reaches `host` all rights, where it is not an address of this machine only and there are "
+        "no `tokens`; for a network or a proxy that admits only clients with those rights.",
     )
     tokens: Text | None = key(
         None,

@@ -20,7 +20,7 @@ class Stage(StrEnum):
     """How far a member is on the way to being the controller."""
 
     FOLLOWING = "following"
-    """Another member is the controller, or nobody is. A process that comes back to this stage throws its producer away."""
+    """Another member is the controller, or no member is. A process that comes back to this stage throws its producer away."""
     STANDING = "standing"
     """Its announcement has not come back yet."""
     READING = "reading"
@@ -144,7 +144,7 @@ class Controllership:
         return self.last is not None and self.last.life == life
 
     def ended_life(self, life: str) -> None:
-        """A life said farewell or was replaced: if it was the controller, nobody waits for it."""
+        """A life left or was replaced: if it was the controller, its time-out need not pass."""
         if self._published_last(life):
             self._silence.ms = self._timing.timeout_ms
 

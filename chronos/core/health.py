@@ -132,7 +132,7 @@ def armed_until(asked_ms: int, now_ms: int) -> int | None:
 
 def is_armed(until_ms: int, now_ms: int) -> bool:
     """Return whether a permission that ends at `until_ms` is valid. One that ends later than any that is given now was given by a clock
-    that was ahead, and is over: nobody knows for how long (HA-31)."""
+    that was ahead, and is over: since when is unknown (HA-31)."""
     return now_ms < until_ms <= now_ms + ARMED_MS
 
 

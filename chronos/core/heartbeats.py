@@ -142,7 +142,7 @@ class Life(Struct, kw_only=True):
     """It was heard since this process began, and is not gone."""
     gone: bool = False
     left: bool = False
-    """It said farewell."""
+    """Its farewell was read."""
     silence: Quiet
     """Since a heartbeat told that it goes on reading."""
     lag: Quiet

@@ -231,7 +231,7 @@ class Participant:
 
     @property
     def is_forgotten(self) -> bool:
-        """Return whether another client said farewell in the name of this life, which no longer counts."""
+        """Return whether another client wrote a farewell in the name of this life, which no longer counts."""
         known = self.lives.get(self.member.node)
         return known is not None and known.life == self.life and known.left
 

@@ -136,7 +136,7 @@ class Follower:
         return LogMismatch(
             f"{place} has a foreign record at offset {record.offset}: key {record.key!r:.80}, headers {headers or 'none'},"
             f" written at {format_time(record.timestamp_ms)}. Chronos did not write it: another program produced to this topic"
-            f" (a {SOURCE} header names a Chronos whose message had it as target). Let nobody else write to it. The record"
+            f" (a {SOURCE} header names a Chronos whose message had it as target). Allow only Chronos to write to it. The record"
             " cannot be skipped: give Chronos new topics and a new data directory, and schedule again what was pending"
         )
 

@@ -1,7 +1,7 @@
 """The observer: looks every few seconds whether each shard's master works, end to end, and judges it by `core.health`.
 
 A master whose cursor or pull position has moved since the last look works, and costs nothing more. To one that has not, a record
-with the action `probe` is sent, which is staged, counted in a progress record and delivered to nobody; it must have passed through
+with the action `probe` is sent, which is staged, counted in a progress record and never delivered; it must have passed through
 the shard after a time-out. What another observer sends moves the shard too: a shard without messages sees one probe a period,
 however many nodes observe it. Positions are read from this node's own replica, so a node judges the shards that it holds.
 

@@ -163,7 +163,7 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
 
 
 PLANNED = (
-    "name string, target string, bytes_max long, keyed_only boolean, target_key binary, expire_at_ms long,"
+    "name string, target string, bytes_max long, compacted boolean, target_key binary, expire_at_ms long,"
     " value binary, id binary, headers array<struct<name string, value binary>>"
 )
 """The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
@@ -172,13 +172,13 @@ PLANNED = (
 def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
     """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
     plain: dict[str, object] = {
-        "target": "t", "bytes_max": 2_000, "keyed_only": False, "target_key": None, "expire_at_ms": None,
+        "target": "t", "bytes_max": 2_000, "compacted": False, "target_key": None, "expire_at_ms": None,
         "value": b"v" * 1_000, "id": b"i", "headers": [],
     }  # fmt: skip
     rows: list[dict[str, object]] = [
         {"name": "plain"}, {"name": "expired", "expire_at_ms": T - 1}, {"name": "expires now", "expire_at_ms": T},
-        {"name": "no topic", "bytes_max": None, "keyed_only": None}, {"name": "no key", "keyed_only": True},
-        {"name": "key", "keyed_only": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
+        {"name": "no topic", "bytes_max": None, "compacted": None}, {"name": "no key", "compacted": True},
+        {"name": "key", "compacted": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
         {"name": "large header", "headers": [("trace", b"h" * 1_000)]}, {"name": "large key", "target_key": b"k" * 1_000},
         {"name": "no headers, no value", "headers": None, "value": None},
         {"name": "headers that are dropped", "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)]},

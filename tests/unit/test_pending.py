@@ -47,8 +47,8 @@ def test_a_scan_finds_exactly_the_pending_messages_of_the_filter(
         headers = {"chronos-deliver-at": b"%d" % (NOW_MS + due), "chronos-target-topic": topic.encode()}
         records.append(played.record(b"k%d" % at if keyed else None, b"v", headers | {"h": value.encode()}))
     played.step(records, NOW_MS)
-    fates = {at: parked(1, NOW_MS + due, at) for at, (due, *_) in enumerate(sent)}
-    played.step([], NOW_MS + parking, fates)
+    parkings = {at: parked(1, NOW_MS + due, at) for at, (due, *_) in enumerate(sent)}
+    played.step([], NOW_MS + parking, parkings)
     played.step([], NOW_MS + max(parking, settled), leave=leave)
     matching = Filter(
         target=target, due_from_ms=NOW_MS + start, due_to_ms=NOW_MS + start + length,

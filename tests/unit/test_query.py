@@ -40,7 +40,7 @@ class Played:
         return self.shard.state
 
     def step(
-        self, records: list[Record], until_ms: int, fates: dict[int, Decision] | None = None, *, leave: int = 0
+        self, records: list[Record], until_ms: int, not_delivered: dict[int, Decision] | None = None, *, leave: int = 0
     ) -> None:
         """Take the records and settle everything up to a time, and up to `leave` messages of each lane."""
         staged = self.shard.stage(records)
@@ -49,7 +49,7 @@ class Played:
             found = [self.shard.lanes.select(lane, staged, leave, 10**9) for lane in sorted(self.shard.lanes.states)]
             selection = with_leaving(selection, [lane for lane in found if lane is not None], complete=False)
         chosen = {item[1] for item in selection.items}
-        decisions = tuple(fate for offset, fate in sorted((fates or {}).items()) if offset in chosen)
+        decisions = tuple(decision for offset, decision in sorted((not_delivered or {}).items()) if offset in chosen)
         progress = Progress(
             role_epoch=1, log_epoch=1, cluster="shop",
                                        node="n", instance="i", cursor_due_ms=selection.cursor[0],
@@ -127,11 +127,11 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     assert (found.entry.target, found.entry.value) == ("orders", b"v")
 
     played.step([played.record(b"b", None, {})], NOW_MS)
-    fates = {
+    not_delivered = {
         2: Decision(NOW_MS + 70, 2, Outcome.EXPIRED),
         3: Decision(NOW_MS + 80, 3, Outcome.DEAD),
     }
-    played.step([], NOW_MS + 100, fates)
+    played.step([], NOW_MS + 100, not_delivered)
     states = {key: played.find(key) for key in (b"a", b"b", b"c", b"d", b"e")}
     assert states == {b"a": "delivered", b"b": "cancelled", b"c": "expired", b"d": "dead", b"e": None}
     cancelled = find(played.rows, played.state, SHARD, SHARDS, b"b")
@@ -293,8 +293,8 @@ def test_pages_hold_each_message_that_stays_exactly_once_while_others_leave(dues
         kind, at = next(left, ("none", 0))
         if kind in ("deliver", "park"):
             until_ms += 3
-            fates = {at: parked(1, NOW_MS + due, at) for at, due in enumerate(dues)} if kind == "park" else {}
-            played.step([], until_ms, fates)
+            not_delivered = {at: parked(1, NOW_MS + due, at) for at, due in enumerate(dues)} if kind == "park" else {}
+            played.step([], until_ms, not_delivered)
         elif kind == "leave":
             played.step([], until_ms, leave=2)
         elif kind == "cancel":

@@ -126,7 +126,7 @@ class KafkaCoordinator:
         return woken
 
     def leave(self) -> None:
-        """Say farewell, so that other nodes need not wait."""
+        """Write a farewell, so that other nodes need not wait."""
         loop = self._loop
         if loop is not None:
             loop.farewell()

@@ -426,7 +426,7 @@ class RaftCoordinator:
             self._changed.set()
 
     async def _end_life(self) -> None:
-        """End the reports, and say farewell if there is a session."""
+        """End the reports, and leave if there is a session."""
         reporting, self._reporting = self._reporting, None
         if reporting is not None:
             reporting.cancel()

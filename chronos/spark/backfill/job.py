@@ -303,10 +303,10 @@ class Backfill:
         )
 
     def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
-        """For each target `bytes_max` and `keyed_only` of the topic to send to; and the targets that do not exist."""
+        """For each target `bytes_max` and `compacted` of the topic to send to; and the targets that do not exist."""
         found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
-        topics = self._spark.createDataFrame(rows, "target string, bytes_max long, keyed_only boolean")
+        topics = self._spark.createDataFrame(rows, "target string, bytes_max long, compacted boolean")
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:

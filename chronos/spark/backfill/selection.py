@@ -177,12 +177,12 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `keyed_only` are of the topic it goes to.
+    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic it goes to.
 
     A record that its topic refuses would block all records behind it for ever.
     """
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
-    has_no_target = f.col("bytes_max").isNull() | (f.col("keyed_only") & f.col("target_key").isNull())
+    has_no_target = f.col("bytes_max").isNull() | (f.col("compacted") & f.col("target_key").isNull())
     is_large = replay_bytes(request, topic) > f.col("bytes_max")
     return f.when(is_expired, "expired").when(has_no_target, "no-target").when(is_large, "too-large")
 
