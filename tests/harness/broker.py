@@ -35,8 +35,8 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.harness.java import ROOT, jars, java, shared_classes
 from tests.harness.ports import free_port
@@ -194,6 +194,20 @@ class Clients:
 
         if not wait_until(is_in_sync, deadline=time.monotonic() + timeout_s):
             raise BrokerError(f"not all replicas are in sync after {timeout_s:.0f} s")
+
+    def open_transactions(self, topic: str) -> int:
+        """Number of partitions of a topic that end in an open transaction, which `read_committed` consumers do not see.
+
+        One whose commit is acknowledged is among them until its coordinator has written the markers to the partitions.
+        """
+        admin = self.admin()
+        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        ends = []
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+            asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+            found = admin.list_offsets(asked, isolation_level=level)
+            ends.append({part.partition: future.result(10).offset for part, future in found.items()})
+        return sum(ends[0][partition] < ends[1][partition] for partition in partitions)
 
     def console_producer(
         self,

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.errors import LogUnavailable
@@ -150,7 +148,9 @@ def test_a_service_frozen_beyond_the_transaction_timeout_recovers_by_itself(own_
             flow.flush()
             wait_delivered(service, delivered + 500)
             freeze_in_a_transaction(own_broker, flow, service)
-            wait_until(lambda: not open_transactions(own_broker, flow), "abort the open transaction")
+            wait_until(
+                lambda: not own_broker.open_transactions(f"{flow.prefix}.progress"), "abort the open transaction"
+            )
             service.thaw()
             wait_until(
                 lambda: "producer can no longer be used" in service.log_path.read_text(), "notice that it is fenced"
@@ -176,20 +176,9 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
     """True if the open transaction has no commit under way: otherwise it ends by itself within `COMMIT_S`."""
     deadline = time.monotonic() + COMMIT_S
     while time.monotonic() < deadline:
-        if not open_transactions(broker, flow):
+        if not broker.open_transactions(f"{flow.prefix}.progress"):
             return False
     return True
-
-
-def open_transactions(broker: Broker, flow: KafkaFlow) -> int:
-    """Number of partitions of the progress topic that end in an open transaction."""
-    admin = broker.admin()
-    watermarks = []
-    for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
-        asked = {TopicPartition(f"{flow.prefix}.progress", shard): OffsetSpec.latest() for shard in range(SHARDS)}  # type: ignore[no-untyped-call]
-        found = admin.list_offsets(asked, isolation_level=level)
-        watermarks.append({part.partition: future.result(10).offset for part, future in found.items()})
-    return sum(watermarks[0][shard] < watermarks[1][shard] for shard in range(SHARDS))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:

@@ -46,6 +46,7 @@ from chronos.spark.backfill.sending import (
 )
 from chronos.spark.requests import Attempt, BackfillRun, Report, Request
 from chronos.spark.storage import ArchiveStorage
+from tests.harness.broker import wait_until
 from tests.integration.flow import read_committed
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
@@ -62,6 +63,9 @@ T = START_MS
 
 unhurried = pytest.mark.timeout(1_200)
 """A plan takes some tens of Spark jobs."""
+
+MARKERS_S = 30.0
+"""A coordinator writes the markers of a transaction after it has acknowledged the commit: within milliseconds, if it has a processor."""
 
 
 class PlanMade(Struct, frozen=True):
@@ -137,12 +141,14 @@ class Lost:
 
     def complaints(self) -> list[str]:
         """Messages that a `read_committed` reader of the delay topic finds missing, duplicated or changed."""
+        broker, delay = self.logs.broker, self.logs.delay
+        assert wait_until(lambda: not broker.open_transactions(delay), deadline=time.monotonic() + MARKERS_S)
         times: Counter[bytes] = Counter()
         wrong = []
-        for message in read_committed(self.logs.broker.bootstrap, self.logs.delay):
+        for message in read_committed(broker.bootstrap, delay):
             pairs: Any = message.headers() or []
             headers = dict(pairs)
-            source = headers["x-chronos-replay-of"].removeprefix(f"{self.logs.delay}/".encode())
+            source = headers["x-chronos-replay-of"].removeprefix(f"{delay}/".encode())
             shard, offset, _ = (int(each) for each in source.split(b"/"))
             number = offset * SHARDS + shard
             times[source] += 1
