@@ -67,7 +67,6 @@ class Cluster:
         checker.shards, checker.rejects_misplaced = self.shards, self.settings.misplaced == "reject"
         checker.settled_too = self.settings.delivered_ms is None
         checker.attempts_max = self.settings.attempts_max
-        checker.kept_ms = max((self.settings.delivered_ms or 0) + 180_000, self.settings.deduplication_ms) - 2_000
         checker.deduplication_ms = self.settings.deduplication_ms
         checker.waits_for_transactions = self.settings.limits.wait_for_transactions
         self.ensemble: Ensemble | None = None

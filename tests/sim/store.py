@@ -11,18 +11,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, PENDING, IdState, State, unpack_id_state, unpack_state
+from chronos.core.codec import FRESH, State, unpack_id_state, unpack_state
 from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, STATE_KEY, entry_position
+from chronos.core.order import is_forgotten
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
 NOWHERE = Path("simulated/0")
 """Path of a store without a folder; it never exists."""
-
-
-def _counts(id_state: IdState, horizon_ms: int) -> bool:
-    """Return whether the state of an id may still decide about a record."""
-    return id_state.state == PENDING or max(id_state.settled_ms, id_state.first_ms) >= horizon_ms
 
 
 class Disk:
@@ -144,11 +140,11 @@ class SimStore(MemoryStore):
         data = self._flushed.get(STATE_KEY)
         return FRESH if data is None else unpack_state(data)
 
-    def logical(self, *, settled_too: bool, kept_ms: int) -> dict[bytes, bytes]:
+    def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
         """The rows that must be equal on all replicas: state, pending messages, counts, ids that are not forgotten, lanes; other
         settled rows on demand, because the delete worker of each replica removes them when it likes."""
         state = self.state
-        horizon_ms = 0 if state is None else state.progress_ms - kept_ms
+        horizon_ms = 0 if state is None else state.horizon_ms
         cursor = (0, -1) if state is None else state.cursor
         rows = {}
         for key, value in self._rows.items():
@@ -156,17 +152,17 @@ class SimStore(MemoryStore):
             if (
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
-                or (space == ID_STATE and _counts(unpack_id_state(value), horizon_ms))
+                or (space == ID_STATE and not is_forgotten(unpack_id_state(value), horizon_ms))
                 or space in (COUNT, LANE, PARKED, LANE_STATE)
                 or key == STATE_KEY
             ):
                 rows[key] = value
         return rows
 
-    def digest(self, *, settled_too: bool, kept_ms: int) -> bytes:
+    def digest(self, *, settled_too: bool) -> bytes:
         """Equal for equal logical content."""
         hashed = blake2b(digest_size=16)
-        rows = self.logical(settled_too=settled_too, kept_ms=kept_ms)
+        rows = self.logical(settled_too=settled_too)
         for key in sorted(rows):
             hashed.update(b"%d %d " % (len(key), len(rows[key])) + key + rows[key])
         return hashed.digest()
