@@ -9,6 +9,7 @@ not all at the same moment. Until the marker is written, the transaction holds b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 from chronos.core.keys import partition_of
 from chronos.core.message import Record
@@ -184,11 +185,13 @@ class Brokers:
         """Most by which two of their clocks differ without a fault, and by which one of them seems to be set if a leader changes."""
         return max(clock.bound_ms for clock in self.clocks) * 2
 
-    def lead(self, partition: Partition, broker: int) -> None:
-        """Make a broker the leader of the partition."""
-        self.world.trace(f"{partition.name} is led by {broker}")
-        partition.broker = broker
-        self.excuse(broker, self.excused_ms[broker])
+    def elect(self, partition: Partition, dice: Random) -> None:
+        """Make some broker that answers the leader of the partition."""
+        answering = [broker for broker in range(BROKERS) if self.paused[broker] <= self.world.now_ms]
+        if answering:
+            partition.broker = dice.choice(answering)
+            self.world.trace(f"{partition.name} is led by {partition.broker}")
+            self.excuse(partition.broker, self.excused_ms[partition.broker])
 
     def set_wrong(self, broker: int, wrong_ms: int) -> None:
         """Let the clock of a broker be wrong by more than NTP allows, until it is set again."""

@@ -269,10 +269,7 @@ class FaultInjection(ClusterPart):
         """A partition that is written to all the time, mostly, gets another leader, and with it another clock."""
         dice = self.cluster.time_dice
         topics = [DELAY, DELAY, PROGRESS, dice.choice(sorted(self.brokers.topics))]
-        partition = dice.choice(self.brokers.topics[dice.choice(topics)])
-        answering = [broker for broker in range(BROKERS) if self.brokers.paused[broker] <= self.world.now_ms]
-        if answering:
-            self.brokers.lead(partition, dice.choice(answering))
+        self.brokers.elect(dice.choice(self.brokers.topics[dice.choice(topics)]), dice)
 
     def _set_broker_clock(self) -> None:
         """Law 2: a shard pauses while the clock of a broker is wrong, and nothing is early."""

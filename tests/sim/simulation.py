@@ -44,6 +44,9 @@ RESTARTED_MS_MAX = 60_000
 AWAKE_MS = 13_000
 """More than the longest freeze: a node frozen at the end of phase one learns only then that its session is over."""
 
+HORIZON_MS = 3 * MINUTE_MS + 10_000
+"""Time in which a master looks twice at the other shards, and then forgets: three heartbeats."""
+
 FORGOTTEN_MS = 25 * MINUTE_MS
 """How much longer than an id is taken the nodes are down until its state is deleted."""
 
@@ -302,6 +305,7 @@ class Simulation(ClusterPart):
                 node.crash(old_ms + dice.randrange(2_000))
             self.world.pass_time(old_ms)
             self.cluster.draw_deleters()
+            self.world.pass_time(HORIZON_MS)
             for _ in range(dice.choice([3, 10])):
                 self.world.after(
                     dice.randrange(AWAKE_MS),

@@ -107,12 +107,15 @@ class Producers:
         dice = self.order_dice
         named = dice.choice([*self.ids, b"tangle-%d" % self.sent])
         after_ms = 0
+        places = dice.choice([range(self.shards), [dice.randrange(self.shards)]])
         for _ in range(dice.choice([3, 4, 6])):
-            shard = dice.randrange(self.shards)
+            shard = dice.choice(places)
             kind = dice.choice(
                 ["schedule", "schedule", "cancel", "cancel", "cancel", "replace", "reschedule", "fire-now"]
             )
             self.world.after(after_ms, self._tangle_one, kind, shard, named)
+            if self.brokers.apart_ms and dice.random() < 0.3:
+                self.world.after(after_ms, self.brokers.elect, self.brokers.topics[DELAY][shard], dice)
             after_ms += dice.choice([0, 1, 30, 200, 450, 600])
 
     def _tangle_one(self, kind: str, shard: int, named: bytes) -> None:
