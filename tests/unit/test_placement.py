@@ -263,6 +263,22 @@ def test_no_hop_is_refused_for_its_time(ahead_ms: int, counts_ms: int) -> None:
     assert staged(action("cancel"), hop_ahead, key=HERE) == Action(Verb.CANCEL, HERE, None, NOW_MS + counts_ms)
 
 
+@pytest.mark.parametrize("headers", [MESSAGE, CANCEL, [AT, TO]], ids=["replace", "cancel", "plain"])
+def test_a_hop_that_is_too_far_ahead_is_reported_with_its_first_partition(headers: Headers) -> None:
+    """The metric names the brokers of both partitions by it."""
+    shard = Shard(rules=FORWARD, state=FRESH, view=Rows())
+    records = [
+        Record(at, NOW_MS, HERE, b"v", [*headers, ("chronos-forwarded", b"chronos.delay/3/%d;%d" % (at, first_ms))])
+        for at, first_ms in enumerate((NOW_MS - 9, NOW_MS + 500, NOW_MS + 501))
+    ]
+    assert shard.stage(records).ahead == [(3, 501)]
+    progress = Progress(
+        role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", pull_offset=3, cursor_due_ms=0,
+        cursor_offset=0, counts=count_outcomes(0, ()), refused=tuple(shard.stage(records).refused), rules=2,
+    )  # fmt: skip
+    assert shard.replay_stage(records, progress).ahead == []
+
+
 def test_a_late_message_whose_first_timestamp_is_ahead_does_not_wait_for_it() -> None:
     shard = Shard(rules=FORWARD, state=FRESH, view=Rows())
     ahead = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + 400))
