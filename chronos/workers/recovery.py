@@ -5,10 +5,12 @@ Keeps law 1: a store that is ahead of its logs, or older than their start, is an
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chronos.core.codec import State
-from chronos.errors import LogMismatch
-from chronos.ports import Watermarks
+from chronos.core.progress import Progress, unpack_progress
+from chronos.errors import LogMismatch, LogUnavailable
+from chronos.ports import RecordLog, Watermarks
 
 log = structlog.get_logger("chronos.shard")
 
@@ -17,6 +19,16 @@ FLUSH_RECORDS = 200
 
 LOG_MS = 1_000
 """How often a long replay logs its position."""
+
+
+FIRST_BYTES = 1_000_000
+"""Bytes read at once while the first progress record is looked for."""
+
+WAITS_MAX = 50
+"""How often to wait for that record."""
+
+WAIT_S = 0.1
+"""How long to wait for it each time."""
 
 
 class RecoveryCost(Struct, frozen=True, kw_only=True):
@@ -82,13 +94,38 @@ def check_position(topic: str, shard: int, position: int, watermarks: Watermarks
         )
 
 
-def start_state(
-    state: State, progress: Watermarks, delay: Watermarks, shard: int, progress_topic: str, delay_topic: str
+def begun(
+    state: State, log_port: RecordLog, shard: int, progress_topic: str, progress: Watermarks, delay: Watermarks
 ) -> State:
-    """Return the state to start from: that of the store, if the logs hold everything after it. Raises LogMismatch."""
-    if state.applied == 0 and progress.high == 0 and delay.start > 0:
-        # No master ever committed: records that were deleted before Chronos first ran were never accepted.
-        return State(pull_offset=delay.start, cursor_offset=state.cursor_offset)
+    """Return the state to start from: that of the store, or that of an empty shard whose delay log begins above 0.
+
+    Such a shard begins where its first progress record says: records that were deleted before Chronos first ran were never
+    accepted. Before one is committed, it begins where the delay partition does. Raises LogUnavailable.
+    """
+    if state.applied or progress.start or not delay.start:
+        return state
+    first = _first(log_port, progress_topic, shard, progress) if progress.high else None
+    return replace(state, pull_offset=delay.start if first is None else first.pull_offset)
+
+
+def _first(log_port: RecordLog, topic: str, shard: int, watermarks: Watermarks) -> Progress | None:
+    """Return the first progress record of a shard; None if no transaction was committed. Raises LogUnavailable."""
+    reader = log_port.reader(topic, shard, watermarks.start)
+    try:
+        for _ in range(WAITS_MAX):
+            if records := reader.read(1, FIRST_BYTES):
+                return unpack_progress(records[0].value)
+            if reader.position >= watermarks.stable:
+                return None
+            reader.wait(WAIT_S)
+    finally:
+        reader.close()
+    raise LogUnavailable(f"the first record of {topic}/{shard} cannot be read at the moment")
+
+
+def check_positions(
+    state: State, progress: Watermarks, delay: Watermarks, shard: int, progress_topic: str, delay_topic: str
+) -> None:
+    """Raise LogMismatch unless both logs hold everything after this state."""
     check_position(progress_topic, shard, state.applied, progress)
     check_position(delay_topic, shard, state.pull_offset, delay)
-    return state

@@ -45,7 +45,7 @@ from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
-from chronos.workers.recovery import RecoveryCost, Replay, start_state
+from chronos.workers.recovery import RecoveryCost, Replay, begun, check_positions
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 from chronos.workers.replica_view import ReplicaView
 from chronos.workers.step_report import StepReport
@@ -241,15 +241,14 @@ class Replica(ReplicaView):
             self.store.reopen()
         self.shard = self._load()
         progress, delay = self._watermarks()
+        self.shard.state = begun(self.state, self._log, self.number, self._progress_topic, progress, delay)
         if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
         # If the logs are trimmed from here on, the first read finds it, and this turn is repeated with a checkpoint.
-        self.shard.state = start_state(
-            self.state, progress, delay, self.number, self._progress_topic, self._delay_topic
-        )
+        check_positions(self.state, progress, delay, self.number, self._progress_topic, self._delay_topic)
         self._follower = Follower(
             self._log,
             self.store,
@@ -361,6 +360,10 @@ class Replica(ReplicaView):
         assert master is not None
         if self._leadership_ended():
             return now_ms
+        # The first epoch record names where the shard begins: it must not name records that were deleted since `_start`.
+        if not self.state.applied and self._watermarks()[1].start > self.state.pull_offset:
+            self._restart()
+            return now_ms
         try:
             self._check_guard()
             master.begin()
@@ -417,8 +420,7 @@ class Replica(ReplicaView):
         return min(wake_ms, delete_ms)
 
     def _count_abort(self, error: Retry) -> None:
-        if isinstance(error, ClockDisagrees) and error.aborted:
-            self.aborts += 1
+        self.aborts += isinstance(error, ClockDisagrees) and error.aborted
 
     def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
         """Nothing was written: repeat at once while a poison record is being isolated, else after a growing pause."""
@@ -449,12 +451,10 @@ class Replica(ReplicaView):
 
     def _delete(self, now_ms: int) -> int:
         """Step the delete worker if it is due; return when it is due next."""
-        if self._deleter is None:
-            return now_ms + DELETE_EVERY_MS
         # A time further away than the interval was set by a clock that was ahead then.
-        if not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
+        if self._deleter is not None and not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
             self._delete_ms = self._deleter.step(now_ms)
-        return self._delete_ms
+        return now_ms + DELETE_EVERY_MS if self._deleter is None else self._delete_ms
 
     def _catch_up(self, follower: Follower, now_ms: int) -> int:
         """Apply the progress records that can be read now; return how many."""

@@ -239,6 +239,36 @@ def test_a_topic_trimmed_before_the_first_start_is_read_from_its_first_offset(pl
     place.arrived(b"kept", b"new")
 
 
+def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_another_node(place: Place) -> None:
+    """The store is lost with the process, which had flushed nothing yet; a node that joins later never had one."""
+    place.broker.create_topic(place.topics.delay, config=STAMPED)
+    place.send(b"gone-1", b"gone-2", b"kept")
+    place.send(b"later", delay="1h")
+    place.trim(place.topics.delay, 2)
+    shared = {"coordinator__kind": "kafka", "topics__cluster": f"{place.topics.delay}.cluster"}
+    settings = place.topics.settings(**shared, node__id="n2")
+    with (
+        place.make(**shared, node__id="n1") as first,
+        Service(place.folder / "second", bootstrap=place.broker.bootstrap, settings=settings) as second,
+    ):
+        first.start()
+        place.arrived(b"kept")
+        first.kill()
+        first.start()
+        place.send(b"new")
+        place.arrived(b"kept", b"new")
+        assert first.pending() == 1
+
+        second.start()
+        found = [node.get("/v1/shards/0/digest") for node in (first, second)]
+        assert len({(each["digest"], each["applied"], each["pull_offset"]) for each in found}) == 1, found
+        first.kill()
+        second.wait_until(lambda: second.shards()[0]["role"] == "master", "take the shard over")
+        place.send(b"last")
+        place.arrived(b"kept", b"new", b"last")
+        assert second.pending() == 1
+
+
 @pytest.mark.parametrize(
     ("topic", "config", "code"),
     [

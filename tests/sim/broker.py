@@ -59,6 +59,8 @@ class Partition:
         """Records before this offset are trimmed for readers; the checker still sees them."""
         self.trimmed_ms = 0
         """When it was last trimmed."""
+        self.begins_at = 0
+        """Records before this offset were deleted before any node started."""
 
     @property
     def high(self) -> int:
@@ -69,10 +71,10 @@ class Partition:
         return min((first for first, _ in self.held), default=len(self.items))
 
     def committed(self) -> list[Record]:
-        """The records that a read_committed reader gets, in order."""
+        """The records that a read_committed reader gets, in order, trimmed ones included."""
         return [
             record
-            for record, transaction in self.items[: self.stable]
+            for record, transaction in self.items[self.begins_at : self.stable]
             if record is not None and (transaction is None or transaction.state == "committed")
         ]
 
@@ -146,6 +148,12 @@ class Brokers:
         return max(self.paused[partition.broker], self.leaderless.get(partition.name, 0))
 
     # Records
+
+    def begin_late(self, partition: Partition, records: int) -> None:
+        """Have records in the partition that were deleted before any node started."""
+        for number in range(records):
+            self.append(partition, b"id-%d" % number, b"deleted", [("chronos-target-topic", b"a")])
+        partition.start = partition.begins_at = partition.high
 
     def append(
         self,

@@ -20,7 +20,7 @@ from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
-from chronos.workers import push
+from chronos.workers import push, replica
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
@@ -270,6 +270,12 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a follower that finds its log trimmed restores a checkpoint": [
         (Replica, "_turn_or_restore", "except LogMismatch as error:", "except ZeroDivisionError as error:"),
+    ],
+    "where a shard begins is not read from its log": [
+        (replica, "begun", "or not delay.start:", "or not delay.start or progress.high:"),
+    ],
+    "a replay begins with the first record of the delay log": [
+        (Follower, "_apply", "if shard.state.applied == 0:", "if False:"),
     ],
     "a node is known by its id, not by its data directory": [
         (Claim, "wait_ms", "if state.instance in (\"\", self.instance):", "if state.node in (\"\", self.node):"),
