@@ -12,6 +12,7 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.config import load
 from chronos.core.digest import digest
+from chronos.core.keys import PLACED, PLACED_KEY
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -41,7 +42,7 @@ def lead(epoch: int) -> Assignment:
 class Node:
     """A node with one shard, whose replica is stepped by hand."""
 
-    def __init__(self, case: Case, name: str, assignment: Assignment) -> None:
+    def __init__(self, case: Case, name: str, assignment: Assignment, *, shards: int = 1) -> None:
         self.assignment = assignment
         self.guard: str | None = None
         self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
@@ -50,7 +51,7 @@ class Node:
         self.store = MemoryStore()
         self.failures: list[ChronosError] = []
         self.driver: ShardDriver = make_shard(
-            load(None, {}, ["shards=1", f"node.id={name}"]),
+            load(None, {}, [f"shards={shards}", f"node.id={name}"]),
             0,
             log_port=case.log,
             store=self.store,
@@ -105,9 +106,9 @@ class Case:
         """Drop everything from the progress log."""
         self.log.trim(self.progress, 0, self.log.stable_end(self.progress, 0))
 
-    def schedule(self, count: int, *, deleted: int = 0) -> None:
+    def schedule(self, count: int, *, deleted: int = 0, delay: bytes = b"1d") -> None:
         """Append messages to the delay topic, and delete its first records, as retention does, down to this offset."""
-        headers = {"chronos-target-topic": b"t", "chronos-delay": b"1d"}
+        headers = {"chronos-target-topic": b"t", "chronos-delay": delay}
         self.log.append([(self.delay, b"%d" % number, b"v", headers, 0) for number in range(count)], 9.0)
         self.log.trim(self.delay, 0, deleted)
 
@@ -563,3 +564,54 @@ def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(ca
     case.schedule(5, deleted=3)
     with pytest.raises(LogMismatch, match="begins at 3, but the store needs it from 0 on"):
         case.node.steps(STEPS_MAX)
+
+
+# -------------------------------------------------------------------------------- Partitions that were added
+
+
+@pytest.mark.parametrize("assignment", [FOLLOW, lead(9)], ids=["follower", "master"])
+@pytest.mark.parametrize("source", ["the logs", "a checkpoint"])
+def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
+    case: Case, assignment: Assignment, source: str
+) -> None:
+    """The delay topic got a second partition, and the configuration followed: no cancel would find what has moved."""
+    case.schedule(5)
+    case.commit()
+    case.lead()
+    grown = Node(case, "c", assignment, shards=2)
+
+    def fetch(cost: RecoveryCost) -> bool:
+        rows = case.other.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000)
+        # The row said so before the logs were replayed.
+        grown.store.write([(key, b"" if key == PLACED_KEY else value) for key, value in rows], [])
+        return cost.store_empty
+
+    if source == "a checkpoint":
+        grown.fetch = fetch
+    with pytest.raises(
+        LogMismatch, match=r"is pending in shard 0, but its id belongs to shard 1: partitions were added"
+    ):
+        grown.steps(STEPS_MAX)
+    assert grown.replica.role != S.MASTER
+
+
+def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(case: Case) -> None:
+    """Until then, a repetition of such an id would be accepted by the shard that it belongs to now."""
+    case.schedule(5, delay=b"0")
+    case.commit()
+    case.lead()
+    assert case.other.replica.state.totals.delivered == 5
+    with pytest.raises(LogMismatch, match=r"was delivered at .* in shard 0, but its id belongs to shard 1"):
+        Node(case, "c", lead(9), shards=2).steps(STEPS_MAX)
+    case.clock.now += load(None, {}, []).retention.deduplication
+    Node(case, "d", lead(9), shards=2).until(S.MASTER)
+
+
+def test_the_places_of_ids_are_checked_once(case: Case) -> None:
+    """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads every id."""
+    case.schedule(5)
+    case.commit()
+    case.lead()
+    follower(case)
+    case.node.steps(STEPS_MAX)
+    assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [[PLACED], [PLACED]]
