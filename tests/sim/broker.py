@@ -6,10 +6,10 @@ not all at the same moment. Until the marker is written, the transaction holds b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from chronos.core.keys import partition_of
-from chronos.core.message import Record
+from chronos.core.message import SOURCE, Record
 from chronos.workers.letters import ELECTION_MS
 from tests.sim.world import World
 
@@ -107,6 +107,8 @@ class Brokers:
         """Topics that refuse records without a key."""
         self.refused_until_ms: dict[str, int] = {}
         """The latest time at which a topic refused records so far."""
+        self.attempted_ms: dict[bytes, int] = {}
+        """`chronos-source` -> when the message was last in a transaction."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -148,6 +150,10 @@ class Brokers:
         return max(self.paused[partition.broker], self.leaderless.get(partition.name, 0))
 
     # Records
+
+    def attempted(self, headers: Mapping[str, bytes | None]) -> None:
+        """Note that a message is in a transaction, whatever becomes of it."""
+        self.attempted_ms[headers[SOURCE] or b""] = self.world.now_ms
 
     def begin_late(self, partition: Partition, records: int) -> None:
         """Have records in the partition that were deleted before any node started."""

@@ -232,6 +232,10 @@ FAULTS: dict[str, list[Change]] = {
     "a target that is set aside is not attempted again": [
         (SetAside, "is_ready", "return not", "return False and not"),
     ],
+    "a refusal counts for a message that an action has moved since": [
+        (Pusher, "plan", "attempt_of(due_ms, offset, entry) == poison", "offset == poison_offset"),
+        (SetAside, "has_refused", "self.attempts[offset] == attempt_of(due_ms, offset, entry)", "True"),
+    ],
     "a target counts as refusing every message after one refusal": [
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
