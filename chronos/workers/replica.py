@@ -418,7 +418,8 @@ class Replica(ReplicaView):
         return min(wake_ms, delete_ms)
 
     def _count_abort(self, error: Retry) -> None:
-        self.aborts += isinstance(error, ClockDisagrees) and error.aborted
+        if isinstance(error, ClockDisagrees) and error.aborted:
+            self.aborts += 1
 
     def _step_again(self, error: TransactionAborted, now_ms: int) -> int:
         """Nothing was written: repeat at once while a poison record is being isolated, else after a growing pause."""
@@ -449,10 +450,12 @@ class Replica(ReplicaView):
 
     def _delete(self, now_ms: int) -> int:
         """Step the delete worker if it is due; return when it is due next."""
+        if self._deleter is None:
+            return now_ms + DELETE_EVERY_MS
         # A time further away than the interval was set by a clock that was ahead then.
-        if self._deleter is not None and not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
+        if not 0 < self._delete_ms - now_ms <= DELETE_EVERY_MS:
             self._delete_ms = self._deleter.step(now_ms)
-        return now_ms + DELETE_EVERY_MS if self._deleter is None else self._delete_ms
+        return self._delete_ms
 
     def _catch_up(self, follower: Follower, now_ms: int) -> int:
         """Apply the progress records that can be read now; return how many."""
