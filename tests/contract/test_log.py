@@ -630,7 +630,7 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
             Shard(rules=Rules(shard=0, shards=PARTITIONS), state=FRESH, view=MemoryStore())
         )
         now_ms = case.clock.now_ms()
-        plan = pusher.plan(selection, [], now_ms, poison_offset=None, refusals=Refusals(), look_ahead=look_ahead)
+        plan = pusher.plan(selection, [], now_ms, poison=None, refusals=Refusals(), look_ahead=look_ahead)
         before = ends()
         with pusher.partitions.following(writer, case.clock):
             writer.send(plan.messages, b"progress")
