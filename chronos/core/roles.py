@@ -84,6 +84,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
     """Authenticates this node to other members. Only the coordinator holds it; it is never logged or shown."""
+    rules: Number = 1
+    """The newest rules number that this node knows (`core.progress.RULES`); a version that announces none knows 1."""
     replicas: Mapping[int, ReplicaReport] = {}
 
 
@@ -143,6 +145,9 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
+    rules: Number = 1
+    """The rules number that every node has announced, which masters may write. No controller lowers it; one of a version without rules
+    numbers leaves it out, and the shards whose logs have a greater one keep that."""
 
     @property
     def nodes(self) -> frozenset[str]:
