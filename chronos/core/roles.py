@@ -181,6 +181,16 @@ def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str,
     return {node: not replica.unhealthy for node, replica in reports.items() if 0 < replica.judged == epoch}
 
 
+def hold_rules_back(members: Mapping[str, Member], roles: Roles) -> list[str]:
+    """Return the nodes, sorted, for which the rules number is not raised although a member knows a greater one.
+
+    They are the members that announce no greater one, and the nodes that are away.
+    """
+    if all(member.rules <= roles.rules for member in members.values()):
+        return []
+    return sorted({node for node, member in members.items() if member.rules <= roles.rules}.union(roles.away))
+
+
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request of an operator to the controller."""
 
