@@ -30,6 +30,7 @@ RULES = 2
     2   no hop is refused for its time; the order of records that came through different partitions; the horizon
 """
 
+
 class Outcome(IntEnum):
     """The outcome of a selected message."""
 
