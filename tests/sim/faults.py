@@ -53,6 +53,9 @@ FAULTS: dict[str, list[Change]] = {
     "the rules number follows the members down": [
         (_Table, "rules", "max(self.view.roles.rules, 0 if self.away else announced)", "announced"),
     ],
+    "a master decides by the rules that it knows itself": [
+        (Membership, "assignment", "rules = min(snapshot.roles.rules, RULES)", "rules = RULES"),
+    ],
     "the rules number is never raised": [
         (_Table, "rules", "max(self.view.roles.rules, 0 if self.away else announced)", "self.view.roles.rules"),
     ],
