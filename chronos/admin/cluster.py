@@ -69,7 +69,10 @@ class Cluster:
             controller_epoch=None if roles is None else roles.controller_epoch,
             sure=snapshot is None or snapshot.confirmed,
             rules=own.rules if snapshot is None else published.rules,
-            rules_held_back_by=[] if snapshot is None else hold_rules_back(snapshot.members, published),
+            # A voter of an older version passes the reports of others on without their numbers.
+            rules_held_back_by=[]
+            if snapshot is None
+            else hold_rules_back({**snapshot.members, own.node: own}, published),
             history=[] if roles is None else [_change(change) for change in reversed(roles.history)],
         )
 

@@ -165,26 +165,8 @@ def test_people_see_the_rules_numbers_and_the_nodes_that_hold_a_newer_one_back(
     tmp_path: Path, announced: dict[str, int], roles: Roles, held_back_by: list[str]
 ) -> None:
     """Over HTTP, by `chronos status`, and by the doctor, which gives a reason for each."""
-    with Inside(tmp_path, node__id="n1", shards=1) as service:
-        world = World(0)
-        ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
-        clients = {node: SimCoordinator(ensemble, node, lambda _: None) for node in ("n1", *announced)}
-        members = {node: member(node, rules=announced.get(node, RULES)) for node in clients}
-        for node, client in clients.items():
-            client.join(members[node])
-        ensemble.publish(roles, 0)
-        while len(clients["n1"].look().members) <= len(announced) or clients["n1"].look().roles is None:
-            world.pass_time(20)
-        context = copy(service.server._context)
-        assert context is not None
-        context.node = copy(service.node)
-        clock = service.node.clock
-        context.node._cluster = Cluster(  # type: ignore[assignment]
-            Membership(clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan),
-            LogReachability(service.node.log, unreachable_ms=60_000, clock=clock),
-        )
-        _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
-    found = msgspec.to_builtins(shown)
+    members = {node: member(node, rules=rules) for node, rules in {"n1": RULES, **announced}.items()}
+    found = seen_by_n1(tmp_path, members, roles)
     assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, **announced}
     assert (found["rules"], found["rules_held_back_by"]) == (roles.rules, held_back_by)
     for name in (*announced, "n1"):
@@ -198,6 +180,36 @@ def test_people_see_the_rules_numbers_and_the_nodes_that_hold_a_newer_one_back(
         why = reasons.get(node, "is away")
         assert f"rules 1 are in use; rules {RULES} wait for node {node}, which {why}" in findings
     assert len([text for text in findings if "wait for" in text]) == len(held_back_by)
+
+
+def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_report_on(tmp_path: Path) -> None:
+    """The voter leaves out a field that it does not know."""
+    found = seen_by_n1(tmp_path, {node: member(node, rules=1) for node in ("n1", "n2")}, Roles())
+    assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, "n2": 1}
+    assert found["rules_held_back_by"] == ["n2"]
+
+
+def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:
+    """The answer of node n1 to `/v1/nodes` in a cluster whose coordinator has these members and roles."""
+    with Inside(tmp_path, node__id="n1", shards=1) as service:
+        world = World(0)
+        ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
+        clients = {node: SimCoordinator(ensemble, node, lambda _: None) for node in members}
+        for node, client in clients.items():
+            client.join(members[node])
+        ensemble.publish(roles, 0)
+        while len(clients["n1"].look().members) < len(members) or clients["n1"].look().roles is None:
+            world.pass_time(20)
+        context = copy(service.server._context)
+        assert context is not None
+        context.node = copy(service.node)
+        clock = service.node.clock
+        context.node._cluster = Cluster(  # type: ignore[assignment]
+            Membership(clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan),
+            LogReachability(service.node.log, unreachable_ms=60_000, clock=clock),
+        )
+        _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
+        return dict(msgspec.to_builtins(shown))
 
 
 def test_the_status_of_a_node_of_a_version_without_rules_numbers_is_shown() -> None:
