@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import Decision, Outcome, Progress, unpack_progress
+from chronos.core.progress import RULES, Decision, Outcome, Progress, unpack_progress
 from chronos.core.repetition import spread_shift_ms
 from chronos.workers.letters import REFUSED_PAUSE_MS
 from chronos.workers.refusals import PROVEN_AT
@@ -116,6 +116,10 @@ class Checker:
         self.rates: dict[str, RateBound] = {}
         """Target -> the rate that it has from now on, whatever happens."""
         self.digests: dict[tuple[int, int], bytes] = {}
+        self.rules_published: Callable[[], int] = lambda: RULES
+        """The greatest rules number that a controller published; without a coordinator, every node uses its own."""
+        self.rules: dict[int, int] = {}
+        """Shard -> rules number of its last progress record."""
         self.deliveries = 0
 
     # Called as it happens
@@ -145,6 +149,7 @@ class Checker:
         if len(records) != 1:
             raise broken("3", f"a transaction of shard {shard} holds {len(records)} progress records")
         progress = unpack_progress(records[0].value)
+        self._check_rules(shard, progress.rules)
         self._check_order(shard, progress)
         steps = self.steps[shard]
         steps.append(Committed(self.world.now_ms, offset, records[0].timestamp_ms, progress))
@@ -182,6 +187,14 @@ class Checker:
         attempted_ms = self.brokers.attempted_ms.pop(b"%b/%d/%d" % (DELAY.encode(), shard, decision.offset), 0)
         if attempted_ms < (1 if self.clocks_jump else decision.due_ms - EARLY_MS):
             raise broken("8", f"offset {decision.offset} of shard {shard} counts as refused, and was not attempted")
+
+    def _check_rules(self, shard: int, rules: int) -> None:
+        """No record has rules that a node may not know, and those of a shard do not go back."""
+        if rules > self.rules_published():
+            raise broken("9", f"shard {shard} is decided by rules {rules}, and {self.rules_published()} were published")
+        if rules < self.rules.get(shard, 1):
+            raise broken("9", f"shard {shard} goes back from rules {self.rules[shard]} to {rules}")
+        self.rules[shard] = rules
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""
@@ -428,6 +441,8 @@ class Checker:
         holders: dict[bytes, int] = {}
         cancels: dict[bytes, dict[int, Note]] = defaultdict(dict)
         """Id -> the latest of its cancels that came through each partition."""
+        by_rules_1: set[bytes] = set()
+        """Ids of records that were decided by rules 1: their order is not checked, also not by what was noted of them then."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -450,6 +465,9 @@ class Checker:
             is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
             first_ms, through = _accepted_ms(record, expected), _through(shard, expected)
             is_schedule = expected.verb in ("schedule", "replace", "replay")
+            rules = self.steps[shard][step].progress.rules
+            if rules == 1:
+                by_rules_1.add(named)
             later = self._later(source, first_ms, through, holder, cancels[named] if is_schedule else {})
             if not is_schedule and not alive:
                 later = []
@@ -461,8 +479,17 @@ class Checker:
                     cancels[named][through] = Note(first_ms, record.timestamp_ms)
             if reason == Reason.FORWARDED:
                 continue
+            if (
+                rules == 1
+                and reason == Reason.BAD_VALUE
+                and expected.first_ms is not None
+                and expected.first_ms > record.timestamp_ms
+            ):
+                continue
+            if named in by_rules_1:
+                later = [] if reason is None else [Note(first_ms, record.timestamp_ms)]
             if reason is None and not expected.malformed:
-                self._check_accepted(source, record, expected, later, alive=alive)
+                self._check_accepted(source, record, expected, later)
             if later and reason == Reason.TOO_LATE:
                 continue
             if reason == Reason.TOO_LATE and expected.verb == "schedule" and not expected.malformed:
@@ -496,7 +523,11 @@ class Checker:
                     moved.add((holder, expected.due_ms))
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
-                    fired_ms = min(first_ms, record.timestamp_ms)
+                    fired_ms = (
+                        max(first_ms, self._first_of(shard, holder))
+                        if rules == 1
+                        else min(first_ms, record.timestamp_ms)
+                    )
                     fired |= {(holder, fired_ms), (holder, pending[holder])}
                     pending[holder] = min(pending[holder], fired_ms)
                 continue
@@ -507,7 +538,7 @@ class Checker:
                 self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
             elif expected.verb in ("schedule", "replay") and expected.policy != "replace":
-                self._check_duplicate(source, first_ms, holder, step)
+                self._check_duplicate(source, record.timestamp_ms if rules == 1 else first_ms, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
@@ -544,19 +575,17 @@ class Checker:
         return later
 
     def _check_accepted(
-        self, source: tuple[int, int], record: Record, expected: Expectation, later: list[Note], *, alive: bool
+        self, source: tuple[int, int], record: Record, expected: Expectation, later: list[Note]
     ) -> None:
-        """Law 6: a record does not win over one that counts as later, as long as that is remembered."""
+        """Law 6: a record does not win over one that counts as later; that is remembered as long as the record may come."""
+        if not later:
+            return
         if expected.verb not in ("schedule", "replace", "replay"):
-            if later:
-                raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it: {later}")
-            return
-        if expected.id is None or parse_generated_id(expected.id, self.shards) is not None:
-            return
-        if later:
-            raise broken(
-                "6", f"{source} of {_accepted_ms(record, expected)} was accepted after later ones of its id: {later}"
-            )
+            raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it: {later}")
+        # Cancels of generated ids are not remembered.
+        if expected.id is not None and parse_generated_id(expected.id, self.shards) is None:
+            first_ms = _accepted_ms(record, expected)
+            raise broken("6", f"{source} of {first_ms} was accepted after later ones of its id: {later}")
 
     def _record_at(self, shard: int, offset: int) -> Record:
         record = self.brokers.topics[DELAY][shard].items[offset][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chronos.core.progress import RULES
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
@@ -151,6 +152,12 @@ class FaultInjection(ClusterPart):
             for _ in range(dice.choice([1, 3, 8])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._leave)
 
+        dice = self.cluster.rules_dice
+        for node in [node for node in self.nodes if node.rules < RULES]:
+            if dice.random() < 0.3:
+                node.joins_ms = world.now_ms + dice.randrange(self.fault_ms)
+            world.after(dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000]))
+
         dice = self.cluster.health_dice
         if self.cluster.moves is not None:
             kinds = [self._stick, self._stick, self._stick, self._pause_observer, self._blind_all_but_one, self._lose_broker,
@@ -161,8 +168,8 @@ class FaultInjection(ClusterPart):
     def _draw_broker_clocks(self) -> None:
         """The clock of each broker, up to the tolerance and in some seeds for a time beyond it; leaders move between them."""
         world, dice = self.world, self.cluster.time_dice
-        if dice.random() < 0.4:
-            return
+        if dice.random() < 0.4 or any(node.rules < RULES for node in self.nodes):
+            return  # rules 1 do not hold under different clocks
         if dice.random() < 0.5:
             for node in self.nodes:
                 node.clock.skew_ms = node.clock.began_ms = 0
