@@ -128,7 +128,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
         "cluster": found.cluster,
         "from": format_time(found.span.from_ms),
         "to": format_time(found.span.to_ms),
-        "archived": format_time(found.archived_ms),
+        "archived": _time(found.archived_ms or None),
         "judged_until": format_time(found.judged_ms),
         "clean": found.clean,
         "not_proved": found.not_proved,
@@ -172,7 +172,7 @@ def _show(found: "Audit") -> None:
     parts: list[Any] = [
         Text(f"{printable(found.cluster)}: messages due from {format_time(found.span.from_ms)}"
              f" to {format_time(found.span.to_ms)}"),
-        Text(f"judged up to {format_time(found.judged_ms)}, archived {format_time(found.archived_ms)}\n"),
+        Text(f"judged up to {format_time(found.judged_ms)}, archived {_time(found.archived_ms or None) or 'not yet'}\n"),
     ]  # fmt: skip
     if not total:
         nothing = "nothing was due" if found.archived_ms >= found.span.to_ms else "no archived message is due"

@@ -113,6 +113,7 @@ def run(
     master: str,
     conf: list[str],
     other_cluster: bool,
+    beyond_archive: bool,
 ) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
     if resume and abandon:
@@ -154,7 +155,8 @@ def run(
                     display.pause()
                     note("there is no unfinished run")
                 if not (resume or abandon):
-                    _replay(job, request, output, yes=yes, dry_run=dry_run, pause=display.pause)
+                    _replay(job, request, output, yes=yes, dry_run=dry_run, beyond_archive=beyond_archive,
+                            pause=display.pause)  # fmt: skip
     except KeyboardInterrupt:
         note("stopped; the archive records what was sent: the same command sends the rest, --abandon ends the run")
         raise typer.Exit(1) from None
@@ -204,6 +206,7 @@ def _replay(
     *,
     yes: bool,
     dry_run: bool,
+    beyond_archive: bool,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Plan, ask and send; the time that is shown is that of planning and sending, without the time to answer."""
@@ -219,6 +222,8 @@ def _replay(
     try:
         if output is Format.text:
             _show_plan(planned)
+        if not dry_run:
+            check_end(planned, beyond_archive=beyond_archive)
         if dry_run or not planned.messages:
             if output is Format.json:
                 put_json(as_json(planned))
@@ -233,6 +238,27 @@ def _replay(
     report = job.send(run)
     pause()
     _show_end(report, output, plan_s + time.monotonic() - began_s)
+
+
+def check_end(report: "Report", *, beyond_archive: bool) -> None:
+    """Raise typer.BadParameter if the window ends behind the archive's end: what is due there may not be in the plan."""
+    if ends_early(report) and not beyond_archive:
+        raise typer.BadParameter(
+            f"{_archive_end(report)}: messages that are due behind it may be left out. Run `chronos archive` first, give an"
+            " earlier --to, or accept it with --beyond-archive"
+        )
+
+
+def ends_early(report: "Report") -> bool:
+    """True if the archive ends before the window of a plan does; the window of --pending is all times."""
+    request, end_ms = report.request, report.archived_ms
+    return request.mode != "pending" and end_ms is not None and request.to_ms is not None and request.to_ms > end_ms
+
+
+def _archive_end(report: "Report") -> str:
+    from chronos.spark.audit.job import before_window
+
+    return before_window(report.archived_ms or 0)
 
 
 def _confirm(question: str, *, yes: bool) -> None:
@@ -277,7 +303,7 @@ def as_json(report: "Report") -> dict[str, Any]:
              "due": _time(each.due_ms), "bytes": each.bytes}
             for each in report.samples
         ],
-        "judged": report.judged, "changed_targets": report.changed_targets,
+        "judged": report.judged, "archived": _time(report.archived_ms or None), "changed_targets": report.changed_targets,
         "gone": [
             {"target": each.target, "partition": each.partition, "deleted": each.deleted, "lost": each.lost,
              "log_start": each.log_start}
@@ -305,6 +331,8 @@ def _show_plan(report: "Report") -> None:
         Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
         Text(f"sent before for the purpose {request.purpose}: {number(report.sent_before)}"),
     ]
+    if ends_early(report):
+        parts.append(Text(f"{_archive_end(report)}: messages that are due behind it may be left out", "yellow"))
     if report.expired:
         parts.append(Text(f"past their chronos-expire-at, left out: {number(report.expired)} (--ignore-expiry)"))
     if report.too_large:

@@ -130,3 +130,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None
     attempts: int = 0
+    archived_ms: int | None = None
+    """The end of the archive when the plan was made, epoch ms: messages due behind it may be left out; 0: it had none yet.
+    None: a plan of an older version."""

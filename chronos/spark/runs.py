@@ -21,7 +21,7 @@ from msgspec import Struct, to_builtins
 from msgspec import convert as from_builtins
 
 from chronos.errors import ArchiveUnusable, LogUnavailable
-from chronos.spark import schema
+from chronos.spark import inventory, schema
 from chronos.spark.brokers import TopicBrokers
 from chronos.spark.storage import ArchiveStorage
 
@@ -33,6 +33,9 @@ RUNS_KEPT = 3
 
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
+
+OFFSETS_FILE = "offsets.parquet"
+"""Name of the file of a batch of the table `offsets`."""
 
 TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
 UNREADABLE = "unreadable"
@@ -95,20 +98,60 @@ def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
 
 
 def remove_uncommitted(storage: ArchiveStorage) -> ArchiveRun | None:
-    """Remove the batches that the last run did not commit. The run with its positions; None for a new archive."""
-    names = [name for name in storage.folders(RUNS) if storage.exists(f"{RUNS}/{name}/run.json")]
+    """Remove the batches that the last run did not commit. The run with its positions; None for a new archive.
+
+    `offsets` first: what it covers must be in the other tables at every moment.
+    """
+    names = _run_names(storage)
     if not names:
         return None
     name = names[-1]
     run = from_builtins(storage.read_json(f"{RUNS}/{name}/run.json"), ArchiveRun)
     committed = {table: committed_batch(storage, name, table) for table in {read.table for read in run.topics.values()}}
-    for table in schema.TABLES:
+    for table in reversed(tuple(schema.TABLES)):
         for folder in storage.folders(table):
             of_run, number, stream = parse_batch(folder, table)
             if of_run == name and number > committed.get(stream, -1):
                 log.warning("removing a batch that a run did not commit", table=table, batch=folder)
+                inventory.forget(storage, f"{table}/{folder}")
                 storage.remove(f"{table}/{folder}")
     return positions(storage, name, run)
+
+
+def _run_names(storage: ArchiveStorage) -> list[str]:
+    """The runs that have begun."""
+    return [name for name in storage.folders(RUNS) if storage.exists(f"{RUNS}/{name}/run.json")]
+
+
+def need_runs(storage: ArchiveStorage) -> None:
+    """Raise ArchiveUnusable if there are batches of runs that `_runs` does not hold: another run would overwrite or repeat them.
+
+    A run that was killed before it wrote `run.json` has left nothing but its first rows of `offsets`, which the next one overwrites.
+    """
+    names = _run_names(storage)
+    last = int(names[-1]) if names else 0
+    begun = batch_begin(f"{last + 1:08}")
+    lost = [f"{table}/{folder}" for table in schema.TABLES for folder in storage.folders(table)
+            if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)]  # fmt: skip
+    lost += [
+        f"{RUNS}/{name}" for name in storage.folders(RUNS) if name not in names and storage.folders(f"{RUNS}/{name}")
+    ]
+    if lost:
+        raise ArchiveUnusable(
+            f"{storage.uri} has {lost[0]}, and {RUNS}/ does not hold the run that wrote it: the offsets that are archived are not"
+            f" known. Restore {RUNS}/ from a copy of the archive that is not older, or choose another location"
+        )
+
+
+def _is_of_run_behind(folder: str, last: int) -> bool:
+    """True for a batch of a run after the last one that is known; of compacted batches it is not known."""
+    run = folder.removeprefix("batch=").split("-")[0]
+    return int(run) > last if run.isdigit() else last == 0
+
+
+def batch_begin(run: str) -> str:
+    """The folder below `offsets` with the offsets that a run begins at."""
+    return f"batch={run}-begin"
 
 
 def batch_folder(run: str, number: int, stream: str, table: str) -> str:
@@ -262,7 +305,7 @@ def _note_begin(
         for topic in deleted
         for part, seen in run.topics[topic].partitions.items()
     ]
-    storage.write(f"{schema.OFFSETS.name}/batch={name}-begin/offsets.parquet", offsets_file(rows))
+    write_offsets(storage, batch_begin(name), rows)
 
 
 OffsetRow = tuple[str, str, int, str, int, int, int, int, int, int, bool, str | None]
@@ -274,6 +317,14 @@ def offset_row(run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, 
     read = seen.partitions[part]
     return (seen.table, topic, int(part), seen.id, begin, end, read.log_start, read.stable_end, read.high_watermark,
             run.read_ms, gap is not None, gap)  # fmt: skip
+
+
+def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]) -> None:
+    """Write the file of a batch of the table `offsets`, and record it."""
+    folder, data = f"{schema.OFFSETS.name}/{batch}", offsets_file(rows)
+    inventory.forget(storage, folder)  # of a run that was killed before it began
+    storage.write(f"{folder}/{OFFSETS_FILE}", data)
+    inventory.record(storage, folder, {OFFSETS_FILE: (len(data), len(rows))})
 
 
 def offsets_file(rows: Sequence[OffsetRow]) -> bytes:

@@ -3,6 +3,7 @@
     <location>/archive.json                                              the cluster, topics and format of the archive
     <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
     <location>/_runs/...                                                 Spark's checkpoints: not data, readers skip it
+    <location>/_files/...                                                the files of each batch (`inventory`)
 
 `batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the first, so each record is
 there exactly once. Times are milliseconds since the epoch by the broker's clock, unless a column names another clock.

@@ -467,7 +467,7 @@ def test_the_time_to_answer_the_question_is_not_counted(
     monkeypatch.setattr(sys, "stdin", Operator())
     monkeypatch.setattr(typer, "confirm", confirm)
     began_s = time.monotonic()
-    _replay(lost.job(), lost.request, Format.text, yes=False, dry_run=False)
+    _replay(lost.job(), lost.request, Format.text, yes=False, dry_run=False, beyond_archive=False)
     whole_s = time.monotonic() - began_s
     (seconds,) = re.findall(r"sent 400 messages in ([0-9.]+) s", capsys.readouterr().out)
     assert 0 < float(seconds) <= whole_s - answer_s + 0.05

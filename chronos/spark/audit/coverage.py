@@ -92,6 +92,15 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     }  # fmt: skip
 
 
+def archive_end_ms(offsets: DataFrame) -> int | None:
+    """Table `offsets` -> when the archive held all of the delay topic last, epoch ms: that of the partition least read.
+
+    0: not every partition was read to its end yet; None: the archive never looked at the topic.
+    """
+    found = coverage(offsets.where(f.col("table") == "messages"), "partition")
+    return min((seen.covered_ms for seen in found.values()), default=None)
+
+
 def _with_judged(offsets: DataFrame) -> DataFrame:
     """Table `offsets` -> the same with `judged`, that of which an audit asks how far it is archived: a target as a whole, and
     each partition of the topics of Chronos."""

@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
-from chronos.spark import ledger
+from chronos.spark import inventory, ledger
 from chronos.spark.archive.claim import check_cluster_id
-from chronos.spark.audit.job import Judgement, default_span, judge
+from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.counts import TARGETS_MAX, counted, counts_of
@@ -39,7 +39,7 @@ from chronos.spark.progress import Step, Watch, ignore, running_tasks
 from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, ArchiveBrokers, check_format
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import last_read_ms, open_tables
+from chronos.spark.tables import open_tables
 
 log = structlog.get_logger("chronos.backfill")
 
@@ -121,7 +121,9 @@ class Backfill:
         """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it begins."""
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
-        span = self._span(request)
+        needs_window = request.mode != "pending" and request.to_ms is None and request.from_ms is None
+        archived_ms = archive_end(self._tables, self._storage.uri, needs_window=needs_window)
+        span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
         judgement = judge(self._tables, self.topic, span)
         deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
@@ -130,7 +132,7 @@ class Backfill:
         report = Report(
             run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
             messages=0, bytes=0, sent_before=sum(numbers.values()) - sum(targets.values()), expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
-            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged,
+            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged, archived_ms=archived_ms,
             changed_targets=self._changed_targets(request, judgement),
             gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
         )  # fmt: skip
@@ -138,14 +140,9 @@ class Backfill:
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
-    def _span(self, request: Request) -> Span:
+    def _span(self, request: Request, archived_ms: int) -> Span:
         if request.mode == "pending":
             return Span(from_ms=request.from_ms or 0, to_ms=request.to_ms or EVERYTHING.to_ms)
-        archived_ms = last_read_ms(self._tables.offsets)
-        if archived_ms is None:
-            raise ArchiveFailed(
-                f"the archive at {self._storage.uri} holds no record of the delay topic yet; run `chronos archive`"
-            )
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
     def _deliveries(
@@ -455,7 +452,9 @@ class Backfill:
         named = self._spark.range(0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX)))
         sent = named.mapInArrow(rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS)
         rows = ledger.ledger_rows(sent, run)
+        inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
         rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
+        inventory.record(self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done)))
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), Report)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)
