@@ -207,7 +207,7 @@ def test_a_forbidden_import_is_found(tmp_path, path, source, complaint):
     assert found[0].startswith(f"chronos/{path}:")
 
 
-LINES_MAX = 500
+LINES_MAX = 700
 
 TABLES = {"admin/schemas.py"}
 """Modules that only list: they may be longer."""
@@ -219,11 +219,11 @@ def long_files(root: Path) -> list[str]:
     return [f"{name} has {lines} lines" for name, lines in sorted(files) if lines > LINES_MAX and name not in TABLES]
 
 
-def test_no_module_has_more_than_500_lines(tmp_path):
-    """A longer module holds more than one mechanism."""
+def test_no_module_is_longer_than_one_subject(tmp_path):
+    """A module is cut where its subject ends; a longer one than this holds several."""
     assert long_files(ROOT / "chronos") == []
     (tmp_path / "long.py").write_text("x = 1\n" * (LINES_MAX + 1))
-    assert long_files(tmp_path) == ["long.py has 501 lines"]
+    assert long_files(tmp_path) == ["long.py has 701 lines"]
 
 
 def test_everything_imported_is_a_declared_dependency():

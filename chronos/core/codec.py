@@ -3,6 +3,9 @@
 Changing a format: a field is only ever appended, with a default that means what its absence meant. Any other change
 takes the next version number, a decoder for both versions, and a golden-bytes test for each (tests/unit/test_codec.py).
 Bytes of an unknown version raise a named error; they are never guessed at.
+
+Fields that were appended with rules 2 are written only where they say something: what was decided by rules 1 has the same bytes in
+every version, and so the same digest.
 """
 
 from collections.abc import Callable
@@ -10,9 +13,10 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.message import Entry, EntryHead
+from chronos.core.message import Entry, EntryHead, IdOrder
 from chronos.errors import StoreCorrupt
 
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
@@ -50,10 +54,12 @@ class IdState(Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None = None
     """Of a message that is retried, deferred or parked, and of one that expired or is dead."""
     first_ms: int = 0
-    """The first timestamp (epoch ms) of the record that scheduled the message, or of a cancel that is not older."""
+    """The first timestamp (epoch ms) of the record that scheduled the message. By rules 1, or of a cancel that is not older."""
     cancel_shard: int | None = None
-    """The shard that the cancel of `first_ms` came to first, or the state's own for cancels that came to several; None: no
-    cancel has that time."""
+    """By rules 1: the shard that the cancel of `first_ms` came to first, or the state's own for cancels that came to several.
+    None: no cancel has that time."""
+    order: IdOrder | None = None
+    """By rules 2: as in the entry of the message, with the cancels that came since."""
 
 
 class Totals(Struct, frozen=True, array_like=True, gc=False):
@@ -113,6 +119,10 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     totals: Totals = Totals()
     parked: int = 0
     """Those of the pending messages that are parked in lanes."""
+    rules: int = 1
+    """The number of the rules of the last progress record."""
+    horizon_ms: int = 0
+    """Ids settled, and cancels noted, before this broker time (epoch ms) are forgotten."""
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -142,15 +152,24 @@ T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
 
+_ENTRY_WITHOUT_ORDER = ENTRY_VERSION + bytes([0x90 + len(Entry.__struct_fields__) - 1])
+_ID_STATE_WITHOUT_ORDER = ID_STATE_VERSION + bytes([0x90 + len(IdState.__struct_fields__) - 1])
+"""The version, and msgpack's header of an array without the last field, which is one byte, null."""
+
+_FIRST_STATE_FIELDS = State.__struct_fields__.index("rules")
+"""Fields of the states of rules 1."""
+
 
 def pack_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry."""
-    return ENTRY_VERSION + _encode(entry)
+    data = _encode(entry)
+    return ENTRY_VERSION + data if entry.order is not None else _ENTRY_WITHOUT_ORDER + data[1:-1]
 
 
 def pack_id_state(id_state: IdState) -> bytes:
     """Return the bytes of an id state."""
-    return ID_STATE_VERSION + _encode(id_state)
+    data = _encode(id_state)
+    return ID_STATE_VERSION + data if id_state.order is not None else _ID_STATE_WITHOUT_ORDER + data[1:-1]
 
 
 def pack_lane_state(lane_state: LaneState) -> bytes:
@@ -164,6 +183,8 @@ def pack_state(state: State) -> bytes:
     assert state.pending >= 0, "the number of pending messages is negative"
     assert 0 <= state.parked <= state.pending, "parked messages are counted wrongly"
     assert state.applied >= 0, "a position in the progress log is negative"
+    if state.rules == 1:
+        return STATE_VERSION + _encode(astuple(state)[:_FIRST_STATE_FIELDS])
     return STATE_VERSION + _encode(state)
 
 

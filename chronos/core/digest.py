@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from chronos.core.codec import FRESH, PENDING, pack_state, unpack_id_state, unpack_state
+from chronos.core.codec import FRESH, PENDING, IdState, pack_state, unpack_id_state, unpack_state
 from chronos.core.keys import (
     COUNT,
     ENTRY,
@@ -24,9 +24,11 @@ from chronos.core.keys import (
     entry_key,
     expiry_key,
 )
+from chronos.core.order import kept_from_ms
 from chronos.core.step import StoreView
 
-VERSION = b"\x04"
+VERSION, VERSION_HORIZON = b"\x04", b"\x05"
+"""Of a state by rules 1, and of later ones, which have a horizon."""
 
 DIGEST_BYTES = 16
 """Long enough that different stores never have the same digest by accident; no protection against forgery."""
@@ -41,22 +43,29 @@ _pack = msgspec.msgpack.Encoder().encode
 def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     """Return the digest, in hexadecimal, of a store that does not change meanwhile.
 
-    Settled id states count if they were settled at most `remembered_ms` before the last progress record. That must not exceed
-    the time for which the delete worker keeps them (`workers.delete.id_states_kept_ms`); replicas with different settings are
-    compared with the smallest of them. With 0 only pending messages have to be equal.
+    Settled id states count if they are not forgotten, and are kept from a time at most `remembered_ms` before the last progress
+    record. By rules 1 that must not exceed the time for which the delete worker keeps them (`workers.delete.id_states_kept_ms`);
+    replicas with different settings are compared with the smallest of them. With 0 only pending messages have to be equal.
     """
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
-    kept_from_ms = max(0, state.progress_ms - remembered_ms)
-    found = hashlib.blake2b(VERSION + pack_state(state), digest_size=DIGEST_BYTES)
+    from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
+    version, since_ms = (VERSION, _settled_ms) if state.rules == 1 else (VERSION_HORIZON, kept_from_ms)
+    found = hashlib.blake2b(version + pack_state(state), digest_size=DIGEST_BYTES)
     due_ms, offset = state.cursor
     after_cursor = entry_key(due_ms, offset + 1) if offset < OFFSET_MAX else entry_key(due_ms + 1, 0)
     for rows in _portions(view, after_cursor, _beyond(ENTRY)):
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, ID_STATE, _beyond(ID_STATE)):
-        found.update(b"".join([_pack(row) for row in rows if _counts(row[1], kept_from_ms)]))
+        id_states = [unpack_id_state(data) for _, data in rows]
+        counted = [
+            _pack(row)
+            for row, id_state in zip(rows, id_states, strict=True)
+            if id_state.state == PENDING or since_ms(id_state) >= from_ms
+        ]
+        found.update(b"".join(counted))
     # The expiry list is covered too: an id state that is missing from it would never be dropped.
-    for rows in _portions(view, expiry_key(kept_from_ms, b""), _beyond(EXPIRY)):
+    for rows in _portions(view, expiry_key(max(0, from_ms), b""), _beyond(EXPIRY)):
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
         found.update(b"".join(map(_pack, rows)))
@@ -66,9 +75,8 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     return found.hexdigest()
 
 
-def _counts(data: bytes, kept_from_ms: int) -> bool:
-    id_state = unpack_id_state(data)
-    return id_state.state == PENDING or id_state.settled_ms >= kept_from_ms
+def _settled_ms(id_state: IdState) -> int:
+    return id_state.settled_ms
 
 
 def _beyond(space: bytes) -> bytes:

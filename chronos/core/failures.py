@@ -43,5 +43,7 @@ def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, 
             if undated is not None:
                 failure = Failure(undated.reason, undated.attempts, timestamp_ms, undated.detail)
         settled_ms = 0 if state == PENDING else timestamp_ms
-        found[message_id] = IdState(state, id_state.due_ms, id_state.offset, settled_ms, failure, id_state.first_ms)
+        found[message_id] = IdState(
+            state, id_state.due_ms, id_state.offset, settled_ms, failure, id_state.first_ms, None, id_state.order
+        )
     return found

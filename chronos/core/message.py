@@ -183,6 +183,15 @@ class Options(Struct, frozen=True, array_like=True, gc=False):
     repetition: Repetition | None = None
 
 
+class IdOrder(Struct, frozen=True, array_like=True, gc=False):
+    """What the order of the records of one id depends on besides its first timestamp. Field order is the layout."""
+
+    source: int | None = None
+    """The partition that the message came to first; None: its own."""
+    cancels: tuple[tuple[int, int], ...] = ()
+    """`(first timestamp, partition)` of the latest cancel, and of the latest one that came to another partition than that."""
+
+
 class Entry(Struct, frozen=True, array_like=True, gc=False):
     """A pending message as the store keeps it. Field order is the layout: append only, with a default."""
 
@@ -205,6 +214,8 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     """The attempt to deliver it that comes next, from 1 on."""
     options: Options | None = None
     """None for a plain message."""
+    order: IdOrder | None = None
+    """None for a message that came to its own partition, whose id no remembered cancel has named."""
 
 
 class EntryHead(Struct, frozen=True, array_like=True, gc=False):

@@ -32,6 +32,7 @@ from chronos.core.message import (
     ConditionalSchedule,
     Entry,
     Headers,
+    IdOrder,
     Misplaced,
     OnConflict,
     Options,
@@ -41,7 +42,7 @@ from chronos.core.message import (
     Verb,
 )
 from chronos.core.options import has_time, parse_options, repeats_by_cron
-from chronos.core.placement import first_timestamp_ms, misplaced
+from chronos.core.placement import hop_of, misplaced
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_duration, parse_duration_ms
 from chronos.core.values import names, shown, text_of, time_of
@@ -105,18 +106,25 @@ def _forwarded(
     rules: Rules,
 ) -> Command:
     """Parse a forwarded record as if it had been written to this partition at its first timestamp."""
-    first_ms = first_timestamp_ms(control.pop(FORWARDED), record.timestamp_ms, rules)
-    if isinstance(first_ms, Rejection):
-        return first_ms
+    found = hop_of(control.pop(FORWARDED), record.timestamp_ms, rules)
+    if isinstance(found, Rejection):
+        return found
+    source, first_ms = found
     record = Record(record.offset, first_ms, record.key, record.value, record.headers)
     command = _plain(record, control, headers, rules) if len(control) == 2 else None
-    if type(command) is Entry:
-        return command
     if command is None:
         command = _any(record, control, headers, rules)
     if isinstance(command, Misplaced):
         return misplaced(command.partition, rules, was_forwarded=True)
-    return replace(command, first_ms=first_ms) if isinstance(command, Action) else command
+    if isinstance(command, Action):
+        return replace(command, first_ms=first_ms)
+    if rules.number == 1:
+        return command
+    if isinstance(command, Entry):
+        return replace(command, order=IdOrder(source))
+    if isinstance(command, ConditionalSchedule):
+        return replace(command, entry=replace(command.entry, order=IdOrder(source)))
+    return command
 
 
 def _plain(

@@ -2,13 +2,14 @@
 
 An id belongs to the partition in which Java producers place it as a key, a generated id to the shard it names. A record that
 arrives elsewhere is forwarded: written on to its own partition with its source and first timestamp in one header, which its
-own shard strips and believes only as far as it can be true. Nothing is forwarded twice.
+own shard strips and believes as far as it can be true. Nothing is forwarded twice.
 """
 
 import re
 from collections.abc import Sequence
 from struct import unpack
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import MURMUR2_MULTIPLIER, MURMUR2_SEED, parse_generated_id, partition_of
 from chronos.core.message import FORWARDED, Command, Misplaced, Reason, Record, Rejection
 from chronos.core.rules import Rules
@@ -143,16 +144,28 @@ def first_shard(record: Record, shard: int) -> int:
     return shard
 
 
-def first_timestamp_ms(raw: bytes | None, timestamp_ms: int, rules: Rules) -> int | Rejection:
-    """Return the first timestamp (epoch ms) in the hop of a record of `timestamp_ms`, or the rejection of a forged one.
+def hop_of(raw: bytes | None, timestamp_ms: int, rules: Rules) -> tuple[int, int] | Rejection:
+    """Return the partition and the first timestamp (epoch ms) that a record of `timestamp_ms` has by its hop, or its rejection.
 
-    Only Chronos writes the header. What can be told here: it names another partition of the delay topic, and a time that is not
-    after the record's own. The audit compares its source with the decisions of that partition.
+    Only Chronos writes the header, and what can be told here is that it names another partition of the delay topic. A first
+    timestamp that is further ahead than two clocks may differ counts as the record's own time: the two brokers' clocks disagree,
+    which is no fault of the record. The audit compares the source with the decisions of that partition.
     """
     source, _, rest = (raw or b"").rpartition(b"/")
     found = _NUMBERS.fullmatch(rest)
     if found is not None and rules.may_forward(source):
-        first_ms = int(found[1])
-        if first_ms <= timestamp_ms:
-            return first_ms
+        first_ms, partition = int(found[1]), int(source.rpartition(b"/")[2])
+        if rules.number == 1:
+            if first_ms <= timestamp_ms:
+                return partition, first_ms
+        else:
+            return partition, first_ms if first_ms <= timestamp_ms + CLOCK_TOLERANCE_MS else timestamp_ms
     return Rejection(Reason.BAD_VALUE, f"{FORWARDED}: Chronos did not write {shown(raw)}")
+
+
+def ahead_ms(record: Record) -> int:
+    """Return by how much the first timestamp of a forwarded record, whose hop the parser has checked, is ahead of its own (ms)."""
+    for name, raw in record.headers or ():
+        if name == FORWARDED:
+            return int((raw or b"").rpartition(b";")[2]) - record.timestamp_ms
+    return 0

@@ -2,6 +2,9 @@
 
 Layout: a version byte, then a msgpack array in the field order below; a field is only ever appended, with a
 default. A change of meaning takes a new version, and a replica that does not know a version stops.
+
+A record names the number of the rules that its master decided by. Rules are everything that a replay computes: how a record is
+parsed, where a message is placed, what an id state notes. Replay follows the number of each record, for ever.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +12,23 @@ from enum import IntEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from chronos.core.codec import UNDECODABLE
 from chronos.errors import LogMismatch
 
 VERSION = b"\x02"
-"""Version 1 had no cluster; it was never released."""
+"""Records of rules 1. Version 1 had no cluster; it was never released."""
+
+VERSION_NUMBERED = b"\x03"
+"""Records that name the number of their rules, which is at least 2."""
+
+RULES = 2
+"""The newest rules that this version of Chronos knows.
+
+    1   the first ones
+    2   no hop is refused for its time; the order of records that came through different partitions; the horizon
+"""
 
 
 class Outcome(IntEnum):
@@ -93,6 +107,11 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The cursor of every lane that messages left."""
     details: tuple[str, ...] = ()
     """The different texts that explain decisions, at most DETAILS_MAX."""
+    rules: int = 1
+    """The number of the rules that the step was decided by."""
+    horizon_ms: int = 0
+    """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this step, whether or not the delete
+    worker has removed them yet."""
 
     @property
     def selected(self) -> int:
@@ -155,6 +174,9 @@ def detail_number(details: list[str], text: str) -> int:
     return details.index(cut) + 1
 
 
+_FIRST_FIELDS = Progress.__struct_fields__.index("rules")
+"""Fields of the records of rules 1."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Progress).decode
 
@@ -164,18 +186,29 @@ def pack_progress(progress: Progress) -> bytes:
     assert all(count >= 0 for count in progress.counts), "more messages were decided than selected"
     assert all(offset < progress.pull_offset for offset, _ in progress.refused[-1:]), "a refused record was not pulled"
     assert all(first <= last < progress.pull_offset for first, last in progress.unreadable), "a range was not pulled"
-    return VERSION + _encode(progress)
+    assert 1 <= progress.rules <= RULES, "there are no rules of this number"
+    if progress.rules == 1:
+        return VERSION + _encode(astuple(progress)[:_FIRST_FIELDS])
+    return VERSION_NUMBERED + _encode(progress)
 
 
 def unpack_progress(data: bytes | None) -> Progress:
     """Return the progress record in the bytes. Raises LogMismatch if this version cannot have written them."""
-    if not data or data[:1] != VERSION:
+    if not data or data[:1] not in (VERSION, VERSION_NUMBERED):
         shown = data[0] if data else "none"
         raise LogMismatch(
             f"a progress record has format version {shown}, which this version of Chronos does not know:"
             " a newer node wrote it, or the topic is not Chronos's. Upgrade this node, or check topics.progress."
         )
     try:
-        return _decode(data[1:])
+        progress = _decode(data[1:])
     except UNDECODABLE as error:
         raise LogMismatch(f"a progress record cannot be decoded ({error}); check topics.progress") from error
+    if progress.rules > RULES:
+        raise LogMismatch(
+            f"a progress record was decided by rules {progress.rules}, and this version of Chronos knows rules up to {RULES}:"
+            " a newer node wrote it. Upgrade this node."
+        )
+    if (progress.rules == 1) != (data[:1] == VERSION):
+        raise LogMismatch(f"a progress record of version {data[0]} names rules {progress.rules}; check topics.progress")
+    return progress

@@ -207,7 +207,7 @@ def carried(entry: Entry, decision: Decision, message_id: bytes, shard: int) -> 
         next_place_ms = next_ms
     return next_place_ms, Entry(
         message_id, next_ms, entry.target, entry.key, entry.headers, entry.value, entry.timestamp_ms, expire_at_ms,
-        decision.occurrence, 1, options,
+        decision.occurrence, 1, options, entry.order,
     )  # fmt: skip
 
 

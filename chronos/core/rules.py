@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from chronos.core.message import TARGET_TOPIC, Reason, Rejection
+from chronos.core.progress import RULES
 from chronos.core.repetition import NextCron
 from chronos.core.timefmt import EARLIEST_PLAUSIBLE_MS, MS_MAX
 
@@ -43,8 +44,9 @@ class Rules:
         min_time_ms: int = EARLIEST_PLAUSIBLE_MS,
         attempts_max: int = ATTEMPTS_MAX,
         next_cron: NextCron | None = None,
+        number: int = RULES,
     ) -> None:
-        """`misplaced`: the decision about an id that belongs to another shard; None: ids are not compared with the shard.
+        """`number`: see `progress.RULES`; a master raises it once all nodes know the next ones. `misplaced`: the decision about an id that belongs to another shard; None: ids are not compared with the shard.
 
         `delay_topic`: the topic that the hop of a forwarded record must name; None: any. `next_cron`: checks cron expressions;
         None: they are not checked.
@@ -62,14 +64,16 @@ class Rules:
         self.min_time_ms = min_time_ms
         self.attempts_max = attempts_max
         self.next_cron = next_cron
+        self.number = number
         self.topics_seen: dict[bytes, str] = {}
         """Raw header value -> topic, for targets that were accepted before; at most TARGETS_SEEN_MAX."""
         self._sources_seen: set[bytes] = set()
         """The other partitions of the delay topic, once a hop named them."""
 
-    def for_replay(self) -> "Rules":
-        """Return the rules of a replica that executes decisions: they reject nothing that a setting could reject."""
-        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=2 * MS_MAX, min_time_ms=0)
+    def for_replay(self, number: int = RULES) -> "Rules":
+        """Return the rules of a replica that executes decisions made by rules `number`: they reject nothing that a setting could
+        reject."""
+        return Rules(shard=self.shard, shards=self.shards, max_delay_ms=2 * MS_MAX, min_time_ms=0, number=number)
 
     def may_forward(self, source: bytes) -> bool:
         """Return whether a hop may come from `<topic>/<partition>`: another partition of the delay topic."""

@@ -44,12 +44,13 @@ from chronos.core.keys import (
 )
 from chronos.core.lanes import Lanes
 from chronos.core.message import PROBE_ID, Action, Entry, Record
+from chronos.core.order import kept_from_ms
 from chronos.core.parsing import parse
 from chronos.core.placement import check_places
-from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, count_outcomes
+from chronos.core.progress import RULES, Decision, LaneCursor, Outcome, Progress, count_outcomes
 from chronos.core.repetition import carried
 from chronos.core.rules import Rules
-from chronos.core.staging import stage, stage_unreadable
+from chronos.core.staging import stage, stage_nothing, stage_unreadable
 from chronos.core.step import (
     Changes,
     KeyValue,
@@ -94,7 +95,7 @@ class Shard:
         self._view = view
         self._counts: dict[int, int] = {}
         # Replay never decides again: its rules reject nothing that a setting could reject.
-        self._replay_rules = rules.for_replay()
+        self._replay_rules = {number: rules.for_replay(number) for number in range(1, RULES + 1)}
 
     # --- stage
 
@@ -102,24 +103,36 @@ class Shard:
         """Parse the records by the master's rules, and read the states of the ids they name."""
         return self._parse(records, self.rules)
 
-    def stage(self, records: Sequence[Record], parsed: Parsed | None = None) -> Staged:
+    def stage(self, records: Sequence[Record], parsed: Parsed | None = None, *, horizon_ms: int = 0) -> Staged:
         """Return the changes that the records ask for, rejecting what must be rejected: the master's side.
 
         `parsed`: the result of `parse` for exactly these records, if it was computed before and is still up to date.
+        `horizon_ms`: ids settled, and cancels noted, before that time are forgotten.
         """
         assert parsed is None or len(parsed.records) == len(records)
-        return stage(self.parse(records) if parsed is None else parsed, self.rules, self.state, self._view)
+        horizon_ms = max(horizon_ms, self.state.horizon_ms)
+        parsed = self.parse(records) if parsed is None else parsed
+        return stage(parsed, self.rules, self.state, self._view, horizon_ms=horizon_ms)
 
-    def replay_stage(self, records: Sequence[Record], refused: Mapping[int, int]) -> Staged:
-        """Return the changes that the records ask for when exactly those in `refused` are rejected: the replica's side.
+    def replay_stage(self, records: Sequence[Record], progress: Progress) -> Staged:
+        """Return the changes that the records ask for when exactly those that the progress record names are rejected: the
+        replica's side. Raises LogMismatch if another record cannot be executed."""
+        rules = self._replay_rules[progress.rules]
+        parsed, refused = self._parse(records, rules), progress.rejections()
+        return stage(parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused)
 
-        `refused`: offset -> reason, from the progress record. Raises LogMismatch if another record cannot be executed.
+    def stage_nothing(self, horizon_ms: int) -> Staged:
+        """Return the changes of a master's step that pulls nothing."""
+        return stage_nothing(self.state, self.rules.number, max(horizon_ms, self.state.horizon_ms))
+
+    def stage_unreadable(self, ranges: Sequence[tuple[int, int]], progress: Progress | None = None) -> Staged:
+        """Return the changes of a step over ranges of offsets, first and last, that cannot be read.
+
+        `progress`: the record that is replayed; None for a master.
         """
-        return stage(self._parse(records, self._replay_rules), self.rules, self.state, self._view, replayed=refused)
-
-    def stage_unreadable(self, ranges: Sequence[tuple[int, int]]) -> Staged:
-        """Return the changes of a step over ranges of offsets, first and last, that cannot be read. For both sides."""
-        return stage_unreadable(ranges, self.state)
+        if progress is None:
+            return stage_unreadable(ranges, self.state, self.rules.number, self.state.horizon_ms)
+        return stage_unreadable(ranges, self.state, progress.rules, progress.horizon_ms)
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
         commands = [parse(record, rules) for record in records]
@@ -307,23 +320,26 @@ class Shard:
         for message_id, id_state in writes.id_states.items():
             if id_state.state != PENDING:
                 if id_state.settled_ms:
-                    # Settled before: a cancel has changed its first timestamp, and prolongs the time for which it is kept.
+                    # Settled before: a cancel that is noted prolongs the time for which it is kept.
+                    by_rules_1 = max(timestamp_ms, id_state.first_ms)
+                    kept_ms = by_rules_1 if progress.rules == 1 else kept_from_ms(id_state)
                     puts.append((ID_STATE + message_id, pack_id_state(id_state)))
-                    puts.append((expiry_key(max(timestamp_ms, id_state.first_ms), message_id), b""))
+                    puts.append((expiry_key(kept_ms, message_id), b""))
                     continue
                 settled = IdState(
                     id_state.state, id_state.due_ms, id_state.offset, timestamp_ms, None,
-                    id_state.first_ms, id_state.cancel_shard,
+                    id_state.first_ms, id_state.cancel_shard, id_state.order,
                 )  # fmt: skip
                 id_states[message_id] = settled
                 puts.append((ID_STATE + message_id, pack_id_state(settled)))
-                puts.append((expiry_key(timestamp_ms, message_id), b""))
-        expiry = expiry_key(timestamp_ms, b"")
+                kept_ms = timestamp_ms if settled.order is None else kept_from_ms(settled)
+                puts.append((expiry_key(kept_ms, message_id), b""))
         for message_id, known in dated(writes.decided, timestamp_ms).items():
             id_states[message_id] = known
             puts.append((ID_STATE + message_id, pack_id_state(known)))
             if known.state != PENDING:
-                puts.append((expiry + message_id, b""))
+                kept_ms = timestamp_ms if known.order is None else kept_from_ms(known)
+                puts.append((expiry_key(kept_ms, message_id), b""))
         counts = self._count(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
         if minute > state.history_minute:
@@ -343,9 +359,13 @@ class Shard:
             history_minute=max(minute, state.history_minute),
             totals=add_totals(state.totals, staged, selection, progress.decisions),
             parked=state.parked + writes.parked,
+            rules=progress.rules,
+            horizon_ms=progress.horizon_ms,
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
         assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"
+        assert applied.rules >= state.rules, "the number of the rules only grows"
+        assert applied.horizon_ms >= state.horizon_ms, "an id that is forgotten is not remembered again"
         puts.append((STATE_KEY, pack_state(applied)))
         return Changes(
             puts=puts,
@@ -409,7 +429,9 @@ class Shard:
             due_ms, offset, _ = items[at]
             if not decisions or offset not in decisions:
                 entry, place_ms = entries[at], due_ms if at >= left else _settled_ms(cursor)
-                id_states[entry.id] = IdState(DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms)  # type: ignore[index]
+                id_states[entry.id] = IdState(  # type: ignore[index]
+                    DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+                )
         if not decisions:
             return rescheduled, parked
         shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
@@ -428,18 +450,24 @@ class Shard:
                 id_states.pop(message_id, None)
             if decision.outcome is Outcome.PARKED:
                 parked.add(offset)
-                decided[message_id] = IdState(PENDING, due_ms, offset, 0, failure, entry.timestamp_ms)
+                decided[message_id] = IdState(
+                    PENDING, due_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
                 continue
             if decision.next_due_ms:
                 next_ms, next_entry = carried(entry, decision, message_id, shard)
                 next_ms = max(next_ms, next_floor_ms)
                 rescheduled[offset] = (next_ms, pack_entry(next_entry))
-                decided[message_id] = IdState(PENDING, next_ms, offset, 0, failure, entry.timestamp_ms)
+                decided[message_id] = IdState(
+                    PENDING, next_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
             else:
                 assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), "a plain delivery is not a decision"
                 ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
                 place_ms = due_ms if at >= left else _settled_ms(cursor)
-                decided[message_id] = IdState(ended, place_ms, offset, 0, failure, entry.timestamp_ms)
+                decided[message_id] = IdState(
+                    ended, place_ms, offset, 0, failure, entry.timestamp_ms, None, entry.order
+                )
         return rescheduled, parked
 
     def _count(self, delta: Mapping[int, int], puts: list[KeyValue], deletes: list[bytes]) -> dict[int, int]:

@@ -27,6 +27,15 @@ from chronos.core.message import (
     Verb,
     entry_id,
 )
+from chronos.core.order import (
+    is_forgotten,
+    is_overtaken_1,
+    overtaken,
+    precedes,
+    succeeding,
+    with_cancel,
+    with_cancel_1,
+)
 from chronos.core.placement import first_shard
 from chronos.core.repetition import moved, shift_ms
 from chronos.core.rules import Rules
@@ -38,19 +47,30 @@ CHANGED_NOTHING = frozenset({Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED})
 
 
 def stage(
-    parsed: Parsed, rules: Rules, state: State, view: StoreView, *, replayed: Mapping[int, int] | None = None
+    parsed: Parsed,
+    rules: Rules,
+    state: State,
+    view: StoreView,
+    *,
+    horizon_ms: int = 0,
+    replayed: Mapping[int, int] | None = None,
 ) -> Staged:
     """Return the changes that the parsed records ask for, in the state before them.
 
-    `replayed`: offset -> reason of the refused records of a progress record; None if this node is the master and decides.
+    `horizon_ms`: `Progress.horizon_ms` of the step. `replayed`: offset -> reason of the refused records of a progress record; None if this node is the master and decides.
     Raises LogMismatch if a record that the master executed cannot be executed.
     """
-    return _Staging(parsed, rules, state, view, replayed).run()
+    return _Staging(parsed, rules, state, view, horizon_ms, replayed).run()
 
 
-def stage_unreadable(ranges: Sequence[tuple[int, int]], state: State) -> Staged:
+def stage_nothing(state: State, number: int, horizon_ms: int) -> Staged:
+    """Return the changes of a step by rules `number` that pulls nothing."""
+    return Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms, rules=number, horizon_ms=horizon_ms)
+
+
+def stage_unreadable(ranges: Sequence[tuple[int, int]], state: State, number: int, horizon_ms: int) -> Staged:
     """Return the changes of a step over ranges of offsets, first and last, that cannot be read: each is refused as a whole."""
-    staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+    staged = stage_nothing(state, number, horizon_ms)
     for first, last in ranges:
         assert staged.pull_offset <= first <= last, "a range of offsets is staged twice"
         staged.refuse(first, Reason.UNREADABLE)
@@ -63,16 +83,26 @@ class _Staging:
     """One call of `stage`."""
 
     def __init__(
-        self, parsed: Parsed, rules: Rules, state: State, view: StoreView, replayed: Mapping[int, int] | None
+        self,
+        parsed: Parsed,
+        rules: Rules,
+        state: State,
+        view: StoreView,
+        horizon_ms: int,
+        replayed: Mapping[int, int] | None,
     ) -> None:
         self.parsed = parsed
         self.rules = rules
         self.state = state
         self.view = view
         self.replayed = replayed
-        self.staged = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
+        self.staged = stage_nothing(state, rules.number, horizon_ms)
         self.known = parsed.known
-        """Id -> its state before this batch."""
+        """Id -> its state before this batch, unless it is forgotten."""
+        if horizon_ms:
+            self.known = {
+                message_id: known for message_id, known in parsed.known.items() if not is_forgotten(known, horizon_ms)
+            }
 
     def run(self) -> Staged:
         """Execute or refuse every record, in order."""
@@ -95,11 +125,13 @@ class _Staging:
                 # Most records have no id, or a new one: there is no conflict and nothing to replace.
                 if message_id is None or (message_id not in id_states and message_id not in known):
                     if due_ms < floor_ms or due_ms < record.timestamp_ms:
-                        due_ms = self._place(command, offset, command.timestamp_ms)  # type: ignore[arg-type, union-attr]
+                        due_ms = self._place(command, record)  # type: ignore[arg-type]
                     else:
                         placed[offset] = place
                     if message_id is not None:
-                        id_states[message_id] = IdState(PENDING, due_ms, offset, 0, None, command.timestamp_ms)  # type: ignore[union-attr]
+                        id_states[message_id] = IdState(
+                            PENDING, due_ms, offset, 0, None, command.timestamp_ms, None, command.order  # type: ignore[union-attr]
+                        )  # fmt: skip
                     staged.accepted += 1
                     continue
             if type(command) is Misplaced and replayed is None:
@@ -143,7 +175,7 @@ class _Staging:
             # An entry with an id was moved here or has a key: the generated id of this position is not its id.
             if data is not None and (entry := unpack_entry(data)).id is None:
                 state = DELIVERED if (due_ms, offset) <= self.state.cursor else PENDING
-                found[message_id] = IdState(state, due_ms, offset, 0, None, entry.timestamp_ms)
+                found[message_id] = IdState(state, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order)
         return found
 
     def _note_cancel(self, record: Record, command: Command, reason: int) -> None:
@@ -158,19 +190,16 @@ class _Staging:
             self.staged.id_states[command.id] = replace(self._cancelled(before, record, command), settled_ms=0)
         elif id_state is not None and id_state.state != PENDING:
             noted = self._cancelled(id_state, record, command)
-            if noted is not id_state:
+            if noted != id_state:
                 self.staged.id_states[command.id] = noted
 
     def _cancelled(self, id_state: IdState, record: Record, cancel: Action) -> IdState:
-        """Return the state with the first timestamp of a cancel, and where it came to first, unless the cancel is older."""
-        first_ms, shard = _first_ms(record, cancel), first_shard(record, self.rules.shard)
-        if first_ms < id_state.first_ms:
-            return id_state
-        if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
-            if id_state.cancel_shard in (shard, self.rules.shard):
-                return id_state
-            shard = self.rules.shard
-        return replace(id_state, first_ms=first_ms, cancel_shard=shard)
+        """Return the state that remembers a cancel, as far as it matters for the order of the records of its id."""
+        own = self.rules.shard
+        first_ms, partition = _first_ms(record, cancel), first_shard(record, own)
+        if self.rules.number == 1:
+            return with_cancel_1(id_state, first_ms, partition, own)
+        return with_cancel(id_state, first_ms, partition)
 
     def _execute(self, record: Record, command: Command) -> Rejection | None:
         """Execute a command that concerns an id; return the rejection if it cannot be executed."""
@@ -189,17 +218,24 @@ class _Staging:
             if command.verb is Verb.CANCEL and id_state.state == CANCELLED:
                 return Rejection(Reason.IGNORED, "the message is cancelled already")
             return Rejection(Reason.TOO_LATE, "the message is no longer pending")
-        first_ms = _first_ms(record, command)
-        # The clocks of two brokers differ by less than this, so the message was scheduled after the action was written.
-        if self.replayed is None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS and command.first_ms is not None:
+        if self.replayed is None and self._precedes(record, command, id_state):
             return Rejection(Reason.TOO_LATE, "the message was scheduled after this record was written")
         if command.verb is Verb.CANCEL:
             self._remove(id_state)
-            ended = IdState(CANCELLED, id_state.due_ms, id_state.offset, 0, None, id_state.first_ms)
+            ended = IdState(
+                CANCELLED, id_state.due_ms, id_state.offset, 0, None, id_state.first_ms, None, id_state.order
+            )
             self.staged.id_states[command.id] = self._cancelled(ended, record, command)
             self.staged.cancelled += 1
             return None
         return self._move(id_state, record, command)
+
+    def _precedes(self, record: Record, action: Action, id_state: IdState) -> bool:
+        """Return whether an action was written before the pending message of its id that arrived before it."""
+        first_ms, own = _first_ms(record, action), self.rules.shard
+        if self.rules.number == 1:
+            return action.first_ms is not None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS
+        return precedes(first_ms, first_shard(record, own), id_state, own)
 
     def _id_state(self, message_id: bytes) -> IdState | None:
         """Return the state of the id that an action names, as of the records before it in this batch."""
@@ -214,13 +250,13 @@ class _Staging:
         entry = unpack_entry(data)
         if entry_id(entry, self.rules.shard, offset) != message_id:
             return None
-        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms)
+        return IdState(PENDING, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order)
 
     def _schedule(self, record: Record, command: ConditionalSchedule) -> Rejection | None:
         """Execute a `schedule`, `replace` or `replay`; most of those without an id are placed by `run`."""
         message_id = command.entry.id
         if message_id is None:
-            self._place(command.entry, record.offset, command.entry.timestamp_ms)
+            self._place(command.entry, record)
             self.staged.accepted += 1
             return None
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
@@ -229,28 +265,33 @@ class _Staging:
                 message_id
             )
         if self.replayed is None:
-            if id_state is not None and self._is_overtaken(id_state, record, command):
-                return Rejection(Reason.TOO_LATE, "a later record of this id came first")
-            rejection = self._check_conflict(id_state, record, command)
+            rejection = self._overtaken(id_state, record, command)
+            if rejection is None:
+                rejection = self._check_conflict(id_state, record, command)
             if rejection is not None:
                 return rejection
         if id_state is not None and id_state.state == PENDING:
             self._remove(id_state)
             self.staged.replaced += 1
-        first_ms = command.entry.timestamp_ms
-        due_ms = self._place(command.entry, record.offset, first_ms)
-        self.staged.id_states[message_id] = IdState(PENDING, due_ms, record.offset, 0, None, first_ms)
+        entry = command.entry if self.rules.number == 1 else succeeding(command.entry, id_state)
+        due_ms = self._place(entry, record)
+        self.staged.id_states[message_id] = IdState(
+            PENDING, due_ms, record.offset, 0, None, entry.timestamp_ms, None, entry.order
+        )
         self.staged.accepted += 1
         return None
 
-    def _is_overtaken(self, id_state: IdState, record: Record, command: ConditionalSchedule) -> bool:
-        """Return whether a record of the id that counts as later came before this forwarded message."""
-        first_ms = command.entry.timestamp_ms
-        if first_ms == id_state.first_ms and id_state.cancel_shard is not None:
-            # A cancel of the same millisecond wins. If both came to one partition first, they are in the order of that one.
-            own = self.rules.shard
-            return first_shard(record, own) not in (own, id_state.cancel_shard)
-        return first_ms < min(record.timestamp_ms, id_state.first_ms)
+    def _overtaken(self, id_state: IdState | None, record: Record, command: ConditionalSchedule) -> Rejection | None:
+        """Return the rejection of a message if a record of its id that counts as later came before it."""
+        if id_state is None:
+            return None
+        first_ms, own = command.entry.timestamp_ms, self.rules.shard
+        partition = first_shard(record, own)
+        if self.rules.number == 1:
+            if not is_overtaken_1(id_state, first_ms, record.timestamp_ms, partition, own):
+                return None
+            return Rejection(Reason.TOO_LATE, "a later record of this id came first")
+        return overtaken(id_state, first_ms, partition, own)
 
     def _check_conflict(
         self, id_state: IdState | None, record: Record, command: ConditionalSchedule
@@ -266,7 +307,7 @@ class _Staging:
         if id_state is None or command.on_conflict is OnConflict.REPLACE:
             return None
         pending = id_state.state == PENDING
-        window_ms = record.timestamp_ms - self.rules.deduplication_ms
+        window_ms = command.entry.timestamp_ms - self.rules.deduplication_ms
         # Without an id state the time of the delivery is not known: the message itself is still kept, so it is not long ago.
         delivered = id_state.state == DELIVERED and not 0 < id_state.settled_ms <= window_ms
         if pending or delivered:
@@ -299,8 +340,10 @@ class _Staging:
         else:
             data = place[1]
         entry = unpack_entry(data)
-        # A forwarded action may be older than the message by the difference of two brokers' clocks.
-        is_fired, first_ms = action.due_ms is None, max(_first_ms(record, action), entry.timestamp_ms)
+        is_fired, first_ms = action.due_ms is None, min(_first_ms(record, action), record.timestamp_ms)
+        if self.rules.number == 1:
+            # A forwarded action may be older than the message by the difference of two brokers' clocks.
+            first_ms = max(first_ms, entry.timestamp_ms)
         is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
         if is_fired and is_next and entry.occurrence:
             self.staged.changed += 1
@@ -314,17 +357,24 @@ class _Staging:
         due_ms = first_ms if action.due_ms is None else action.due_ms
         self.staged.changed += 1
         self._remove(id_state)
-        place_ms = self._place(moved(entry, message_id, due_ms), id_state.offset, first_ms, spreads=not is_fired)
+        place_ms = self._place_at(moved(entry, message_id, due_ms), id_state.offset, first_ms, spreads=not is_fired)
         self.staged.id_states[message_id] = replace(id_state, due_ms=place_ms, first_ms=entry.timestamp_ms)
         return None
 
-    def _place(self, entry: Entry, offset: int, first_ms: int, *, spreads: bool = True) -> int:
+    def _place(self, entry: Entry, record: Record) -> int:
+        """Stage the entry of a record by the placement rule."""
+        # A first timestamp may be ahead of the record's own, by the difference of two clocks: a late message waits for neither.
+        return self._place_at(entry, record.offset, min(entry.timestamp_ms, record.timestamp_ms))
+
+    def _place_at(self, entry: Entry, offset: int, first_ms: int, *, spreads: bool = True) -> int:
         """Stage an entry by the placement rule; one that leaves the position in its generated id carries that id."""
         shift = shift_ms(entry, self.rules.shard, offset) if spreads else 0
         place_ms = placed_ms(entry.due_ms + shift, first_ms, self.state.cursor_due_ms)
         if entry.id is None and place_ms != entry.due_ms:
             entry = replace(entry, id=generated_id(self.rules.shard, entry.due_ms, offset))
-            self.staged.id_states[entry.id] = IdState(PENDING, place_ms, offset, 0, None, entry.timestamp_ms)  # type: ignore[index]
+            self.staged.id_states[entry.id] = IdState(  # type: ignore[index]
+                PENDING, place_ms, offset, 0, None, entry.timestamp_ms, None, entry.order
+            )
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
         return place_ms
 

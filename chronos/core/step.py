@@ -69,6 +69,10 @@ class Staged(Struct, kw_only=True):
     """Offset after the last record staged."""
     watermark_ms: int
     """Greatest broker timestamp among the records staged (epoch ms)."""
+    rules: int = 1
+    """The number of the rules of the step, see `progress.RULES`."""
+    horizon_ms: int = 0
+    """Ids settled, and cancels noted, before this time (epoch ms) are forgotten in this step."""
     placed: dict[int, Placed] = msgspec.field(default_factory=dict)
     """Source offset -> entry that is to be put into the store."""
     removed: dict[int, int] = msgspec.field(default_factory=dict)
@@ -92,6 +96,8 @@ class Staged(Struct, kw_only=True):
     probes: int = 0
     unreadable: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(first, last)` of the ranges of offsets that are stepped over; no record is staged with them."""
+    ahead: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """Partition and milliseconds of every hop whose first timestamp is too far ahead to be believed; empty on replay."""
 
     def refuse(self, offset: int, reason: int) -> None:
         """Count the record at `offset` as refused."""

@@ -21,6 +21,7 @@ from chronos.core.health import Verdict
 from chronos.core.keys import STATE_KEY
 from chronos.core.roles import OK, Member
 from chronos.core.selector import Selector
+from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry, Stop
 from chronos.node.bootstrap import StoreBootstrap
 from chronos.node.checkpointing import CheckpointScheduler
@@ -36,6 +37,7 @@ from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
 from chronos.workers.delete import id_states_kept_ms
+from chronos.workers.elsewhere import Elsewhere
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
 from chronos.workers.open_transactions import OpenTransactions
@@ -74,6 +76,7 @@ class Node:
         self.open_transactions: OpenTransactions
         """Records that open transactions of producers hold back, of the shards this node is master of."""
         self.shards: list[ShardDriver] = []
+        self._forwards = config.topics.misplaced == "forward"
         self.selector = Selector()
         """The latencies of the brokers, as its shards measure them; empty with `delivery_faults.enabled: off`."""
         self.checkpoints: CheckpointScheduler | None = None
@@ -137,6 +140,9 @@ class Node:
             check_progress_fits(config, infos[config.topics.progress])
             self._topic_watch = TopicWatch(self.log, topics[:2], infos, letters=topics[2:], create=config.topics.create)
             self.open_transactions = OpenTransactions(self.log, config.topics.delay, config.shards)
+            self._elsewhere = Elsewhere(
+                self.log, config.topics.progress, lambda: {shard.number: shard.state for shard in self.shards}
+            )
             # 3.
             self.copier = self._make_copier()
             self.checkpoints = self._make_checkpoints()
@@ -254,6 +260,7 @@ class Node:
             failed=self._fail,
             outcomes=self.outcomes,
             limits=self.rates.limits,
+            elsewhere=self._elsewhere.read_ms if self._forwards else lambda shard: MS_MAX,
         )
         self._flushed[number] = position
         if self.checkpoints is not None:
@@ -357,6 +364,10 @@ class Node:
                 led = {shard.number for shard in self.shards if shard.role == ReplicaState.MASTER}
                 self.open_transactions.step(now_ms, led)
                 self._warn_of_targets(led)
+                if led and self._forwards:
+                    self._elsewhere.step(
+                        now_ms, {shard.number for shard in self.shards if shard.role == ReplicaState.NONE}
+                    )
                 if self._watch is not None:
                     self._watch.look()
                 if now_s - flushed_s >= flush_every_s:

@@ -11,6 +11,7 @@ from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ReplicaReport
 from chronos.core.rules import Rules
 from chronos.core.selector import Selector
+from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -43,8 +44,9 @@ def make_shard(
     failed: Callable[[ChronosError], None],
     limits: RateLimits | None = None,
     outcomes: Outcomes | None = None,
+    elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
 ) -> ShardDriver:
-    """Return the driver, not started yet. `guard`, `assigned`, `restore` and `bounded`: see `workers.replica.Replica`.
+    """Return the driver, not started yet. `guard`, `assigned`, `restore`, `bounded`, `elsewhere`: see `workers.replica.Replica`.
 
     `limits`: the rate limits in force, which all shards of the node share; None: those of the configuration.
     `outcomes`: where the node counts the outcomes of its steps.
@@ -111,6 +113,7 @@ def make_shard(
         assigned=assigned,
         restore=restore,
         bounded=bounded,
+        elsewhere=elsewhere,
     )
     return ShardDriver(replica, clock=clock, failed=failed, outcomes=outcomes)
 

@@ -1,27 +1,26 @@
 """The delete worker: deletes settled messages once their retention is over.
 
 Keeps law 7, nothing pending is ever deleted: entries are deleted by range, up to the cursor of the time one retention
-ago, and an id's state only if it is still the settled one that its expiry entry was written for. It keeps its part of
-law 3 as well: an id's state is needed until every record written within the deduplication window is pulled, so its age
-counts from what was pulled, not from now. The worker runs in the thread of its shard, between steps, one bounded batch at
+ago, and an id's state only if it is still the settled one that its expiry entry was written for, and forgotten: older than the horizon
+that the master recorded (`horizon`), so that it decides nothing any more, whether or not this worker has run (law 9). The worker runs in the thread of its shard, between steps, one bounded batch at
 a time.
 """
 
-from chronos.core.clock import CLOCK_TOLERANCE_MS
-from chronos.core.codec import PENDING, unpack_id_state
+from chronos.core.codec import unpack_id_state
 from chronos.core.keys import (
     CURSOR_HISTORY,
     ENTRY,
     EXPIRY,
     MINUTE_MS,
-    OFFSET_MAX,
     cursor_history_key,
     entry_key,
     id_key,
     key_number,
 )
+from chronos.core.order import is_forgotten
 from chronos.core.shard import Shard
 from chronos.ports import Store
+from chronos.workers.horizon import unpulled_ms
 
 BATCH_KEYS = 1_000
 """Keys read in one step: a few milliseconds, so that no due message waits for the deletion."""
@@ -32,17 +31,13 @@ BATCH_BYTES = 1_000_000
 ID_STATES_LONGER_MS = 3 * MINUTE_MS
 """Id states outlive their entries, which are deleted by whole minutes: an expired message must not be found as delivered."""
 
-UNPULLED_BEFORE_MS = 16 * MINUTE_MS
-"""How far before what was pulled the timestamp of a record may lie that is not pulled yet: a transaction holds its records
-back for at most 15 min, Kafka's default of `transaction.max.timeout.ms`. The rest covers the broker's scan for expired
-transactions (10 s) and the difference of clocks."""
-
 DELETE_EVERY_MS = 60_000
 """How often the worker looks for something to delete."""
 
 
 def id_states_kept_ms(delivered_ms: int, deduplication_ms: int) -> int:
-    """Return the shortest time for which an id's state is kept after it was settled; longer while records are not pulled."""
+    """Return the shortest time for which an id's state is kept after it was settled: the deduplication window, and longer than its
+    entry. It is kept for longer while records are not pulled."""
     return max(delivered_ms + ID_STATES_LONGER_MS, deduplication_ms)
 
 
@@ -53,25 +48,20 @@ class Deleter:
         self._store = store
         self._shard = shard
         self._delivered_ms = delivered_ms
-        self._id_states_ms = id_states_kept_ms(delivered_ms, deduplication_ms)
+        self.id_states_ms = id_states_kept_ms(delivered_ms, deduplication_ms)
         self._start = EXPIRY
         """Where the next batch of id states begins: a scan over what the batches before it deleted costs more than the batch."""
 
     def step(self, now_ms: int) -> int:
         """Delete one batch; return when to be called again, in epoch ms."""
-        now_ms = min(now_ms, self._shard.state.progress_ms)
-        self._drop_entries(now_ms - self._delivered_ms)
-        more = self._drop_id_states(min(now_ms, self._unpulled_ms()) - self._id_states_ms)
-        return now_ms if more else now_ms + DELETE_EVERY_MS
-
-    def _unpulled_ms(self) -> int:
-        """Return a time (epoch ms) that no timestamp of a record that is not pulled lies before.
-
-        A cursor after everything due at a time was committed when every record readable at that time was pulled.
-        """
         state = self._shard.state
-        reached_ms = state.cursor_due_ms if state.cursor_offset == OFFSET_MAX else 0
-        return max(state.watermark_ms, reached_ms) - UNPULLED_BEFORE_MS
+        now_ms = min(now_ms, state.progress_ms)
+        self._drop_entries(now_ms - self._delivered_ms)
+        horizon_ms = state.horizon_ms
+        if state.rules == 1:
+            horizon_ms = min(now_ms, unpulled_ms(state)) - self.id_states_ms
+        more = self._drop_id_states(horizon_ms)
+        return now_ms if more else now_ms + DELETE_EVERY_MS
 
     def _drop_entries(self, before_ms: int) -> None:
         """Delete every entry at or before the cursor of that time."""
@@ -88,7 +78,7 @@ class Deleter:
         self._store.delete_range(CURSOR_HISTORY, history_key + b"\x00")
 
     def _drop_id_states(self, before_ms: int) -> bool:
-        """Delete a batch of id states settled before that time; return True if there may be more."""
+        """Delete a batch of id states that are forgotten at that horizon; return True if there may be more."""
         if before_ms <= 0:
             return False
         stop = EXPIRY + before_ms.to_bytes(8, "big")
@@ -101,10 +91,8 @@ class Deleter:
         deletes = [key for key, _ in rows]
         for (key, _), message_id, data in zip(rows, ids, id_states, strict=True):
             id_state = None if data is None else unpack_id_state(data)
-            if id_state is None or id_state.state == PENDING or id_state.settled_ms > key_number(key):
-                continue
-            # A cancel that came after the end of its message counts as long; the row with its own time is still to come.
-            if id_state.first_ms <= max(before_ms, id_state.settled_ms + CLOCK_TOLERANCE_MS):
+            # One that was settled again, or a cancel noted, later than this row says has a row with that time.
+            if id_state is not None and id_state.settled_ms <= key_number(key) and is_forgotten(id_state, before_ms):
                 deletes.append(id_key(message_id))
         self._store.write([], deletes)
         if len(rows) < BATCH_KEYS:

@@ -5,7 +5,6 @@ record names, except those listed as refused, and applies the outcomes and the c
 progress log (law 9).
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 from chronos.core.message import SOURCE, Record
@@ -115,9 +114,9 @@ class Follower:
             )
         shard = self._shard
         if progress.unreadable:
-            staged = self._step_over(progress.unreadable)
+            staged = self._step_over(progress)
         else:
-            staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress.rejections())
+            staged = shard.replay_stage(self._delay_to(progress.pull_offset), progress)
         assert staged.pull_offset == progress.pull_offset
         selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes)
         changes = shard.apply(staged, selection, progress, offset=record.offset, timestamp_ms=record.timestamp_ms)
@@ -184,9 +183,9 @@ class Follower:
         delay.seek(last + 1)
         return records
 
-    def _step_over(self, ranges: Sequence[tuple[int, int]]) -> Staged:
+    def _step_over(self, progress: Progress) -> Staged:
         """Execute a step over ranges that the master could not read; nothing of them counts, should it be readable here."""
-        staged = self._shard.stage_unreadable(ranges)
+        staged = self._shard.stage_unreadable(progress.unreadable, progress)
         self._records = [record for record in self._records if record.offset >= staged.pull_offset]
         if self._delay is not None and self._delay.position < staged.pull_offset:
             self._delay.seek(staged.pull_offset)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from chronos.core.keys import Lane
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, Record, Rejection
-from chronos.core.progress import LANES_MAX, Progress, pack_progress
+from chronos.core.progress import LANES_MAX, RULES, Progress, pack_progress
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.core.timefmt import format_time
@@ -28,6 +28,7 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import CLOCK_TOLERANCE_MS, Appended, Clock, Store, Writer
+from chronos.workers.horizon import Horizon
 from chronos.workers.lanes import Batch, LaneTurns
 from chronos.workers.letters import LetterTopics
 from chronos.workers.limits import Limits
@@ -74,7 +75,10 @@ class Master:
         limits: Limits,
         poison_search: PoisonSearch,
         letters: LetterTopics,
+        horizon: Horizon,
+        rules_number: Callable[[], int] = lambda: RULES,
     ) -> None:
+        """`rules_number`: returns the number of the newest rules that all nodes know."""
         self._shard = shard
         self._store = store
         self._writer = writer
@@ -86,6 +90,8 @@ class Master:
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
+        self._horizon = horizon
+        self._rules_number = rules_number
         self.lanes = LaneTurns(shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend)
         self._committed_ms = 0
         self._clock_agrees = False
@@ -104,7 +110,22 @@ class Master:
 
     def begin(self) -> None:
         """Commit the epoch record: every earlier master's commits now precede this master's in the log."""
+        self._shard.rules.number = self._shard.state.rules
+        self._adopt_rules()
         self._heartbeat()
+
+    def _adopt_rules(self) -> bool:
+        """Decide by the newest rules that all nodes know from now on, and never by older ones than before; True if they are new."""
+        number, rules = self._rules_number(), self._shard.rules
+        if number <= rules.number:
+            return False
+        log.info("rules adopted", shard=rules.shard, before=rules.number, now=number)
+        rules.number = number
+        self._look_ahead = LookAhead(self._shard)
+        return True
+
+    def _horizon_ms(self, now_ms: int) -> int:
+        return 0 if self._shard.rules.number == 1 else self._horizon.at(self._shard.state, now_ms)
 
     def step(self, now_ms: int) -> int:
         """Do one step of at most one transaction; return when to be called again, in epoch ms."""
@@ -114,7 +135,8 @@ class Master:
             self._distrust_clock()
             return self._clock.now_ms()
         # A clock that went back would delay the heartbeat, and with it the check that reports the clock.
-        if not self._clock_agrees or not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_ALONE_MS:
+        is_late = not -CLOCK_TOLERANCE_MS <= now_ms - self._committed_ms < HEARTBEAT_ALONE_MS
+        if self._adopt_rules() or not self._clock_agrees or is_late:
             self._heartbeat()
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and nothing is asked.
@@ -125,7 +147,8 @@ class Master:
             records, reached_ms = [], self._reached_ms
             staged = self._step_over(error)
         else:
-            staged = self._shard.stage(records, self._look_ahead.parsed(records))
+            parsed = self._look_ahead.parsed(records)
+            staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
         self._check_pulled(staged, now_ms)
         if staged.forwards and not self._can_forward(staged, now_ms):
             return now_ms
@@ -437,10 +460,10 @@ class Master:
         self._look_ahead.installed(changes)
 
     def _heartbeat(self) -> None:
-        """Commit a progress record alone, with the cursor as it is: an epoch record, a heartbeat, or a test of the clocks."""
-        state = self._shard.state
-        nothing = Staged(pull_offset=state.pull_offset, watermark_ms=state.watermark_ms)
-        none = nothing_selected(state.cursor, complete=True)
+        """Commit a progress record alone, with the cursor as it is: an epoch record, a heartbeat, a test of the clocks, or the first
+        record of new rules."""
+        nothing = self._shard.stage_nothing(self._horizon_ms(self._clock.now_ms()))
+        none = nothing_selected(self._shard.state.cursor, complete=True)
         progress = self._writer_epoch.progress(nothing, none)
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))

@@ -14,6 +14,7 @@ committed, and commits only after an epoch record of its own. The reaction to a 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -21,6 +22,7 @@ from chronos.core.codec import FRESH, unpack_state
 from chronos.core.keys import STATE_KEY
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
+from chronos.core.timefmt import MS_MAX
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
@@ -35,6 +37,7 @@ from chronos.ports import Clock, Log, Reader, Store, Watermarks, Writer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
+from chronos.workers.horizon import Horizon
 from chronos.workers.letters import LetterTopic, LetterTopics
 from chronos.workers.limits import Limits
 from chronos.workers.master import Master
@@ -83,12 +86,14 @@ class Replica(ReplicaView):
         assigned: Callable[[], Assignment],
         restore: Callable[[RecoveryCost], bool] = lambda cost: False,
         bounded: bool = False,
+        elsewhere: Callable[[int], int] = lambda shard: MS_MAX,
     ) -> None:
         """`pusher`: makes the pusher of one leadership. `delivered_ms`: retention of settled messages; None: no deleter.
 
         `guard`: returns why no step may begin now; None if one may. `assigned`: the assignment as of now. `restore`: replaces
         the store's contents by a checkpoint where that is needed or cheaper than the replay; returns whether it did, and
         raises Retry while it cannot be done. `bounded`: read the delay partition in bounded memory, see `ports.RecordLog.reader`.
+        `elsewhere`: returns a time (epoch ms) that no record lies before that other shards may still forward to this one.
         """
         self.number = rules.shard
         self.store = store
@@ -122,6 +127,7 @@ class Replica(ReplicaView):
         self._assigned = assigned
         self._restore = restore
         self._bounded = bounded
+        self._elsewhere = elsewhere
         self._poison_search = PoisonSearch(messages_max=limits.messages)
         self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic(), forwards=LetterTopic())
         self._backoff = Backoff()
@@ -342,6 +348,11 @@ class Replica(ReplicaView):
             limits=self.limits,
             poison_search=self._poison_search,
             letters=self._letters,
+            horizon=Horizon(
+                kept_ms=None if self._deleter is None else self._deleter.id_states_ms,
+                elsewhere=partial(self._elsewhere, self.number),
+            ),
+            rules_number=lambda: self._assigned().rules,
         )
 
     def _begin(self, now_ms: int) -> int:

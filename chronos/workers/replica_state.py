@@ -26,6 +26,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from chronos.core.progress import RULES
+
 
 class ReplicaState(StrEnum):
     """The present state of a replica. The values are public: HTTP, the coordinator and the metrics show them."""
@@ -104,6 +106,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """The coordinator confirms the assignment now. False: continue, but begin no leadership."""
     predecessor_active: bool = False
     """The previous master may still be finishing its step; do not fence it yet."""
+    rules: int = RULES
+    """The number of the newest rules that all nodes know; a standalone node's own."""
 
     def continues(self, other: "Assignment | None") -> bool:
         """Return whether a leadership that began under `other` is still assigned."""

@@ -38,4 +38,6 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
             details=tuple(details),
+            rules=staged.rules,
+            horizon_ms=staged.horizon_ms,
         )

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from chronos.core import assignment
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import OK, Member, ReplicaReport
+from chronos.core.timefmt import MS_MAX
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
 from chronos.node.node import STOP_S
 from chronos.node.shards import look
+from chronos.workers.horizon import unpulled_ms
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.limits import Limits
 from chronos.workers.membership import Membership
@@ -252,6 +254,10 @@ class Process:
         if shard >= len(self.threads):
             return None
         return look(self.threads[shard], leads=master == self.node.node_id, now_ms=self.node.clock.now_ms())
+
+    def read_elsewhere(self, shard: int) -> int:
+        """As `node.reading.ReadElsewhere`, of the shards that this process holds."""
+        return min((unpulled_ms(thread.state) for thread in self.threads if thread.shard != shard), default=MS_MAX)
 
     def _open(self) -> None:
         if self.dead:

@@ -98,6 +98,7 @@ class ReplicaThread:
             guard=lambda: "the disk is below its reserve" if node.disk.low else None,
             assigned=lambda: process.role(shard),
             restore=lambda cost: process.restore(shard, cost),
+            elsewhere=process.read_elsewhere,
         )
 
     def judge_stall(self) -> None:

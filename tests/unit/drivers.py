@@ -63,6 +63,20 @@ MASTER_RULES = Rules(
     next_cron=next_cron,
 )
 
+FIRST_RULES = Rules(
+    shard=SHARD,
+    shards=SHARDS,
+    allow=["orders", "secret"],
+    deny=["secret"],
+    max_delay_ms=MAX_DELAY_MS,
+    deduplication_ms=DEDUPLICATION_MS,
+    misplaced="forward",
+    delay_topic="d",
+    next_cron=next_cron,
+    number=1,
+)
+"""Those of a master while another node knows rules 1 only."""
+
 ANY_ID_RULES = Rules(
     shard=SHARD,
     shards=SHARDS,
@@ -100,11 +114,14 @@ class Master:
 
     rules = MASTER_RULES
 
-    def __init__(self, chunk: int = 1_000_000) -> None:
+    def __init__(self, chunk: int = 1_000_000, rules: Rules | None = None, kept_ms: int | None = None) -> None:
+        """`kept_ms`: how long settled ids are remembered; None: for ever."""
+        self.kept_ms = kept_ms
+        self.rules = self.rules if rules is None else rules
         self.store = Rows(chunk=chunk)
         self._open()
-        self.model = Model(SHARD, DEDUPLICATION_MS)
-        self.producers = Producers()
+        self.model = Model(SHARD, DEDUPLICATION_MS, self.rules.number)
+        self.producers = Producers(self.rules.number)
         self.progress: list[tuple[int, int, bytes]] = []
         self.snapshots = [dict(self.store.rows)]
         self.delivered: list[Message] = []
@@ -148,7 +165,8 @@ class Master:
             self.producers.skip_to(last_offset)
             staged = shard.stage_unreadable([(first_offset, last_offset)])
         else:
-            staged = shard.stage(records, ahead.parsed(records))
+            horizon_ms = 0 if self.kept_ms is None else max(0, shard.state.progress_ms - self.kept_ms)
+            staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
@@ -159,6 +177,7 @@ class Master:
         if step.aborted:
             return selection
 
+        model.forget(staged.horizon_ms)
         refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
         assert staged.refused == refused
         assert [record.offset for record, _ in staged.rejections] == [
@@ -308,6 +327,8 @@ class Master:
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
             details=tuple(details),
+            rules=staged.rules,
+            horizon_ms=staged.horizon_ms,
         )
         return unpack_progress(pack_progress(progress))
 
@@ -356,9 +377,9 @@ class Replica:
         ]
         if progress.unreadable:
             assert not records, "a step over a range pulls nothing else"
-            staged = shard.stage_unreadable(progress.unreadable)
+            staged = shard.stage_unreadable(progress.unreadable, progress)
         else:
-            staged = shard.replay_stage(records, progress.rejections())
+            staged = shard.replay_stage(records, progress)
         selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset), progress.lanes)
         changes = shard.apply(staged, selection, progress, offset=offset, timestamp_ms=timestamp_ms)
         self.store.write(changes.puts, changes.deletes)

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.message import LATE_POLICIES, LatePolicy, Reason, Record, Repeat
+from chronos.core.progress import RULES
 from chronos.core.repetition import format_repetition, parse_repetition
 from chronos.core.shard import Shard
-from tests.unit.model import LAST, MINUTE_MS, SHARD, Intent
+from tests.unit.model import LAST, MINUTE_MS, SHARD, SKEW_MS, Intent
 
 SHARDS = 3
 START_MS = 1_000 * MINUTE_MS - 20
@@ -96,7 +97,7 @@ sents = st.builds(
     repeat=_often("", "every 100ms", "backoff 100ms 1.5 1s", "cron */5 * * * *"),
     late=st.sampled_from(["", "fire-all", "skip"]),
     spread_ms=st.sampled_from([0, 0, 0, 2, 9]),
-    hop_ms=st.sampled_from([None] * 6 + [0, 0, 1, 4, 400, 700]),
+    hop_ms=st.sampled_from([None] * 8 + [0, 0, 1, 4, 400, 700, -3, -450, -501]),
     hop_from=st.sampled_from([0, 2]),
     elsewhere=st.sampled_from([False, False, False, False, True]),
 )
@@ -140,7 +141,9 @@ histories = st.lists(steps, min_size=1, max_size=12)
 class Producers:
     """Writes records as clients would, and keeps the intent of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = RULES) -> None:
+        """`number`: of the rules that the records are read by."""
+        self.number = number
         self.intents: list[Intent] = []
         self.records: list[Record] = []
         self._offset = 0
@@ -152,7 +155,7 @@ class Producers:
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
         intent = self._intent(sent)
         self.intents.append(intent)
-        self.records.append(render(intent, sent.form))
+        self.records.append(render(intent, sent.form, self.number))
 
     def skip_to(self, offset: int) -> None:
         """The next record comes behind this offset."""
@@ -173,9 +176,10 @@ class Producers:
         repetition = parse_repetition(sent.repeat) if sent.repeat and is_message else None
         if repetition is not None and sent.late:
             repetition = replace(repetition, late_policy=LATE_POLICIES[sent.late.encode()])
+        hop_ms = abs(sent.hop_ms) if sent.hop_ms is not None and self.number == 1 else sent.hop_ms
         first_is_left = repetition is not None and repetition.kind == Repeat.CRON and flaw != "far" and sent.form != 1
         if first_is_left:
-            due_ms = self._timestamp_ms - (sent.hop_ms or 0)
+            due_ms = self._timestamp_ms - (hop_ms if hop_ms is not None and hop_ms >= -SKEW_MS else 0)
         message_id = self._id(sent)
         expires = is_message and sent.lasts_ms is not None and flaw != "far" and not first_is_left
         return Intent(
@@ -183,7 +187,7 @@ class Producers:
             timestamp_ms=self._timestamp_ms,
             verb=sent.verb,
             id=message_id,
-            hop_ms=sent.hop_ms,
+            hop_ms=hop_ms,
             hop_from=sent.hop_from,
             elsewhere=ELSEWHERE if message_id in (ELSEWHERE_ID, ELSEWHERE_ADDRESS) else None,
             due_ms=due_ms + (MAX_DELAY_MS * 2 if flaw == "far" else 0),
@@ -217,7 +221,7 @@ class Producers:
         return b"%d-%d-%d" % (SHARD, named.due_ms, named.offset)
 
 
-def render(intent: Intent, form: int = 0) -> Record:
+def render(intent: Intent, form: int = 0, number: int = RULES) -> Record:
     """The record for what is asked, in one of the forms that mean the same."""
     headers: list[tuple[str, bytes | None]] = []
     key, value = intent.id, intent.value
@@ -255,10 +259,12 @@ def render(intent: Intent, form: int = 0) -> Record:
     if intent.verb == "cancel" and form == 0:
         headers, value = [], None
     if intent.rejection is Reason.BAD_VALUE:
-        forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), b"d/0/7;%d" % (intent.timestamp_ms + 1), b"d/0/7")
+        # No hop is refused for its time by rules 2.
+        later = b"d/0/7;%d" % (intent.timestamp_ms + 1) if number == 1 else b"e/0/7;%d" % intent.timestamp_ms
+        forged = (b"d/%d/7;%d" % (SHARD, intent.timestamp_ms), later, b"d/0/7")
         headers.append(("chronos-forwarded", forged[form]))
     elif intent.hop_ms is not None:
-        headers.append(("chronos-forwarded", b"d/%d/7;%d" % (intent.hop_from, intent.first_ms)))
+        headers.append(("chronos-forwarded", b"d/%d/7;%d" % (intent.hop_from, intent.timestamp_ms - intent.hop_ms)))
     if intent.rejection is Reason.CREATE_TIME:
         return Record(intent.offset, intent.timestamp_ms * 1_000, key, value, headers, create_time=True)
     return Record(intent.offset, intent.timestamp_ms, key, value, headers)

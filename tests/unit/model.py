@@ -36,7 +36,8 @@ from chronos.core.keys import (
     parked_key,
     parse_generated_id,
 )
-from chronos.core.message import Entry, Options, Reason, Repetition
+from chronos.core.message import Entry, IdOrder, Options, Reason, Repetition
+from chronos.core.progress import RULES
 from chronos.core.repetition import spread_shift_ms
 
 SHARD = 1
@@ -95,7 +96,7 @@ class Intent:
     rejection: Reason | None = None
     """Return the reason for which it must be refused regardless of the shard's state."""
     hop_ms: int | None = None
-    """Of a forwarded record: how long before its own time its first timestamp is."""
+    """Of a forwarded record: how long before its own time its first timestamp is; negative where the clocks differ."""
     hop_from: int = 0
     """Of a forwarded record: the shard that it came to first."""
     elsewhere: int | None = None
@@ -103,8 +104,9 @@ class Intent:
 
     @property
     def first_ms(self) -> int:
-        """The time that counts for its order and for its due time."""
-        return self.timestamp_ms - (self.hop_ms or 0)
+        """The time that counts for its order and for its due time: its own if the first timestamp is too far ahead."""
+        hop_ms = self.hop_ms or 0
+        return self.timestamp_ms - (hop_ms if hop_ms >= -SKEW_MS else 0)
 
     @property
     def first_shard(self) -> int:
@@ -144,6 +146,8 @@ class Message:
     expire_at_ms: int | None = None
     planned_ms: int = 0
     """Time in the rhythm of an occurrence that was moved or tried."""
+    order: IdOrder | None = None
+    """Where it came to first, and the cancels of its id before it, as far as the entry shows them."""
 
     @property
     def shift_ms(self) -> int:
@@ -176,6 +180,7 @@ class Message:
                 occurrence=self.occurrence,
                 attempt=self.attempt,
                 options=None if options == Options() else options,
+                order=self.order,
             )
         )
 
@@ -186,6 +191,8 @@ class Model:
 
     shard: int
     deduplication_ms: int
+    number: int = RULES
+    """That of the rules."""
     cursor: tuple[int, int] = (0, LAST)
     pull_offset: int = 0
     watermark_ms: int = 0
@@ -199,7 +206,11 @@ class Model:
     firsts: dict[bytes, int] = field(default_factory=dict)
     """Id -> first timestamp of its message, or of a cancel that is not older."""
     cancels: dict[bytes, set[int]] = field(default_factory=dict)
-    """Id -> the shards that the cancels of that time came to first."""
+    """By rules 1: id -> the shards that the cancels of that time came to first."""
+    orders: dict[bytes, IdOrder | None] = field(default_factory=dict)
+    """By rules 2: id -> where its message came to first."""
+    noted: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    """By rules 2: id -> first timestamp and first shard of every cancel that is remembered."""
     stored_ids: set[bytes] = field(default_factory=set)
     lane_starts: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Lane that is not empty -> no message of it is before this position."""
@@ -207,6 +218,7 @@ class Model:
     """Messages delivered from a lane."""
     other_rows: dict[bytes, bytes] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
+    horizon_ms: int = 0
 
     # Ids
 
@@ -217,6 +229,18 @@ class Model:
 
     def _holder(self, message_id: bytes) -> Message | None:
         return next((message for message in self.pending.values() if message.id == message_id), None)
+
+    def forget(self, horizon_ms: int) -> None:
+        """Forget every id that was settled, and whose cancels came, before the horizon; its row stays until it is deleted."""
+        self.horizon_ms = horizon_ms
+        for message_id, (state, _, _, settled_ms) in list(self.id_states.items()):
+            if state == "pending" or not 0 < settled_ms < horizon_ms or self._kept_ms(message_id) >= horizon_ms:
+                continue
+            if message_id in self.stored_ids:
+                self.other_rows[id_key(message_id)] = self._id_row(message_id)
+                self.stored_ids.discard(message_id)
+                for known in (self.id_states, self.failures, self.firsts, self.cancels, self.orders, self.noted):
+                    known.pop(message_id, None)  # type: ignore[attr-defined]
 
     # One step
 
@@ -260,9 +284,14 @@ class Model:
         if holder is None:
             self._note(intent)
             return Reason.IGNORED if (intent.verb, state) == ("cancel", "cancelled") else Reason.TOO_LATE
-        if intent.hop_ms is not None and intent.first_ms < holder.intent.first_ms - SKEW_MS:
+        came_elsewhere = (
+            intent.first_shard != holder.intent.first_shard if self.number > 1 else intent.hop_ms is not None
+        )
+        if came_elsewhere and intent.first_ms < holder.intent.first_ms - SKEW_MS:
             return Reason.TOO_LATE
-        since_ms = max(intent.first_ms, holder.intent.first_ms)
+        since_ms = min(intent.first_ms, intent.timestamp_ms)
+        if self.number == 1:
+            since_ms = max(intent.first_ms, holder.intent.first_ms)
         if intent.verb == "cancel":
             del self.pending[holder.offset]
             self._set_state(holder, "cancelled")
@@ -294,12 +323,27 @@ class Model:
     def _date(self, cancel: Intent) -> bool:
         """Note the first timestamp of a cancel, and where it came to first; return whether that changes the state of the id."""
         assert cancel.id is not None
+        if self.number > 1:
+            before = self.id_order(cancel.id)
+            self.noted.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
+            return before != self.id_order(cancel.id)
         first_ms = self.firsts.get(cancel.id, 0)
         if cancel.first_ms < first_ms:
             return False
-        before = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
-        self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, before | {cancel.first_shard}
-        return cancel.first_ms > first_ms or self._noted(before) != self._noted(before | {cancel.first_shard})
+        same = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
+        self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, same | {cancel.first_shard}
+        return cancel.first_ms > first_ms or self._noted(same) != self._noted(same | {cancel.first_shard})
+
+    def id_order(self, message_id: bytes) -> IdOrder | None:
+        """What the state of an id shows: the latest cancel, and the latest one that came to another partition than that."""
+        found = self.orders.get(message_id)
+        cancels = self.noted.get(message_id, [])
+        if not cancels:
+            return found
+        latest = min(cancels, key=lambda cancel: (-cancel[0], cancel[1]))
+        others = [cancel for cancel in cancels if cancel[1] != latest[1]]
+        second = [min(others, key=lambda cancel: (-cancel[0], cancel[1]))] if others else []
+        return IdOrder(found.source if found else None, (latest, *second))
 
     def _noted(self, shards: set[int]) -> int | None:
         """The shard of these that the state of an id names: this one where there are several."""
@@ -309,6 +353,15 @@ class Model:
         """Whether a forwarded message is older than what came before it; a cancel of its millisecond counts as later, unless
         both came to one partition first."""
         assert intent.id is not None
+        if self.number > 1:
+            if any(
+                first_ms >= intent.first_ms - SKEW_MS and shard != intent.first_shard
+                for first_ms, shard in self.noted.get(intent.id, [])
+            ):
+                return True
+            order = self.orders.get(intent.id)
+            came_first = self.shard if order is None or order.source is None else order.source
+            return came_first != intent.first_shard and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
         if intent.hop_ms is None:
             return False
         first_ms = self.firsts[intent.id]
@@ -329,7 +382,7 @@ class Model:
             fresh = (
                 known is not None
                 and known[0] == "delivered"
-                and (intent.timestamp_ms - known[3] < self.deduplication_ms or intent.id not in self.stored_ids)
+                and (intent.first_ms - known[3] < self.deduplication_ms or intent.id not in self.stored_ids)
             )
             if intent.verb == "replay" and (holder is not None or fresh):
                 assert known is not None
@@ -341,7 +394,7 @@ class Model:
                 del self.pending[holder.offset]
                 self.totals["replaced"] += 1
         shift_ms = spread_shift_ms(self.shard, intent.offset, intent.spread_ms)
-        place_ms = self._place(intent.due_ms + shift_ms, intent.first_ms)
+        place_ms = self._place(intent.due_ms + shift_ms, min(intent.first_ms, intent.timestamp_ms))
         generated_id = b"%d-%d-%d" % (self.shard, intent.due_ms, intent.offset)
         message = Message(
             place_ms=place_ms,
@@ -354,6 +407,10 @@ class Model:
             occurrence=0 if intent.first_is_left else 1,
             expire_at_ms=intent.expire_at_ms,
         )
+        if self.number > 1:
+            source = None if intent.hop_ms is None else intent.hop_from
+            self.orders[message.id] = None if source is None else IdOrder(source)
+            message = replace(message, order=self.id_order(message.id))
         self.pending[intent.offset] = message
         self._set_state(message, "pending")
         self.failures.pop(message.id, None)
@@ -443,20 +500,28 @@ class Model:
                 self.totals[choice.outcome] += 1
         for message_id in self.prolonged - set(self.ended):
             if self.id_states[message_id][0] != "pending":
-                self.other_rows[expiry_key(max(timestamp_ms, self.firsts[message_id]), message_id)] = b""
+                kept_ms = max(timestamp_ms, self.firsts[message_id]) if self.number == 1 else self._kept_ms(message_id)
+                self.other_rows[expiry_key(kept_ms, message_id)] = b""
         for message_id in self.ended:
             state, place_ms, offset, _ = self.id_states[message_id]
             # An id that was used again in the same step is pending, or ended once more: its last state counts.
             if state != "pending":
                 self.id_states[message_id] = (state, place_ms, offset, timestamp_ms)
                 if message_id in self.stored_ids:
-                    self.other_rows[expiry_key(timestamp_ms, message_id)] = b""
+                    kept_ms = timestamp_ms if self.number == 1 else self._kept_ms(message_id)
+                    self.other_rows[expiry_key(kept_ms, message_id)] = b""
         lengths = Counter((m.intent.target, m.lane) for m in self.pending.values() if m.lane is not None)
         self.lane_starts = {lane: start for lane, start in self.lane_starts.items() if lengths[lane]}
         if timestamp_ms // MINUTE_MS > self.history_minute:
             self.history_minute = timestamp_ms // MINUTE_MS
             self.other_rows[cursor_history_key(self.history_minute)] = entry_key(*old_cursor)
         return delivered
+
+    def _kept_ms(self, message_id: bytes) -> int:
+        """The time from which a settled id is kept: that of its end, or of a cancel that came more than a moment later."""
+        settled_ms = self.id_states[message_id][3]
+        last_ms = max((first_ms for first_ms, _ in self.noted.get(message_id, [])), default=0)
+        return last_ms if last_ms > settled_ms + SKEW_MS else settled_ms
 
     def _park(self, message: Message, partition: int) -> None:
         lane = (message.intent.target, partition)
@@ -494,6 +559,15 @@ class Model:
 
     # The store
 
+    def _id_row(self, message_id: bytes) -> bytes:
+        name, place_ms, offset, settled_ms = self.id_states[message_id]
+        cancel_shard = self._noted(self.cancels.get(message_id, set()))
+        first_ms, order = self.firsts.get(message_id, 0), self.id_order(message_id)
+        failure = self.failures.get(message_id)
+        return pack_id_state(
+            IdState(STATES[name], place_ms, offset, settled_ms, failure, first_ms, cancel_shard, order)
+        )
+
     def rows(
         self, *, applied: int, progress_ms: int, role_epoch: int, log_epoch: int, instance: str, node: str
     ) -> dict[bytes, bytes]:
@@ -511,11 +585,7 @@ class Model:
         for lane, length in lengths.items():
             rows[lane_state_key(lane)] = pack_lane_state(LaneState(length, *self.lane_starts[lane]))
         for message_id in self.stored_ids:
-            name, place_ms, offset, settled_ms = self.id_states[message_id]
-            failure = self.failures.get(message_id)
-            cancel_shard = self._noted(self.cancels[message_id])
-            found = IdState(STATES[name], place_ms, offset, settled_ms, failure, self.firsts[message_id], cancel_shard)
-            rows[id_key(message_id)] = pack_id_state(found)
+            rows[id_key(message_id)] = self._id_row(message_id)
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
             rows[count_key(minute)] = count.to_bytes(8, "big")
         state = State(
@@ -533,5 +603,7 @@ class Model:
             history_minute=self.history_minute,
             totals=Totals(**self.totals),
             parked=sum(message.lane is not None for message in self.pending.values()),
+            rules=self.number,
+            horizon_ms=self.horizon_ms,
         )
         return rows | {STATE_KEY: pack_state(state)}

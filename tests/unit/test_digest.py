@@ -40,9 +40,11 @@ from chronos.core.keys import (
 )
 from chronos.core.message import Record
 from chronos.core.progress import Progress, count_outcomes, unpack_progress
+from chronos.core.rules import Rules
 from chronos.core.shard import Shard
-from chronos.workers.delete import UNPULLED_BEFORE_MS, Deleter, id_states_kept_ms
-from tests.unit.drivers import OTHER_RULES, Master, Replica
+from chronos.workers.delete import Deleter, id_states_kept_ms
+from chronos.workers.horizon import UNPULLED_BEFORE_MS, Horizon
+from tests.unit.drivers import FIRST_RULES, MASTER_RULES, OTHER_RULES, Master, Replica
 from tests.unit.histories import DEDUPLICATION_MS, SHARDS, Step, histories
 from tests.unit.model import SHARD, Rows
 from tests.unit.settings import examples
@@ -74,6 +76,8 @@ class Cleaned(Replica):
     starts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
     others=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     kept_ms=st.sampled_from([0, MINUTE_MS, 100 * MINUTE_MS]),
+    remembered_ms=st.sampled_from([0, 15, MINUTE_MS]),
+    rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
     cleans=st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 300)), max_size=12),
 )
 def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
@@ -81,10 +85,14 @@ def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
     starts: tuple[int, int],
     others: tuple[int, int],
     kept_ms: int,
+    remembered_ms: int,
+    rules: Rules,
     cleans: list[tuple[int, int]],
 ) -> None:
-    """Two replicas that start at different records, with other rules, retention and moments of cleaning."""
-    master = Master()
+    """Two replicas that start at different records, with other settings, retention and moments of cleaning. By rules 1 their ids are
+    not so old that a cancel of one could find it or not."""
+    by_rules_1 = rules is FIRST_RULES
+    master = Master(rules=rules, kept_ms=None if by_rules_1 else remembered_ms)
     master.play(history)
     replicas = [
         Cleaned(master, min(start, len(master.progress)), other, delivered_ms)
@@ -96,11 +104,14 @@ def test_replicas_have_the_digest_of_their_master_whatever_retention_deleted(
                 replica.follow(unpack_progress(data), offset, timestamp_ms)
         for number, late_ms in cleans[at : at + 1]:
             replicas[number].deleter.step(timestamp_ms + late_ms * 1_000)
+        if not by_rules_1:
+            expected = digest(Rows(master.snapshots[at + 1]), remembered_ms=10**12)
+            for replica, start in zip(replicas, starts, strict=True):
+                assert at < start or digest(replica.store, remembered_ms=10**12) == expected
     for replica in replicas:
         replica.deleter.step(master.now_ms + 600 * MINUTE_MS)
-        for remembered_ms in (0, 1, REMEMBERED_MS):
-            expected = digest(master.store, remembered_ms=remembered_ms)
-            assert digest(replica.store, remembered_ms=remembered_ms) == expected
+        for compared_ms in (0, 1, REMEMBERED_MS if by_rules_1 else 10**12):
+            assert digest(replica.store, remembered_ms=compared_ms) == digest(master.store, remembered_ms=compared_ms)
 
 
 class ScannedStore(MemoryStore):
@@ -124,9 +135,11 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     store = ScannedStore()
     shard = Shard(rules=OTHER_RULES[0], state=FRESH, view=store)
     deleter = Deleter(store, shard, delivered_ms=0, deduplication_ms=DEDUPLICATION_MS)
+    read_ms = [NOW_MS]
+    horizon = Horizon(kept_ms=deleter.id_states_ms, elsewhere=lambda: read_ms[0])
 
     def commit(records: list[Record], now_ms: int) -> None:
-        staged = shard.stage(records)
+        staged = shard.stage(records, horizon_ms=horizon.at(shard.state, now_ms))
         selection = shard.select(staged, now_ms, 1, 1)
         progress = Progress(
             role_epoch=1,
@@ -140,6 +153,8 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
             counts=count_outcomes(0, ()),
             refused=tuple(staged.refused),
             decisions=(),
+            rules=staged.rules,
+            horizon_ms=staged.horizon_ms,
         )
         changes = shard.apply(staged, selection, progress, offset=shard.state.applied + 1, timestamp_ms=now_ms)
         store.write(changes.puts, changes.deletes)
@@ -161,8 +176,14 @@ def test_cancels_of_unknown_ids_are_remembered_for_the_deduplication_window_and_
     assert kept() == 2 * len(home) + 500
     clean(NOW_MS + 10)
     assert kept() == 2 * len(home) + 500
-    later_ms = NOW_MS + 1 + REMEMBERED_MS + UNPULLED_BEFORE_MS + MINUTE_MS
-    commit([], later_ms)
+    later_ms = NOW_MS + 1 + REMEMBERED_MS + UNPULLED_BEFORE_MS + 2 * MINUTE_MS
+    for minute in range(4):
+        commit([], later_ms + minute * MINUTE_MS)
+    clean(later_ms)
+    assert kept() == 2 * len(home) + 500, "another shard has not read so far, and may still forward"
+    read_ms[0] = later_ms
+    for minute in range(4, 8):
+        commit([], later_ms + minute * MINUTE_MS)
     store.starts.clear()
     clean(later_ms)
     assert kept() == 0

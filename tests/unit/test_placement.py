@@ -17,6 +17,7 @@ from chronos.core.message import (
     ConditionalSchedule,
     Entry,
     Headers,
+    IdOrder,
     Misplaced,
     Reason,
     Record,
@@ -116,7 +117,6 @@ def test_a_forwarded_record_is_understood_as_at_its_first_timestamp() -> None:
         b"chronos.delay/2/7;1700000000000",
         b"chronos.delay/4/7;1699999999999",
         b"other/1/7;1699999999999",
-        b"chronos.delay/1/7;1700000000001",
         b"chronos.delay/1/7",
         b"chronos.delay/1/7;-1",
         b"chronos.delay/01/7;1",
@@ -125,7 +125,7 @@ def test_a_forwarded_record_is_understood_as_at_its_first_timestamp() -> None:
     ],
 )
 def test_a_hop_that_cannot_be_true_is_not_believed(value: bytes | None) -> None:
-    """It names its own or no partition, another topic, or a time after its own."""
+    """It names its own or no partition, another topic, or no time."""
     command = staged(AT, TO, ("chronos-forwarded", value), key=HERE)
     assert isinstance(command, Rejection)
     assert command.reason is Reason.BAD_VALUE
@@ -148,47 +148,88 @@ def test_a_hop_is_read_back_by_the_shard_it_goes_to(offset: int, first_ms: int) 
 
 CANCEL, MESSAGE, MOVE = [action("cancel")], [AT, TO, ("chronos-on-conflict", b"replace")], [action("reschedule"), AT]
 REPLACE = [AT, TO, action("replace")]
+UNKNOWN, TOO_LATE, IGNORED = Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED
 
 
 @pytest.mark.parametrize(
     ("sent", "refused"),
     [
-        pytest.param([(SHARD, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="cancel, message"),
-        pytest.param([(3, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="both forwarded"),
-        pytest.param([(1, MESSAGE), (SHARD, CANCEL)], {}, id="message, cancel"),
-        pytest.param([(SHARD, MESSAGE), (1, CANCEL)], {}, id="forwarded cancel"),
-        pytest.param([(1, CANCEL), (1, MESSAGE)], {0: Reason.UNKNOWN}, id="the order of another partition"),
-        pytest.param([(SHARD, CANCEL), (SHARD, MESSAGE)], {0: Reason.UNKNOWN}, id="the order of the own partition"),
-        pytest.param([(1, CANCEL), (SHARD, MESSAGE)], {0: Reason.UNKNOWN}, id="the message was not forwarded"),
+        # Within 0.5 s, in two partitions: the cancel wins in any order of arrival.
+        pytest.param([(SHARD, 0, CANCEL), (1, 0, MESSAGE)], {0: UNKNOWN, 1: TOO_LATE}, id="cancel, message"),
+        pytest.param([(3, 0, CANCEL), (1, 0, MESSAGE)], {0: UNKNOWN, 1: TOO_LATE}, id="both forwarded"),
+        pytest.param([(1, 0, CANCEL), (SHARD, 0, MESSAGE)], {0: UNKNOWN, 1: TOO_LATE}, id="the message came directly"),
+        pytest.param([(1, 0, CANCEL), (SHARD, 500, MESSAGE)], {0: UNKNOWN, 1: TOO_LATE}, id="the message 0.5 s later"),
+        pytest.param([(1, 0, CANCEL), (SHARD, 501, MESSAGE)], {0: UNKNOWN}, id="the message later than that"),
+        pytest.param([(SHARD, 900, CANCEL), (1, 0, MESSAGE)], {0: UNKNOWN, 1: TOO_LATE}, id="a cancel that overtakes"),
+        pytest.param([(1, 0, MESSAGE), (SHARD, 0, CANCEL)], {}, id="message, cancel"),
+        pytest.param([(SHARD, 0, MESSAGE), (1, 0, CANCEL)], {}, id="forwarded cancel"),
+        pytest.param([(SHARD, 500, MESSAGE), (1, 0, CANCEL)], {}, id="a cancel 0.5 s earlier arrives later"),
+        pytest.param([(SHARD, 501, MESSAGE), (1, 0, CANCEL)], {1: TOO_LATE}, id="a cancel earlier than that"),
+        pytest.param([(SHARD, 0, CANCEL), (1, 0, REPLACE)], {0: UNKNOWN, 1: TOO_LATE}, id="replace"),
+        # One partition keeps its order.
+        pytest.param([(1, 0, CANCEL), (1, 0, MESSAGE)], {0: UNKNOWN}, id="the order of another partition"),
+        pytest.param([(SHARD, 0, CANCEL), (SHARD, 0, MESSAGE)], {0: UNKNOWN}, id="the order of the own partition"),
+        pytest.param([(1, 900, CANCEL), (1, 0, MESSAGE)], {0: UNKNOWN}, id="one partition whose clock was set back"),
+        pytest.param([(1, 900, MESSAGE), (1, 0, CANCEL)], {}, id="a cancel after its clock was set back"),
+        pytest.param([(1, 900, MESSAGE), (1, 0, MESSAGE)], {}, id="a message after its clock was set back"),
+        # The two cancels that are remembered.
         pytest.param(
-            [(1, CANCEL), (3, CANCEL), (1, MESSAGE)],
-            {0: Reason.UNKNOWN, 1: Reason.UNKNOWN, 2: Reason.TOO_LATE},
+            [(1, 0, CANCEL), (3, 0, CANCEL), (1, 0, MESSAGE)],
+            {0: UNKNOWN, 1: UNKNOWN, 2: TOO_LATE},
             id="one of two cancels",
         ),
         pytest.param(
-            [(SHARD, MESSAGE), (1, CANCEL), (3, CANCEL), (1, MESSAGE)],
-            {2: Reason.IGNORED, 3: Reason.TOO_LATE},
+            [(1, 0, CANCEL), (3, 200, CANCEL), (3, 300, MESSAGE)],
+            {0: UNKNOWN, 1: UNKNOWN, 2: TOO_LATE},
+            id="the older of two cancels",
+        ),
+        pytest.param(
+            [(3, 200, CANCEL), (1, 0, CANCEL), (3, 100, CANCEL), (3, 300, MESSAGE)],
+            {0: UNKNOWN, 1: UNKNOWN, 2: UNKNOWN, 3: TOO_LATE},
+            id="the older of two partitions, noted between two of the other",
+        ),
+        pytest.param(
+            [(1, 0, CANCEL), (3, 600, CANCEL), (3, 700, MESSAGE)],
+            {0: UNKNOWN, 1: UNKNOWN},
+            id="the other cancel is too old",
+        ),
+        pytest.param(
+            [(SHARD, 0, MESSAGE), (1, 0, CANCEL), (3, 0, CANCEL), (1, 0, MESSAGE)],
+            {2: IGNORED, 3: TOO_LATE},
             id="a second cancel of a cancelled message",
         ),
-        pytest.param([(SHARD, MESSAGE), (SHARD, CANCEL), (1, MESSAGE)], {2: Reason.TOO_LATE}, id="sent again"),
-        pytest.param([(SHARD, MESSAGE), (1, CANCEL), (1, MESSAGE)], {}, id="sent again by the same producer"),
-        pytest.param([(SHARD, CANCEL), (1, REPLACE)], {0: Reason.UNKNOWN, 1: Reason.TOO_LATE}, id="replace"),
-        pytest.param([(SHARD, CANCEL), (1, MOVE)], {0: Reason.UNKNOWN, 1: Reason.UNKNOWN}, id="reschedule"),
-        pytest.param([(3, MESSAGE), (1, MESSAGE), (1, MOVE)], {}, id="no cancel"),
+        pytest.param(
+            [(SHARD, 0, MESSAGE), (SHARD, 0, CANCEL), (1, 0, MESSAGE)], {2: TOO_LATE}, id="sent again elsewhere"
+        ),
+        pytest.param([(SHARD, 0, MESSAGE), (1, 0, CANCEL), (1, 0, MESSAGE)], {}, id="sent again by the same producer"),
+        pytest.param(
+            [(1, 0, CANCEL), (1, 100, MESSAGE), (3, 200, REPLACE)],
+            {0: UNKNOWN, 2: TOO_LATE},
+            id="a cancel is remembered with the message that followed it",
+        ),
+        # Two messages: the arrival decides, unless one is too old.
+        pytest.param([(3, 400, MESSAGE), (1, 0, MESSAGE)], {}, id="two messages within 0.5 s"),
+        pytest.param([(3, 501, MESSAGE), (1, 0, MESSAGE)], {1: TOO_LATE}, id="a message that is too old"),
+        # Other actions.
+        pytest.param([(SHARD, 0, CANCEL), (1, 0, MOVE)], {0: UNKNOWN, 1: UNKNOWN}, id="reschedule"),
+        pytest.param([(3, 0, MESSAGE), (1, 0, MESSAGE), (1, 0, MOVE)], {}, id="no cancel"),
+        pytest.param([(3, 501, MESSAGE), (1, 0, MOVE)], {1: TOO_LATE}, id="a reschedule that is too old"),
     ],
 )
-@pytest.mark.parametrize("hop_ms", [0, 7])
+@pytest.mark.parametrize("hop_ms", [0, 7, -400])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_cancel_of_the_same_millisecond_wins_but_over_what_follows_it_in_its_partition(
-    sent: list[tuple[int, Headers]], refused: dict[int, Reason], hop_ms: int, steps: int
+def test_the_order_of_records_of_one_id_that_came_to_several_partitions(
+    sent: list[tuple[int, int, Headers]], refused: dict[int, Reason], hop_ms: int, steps: int
 ) -> None:
-    """Each record came to a shard, all at one time; the forwarded ones have a later timestamp here. In one step, and in several."""
+    """Each record came to a partition at a time, by the clock of its broker; the home's clock is `hop_ms` ahead of the others. In
+    one step, and in several."""
     records = []
-    for offset, (first_shard, headers) in enumerate(sent):
-        came = b"%b/%d/%d;%d" % (TOPIC.encode(), first_shard, offset, NOW_MS)
-        is_forwarded = first_shard != SHARD
+    for offset, (partition, at_ms, headers) in enumerate(sent):
+        first_ms = NOW_MS + at_ms
+        came = b"%b/%d/%d;%d" % (TOPIC.encode(), partition, offset, first_ms)
+        is_forwarded = partition != SHARD
         hops = [("chronos-forwarded", came)] if is_forwarded else []
-        records.append(Record(offset, NOW_MS + is_forwarded * hop_ms, HERE, b"v", [*headers, *hops]))
+        records.append(Record(offset, first_ms + is_forwarded * hop_ms, HERE, b"v", [*headers, *hops]))
     store = Rows()
     shard, replica = (Shard(rules=rules, state=FRESH, view=store) for rules in (FORWARD, FORWARD.for_replay()))
     found: dict[int, int] = {}
@@ -197,18 +238,49 @@ def test_a_cancel_of_the_same_millisecond_wins_but_over_what_follows_it_in_its_p
         batch = records[at : at + size]
         staged = shard.stage(batch)
         found |= dict(staged.refused)
-        assert replica.replay_stage(batch, dict(staged.refused)).id_states == staged.id_states
         nothing = nothing_selected(shard.state.cursor, complete=True)
         progress = Progress(
             role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", pull_offset=staged.pull_offset,
             cursor_due_ms=nothing.cursor[0], cursor_offset=nothing.cursor[1], counts=count_outcomes(0, ()),
-            refused=tuple(staged.refused),
+            refused=tuple(staged.refused), rules=staged.rules,
         )  # fmt: skip
+        assert replica.replay_stage(batch, progress).id_states == staged.id_states
         for one in (shard, replica):
-            changes = one.apply(staged, nothing, progress, offset=at, timestamp_ms=NOW_MS + 9)
+            changes = one.apply(staged, nothing, progress, offset=at, timestamp_ms=NOW_MS + 900)
             one.install(changes)
         store.write(changes.puts, changes.deletes)
     assert found == refused
+
+
+@pytest.mark.parametrize(("ahead_ms", "counts_ms"), [(0, 0), (1, 1), (500, 500), (501, 0), (86_400_000, 0)])
+def test_no_hop_is_refused_for_its_time(ahead_ms: int, counts_ms: int) -> None:
+    """A first timestamp that is further ahead than two clocks may differ counts as the record's own time."""
+    hop_ahead = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + ahead_ms))
+    entry = staged(IN, TO, hop_ahead, key=HERE)
+    assert isinstance(entry, Entry)
+    assert (entry.timestamp_ms, entry.due_ms) == (NOW_MS + counts_ms, NOW_MS + counts_ms + 90_000)
+    assert entry.order == IdOrder(1)
+    assert staged(action("cancel"), hop_ahead, key=HERE) == Action(Verb.CANCEL, HERE, None, NOW_MS + counts_ms)
+
+
+def test_a_late_message_whose_first_timestamp_is_ahead_does_not_wait_for_it() -> None:
+    shard = Shard(rules=FORWARD, state=FRESH, view=Rows())
+    ahead = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + 400))
+    late = ("chronos-deliver-at", b"%d" % (NOW_MS - 5_000))
+    found = shard.stage([Record(42, NOW_MS, HERE, b"v", [late, TO, ahead])])
+    assert [due_ms for due_ms, _ in found.placed.values()] == [NOW_MS]
+
+
+def test_a_repetition_is_judged_by_its_first_timestamp_however_late_it_is_forwarded() -> None:
+    """An id is delivered, repeated an hour later in another partition, and that record arrives seven hours late."""
+    hour_ms = 3_600_000
+    delivered = IdState(DELIVERED, NOW_MS, 1, NOW_MS, None, NOW_MS)
+    store = Rows({id_key(HERE): pack_id_state(delivered)})
+    shard = Shard(rules=FORWARD, state=FRESH, view=store)
+    for first_ms, expected in ((hour_ms, {0: Reason.CONFLICT}), (6 * hour_ms, {})):
+        came = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + first_ms))
+        record = Record(0, NOW_MS + 8 * hour_ms, HERE, b"v", [("chronos-delay", b"1h"), TO, came])
+        assert dict(shard.stage([record]).refused) == expected
 
 
 def test_a_store_with_ids_of_other_shards_is_a_named_error_once() -> None:

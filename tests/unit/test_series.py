@@ -164,6 +164,7 @@ class Rhythm:
             role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", cursor_due_ms=selection.cursor[0],
             cursor_offset=selection.cursor[1], pull_offset=staged.pull_offset,
             counts=count_outcomes(len(selection.items), decisions), refused=tuple(staged.refused), decisions=decisions,
+            rules=staged.rules,
         )  # fmt: skip
         self.refused = staged.refused
         for (_, offset, _), entry in zip(selection.items, selection.entries, strict=True):
@@ -182,7 +183,7 @@ class Rhythm:
         """The replica applies a step; it then has the rows of the master."""
         shard = self.replica
         records = [r for r in self.records if shard.state.pull_offset <= r.offset < progress.pull_offset]
-        staged = shard.replay_stage(records, progress.rejections())
+        staged = shard.replay_stage(records, progress)
         selection = shard.replay_select(staged, (progress.cursor_due_ms, progress.cursor_offset))
         self._apply(shard, self.replica_store, staged, selection, progress)
         assert self.replica_store.rows == self.store.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
@@ -389,7 +390,7 @@ def test_a_replica_stops_at_a_record_that_it_must_execute_and_cannot(scenario: S
     scenario.run(T)
     replica = Replica(scenario, 0, scenario.shard.rules, 1_000_000)
     with pytest.raises(LogMismatch, match="but the master executed it"):
-        replica.shard.replay_stage(scenario.producers.records, {})
+        replica.shard.replay_stage(scenario.producers.records, replace(scenario.last_progress, refused=()))
 
 
 def test_a_replica_does_not_repeat_decisions_that_depend_on_settings(scenario: Scenario) -> None:
