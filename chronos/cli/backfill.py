@@ -40,6 +40,7 @@ def request_of(
     rate: float | None,
     direct: bool,
     expired: bool,
+    compacted: bool = False,
 ) -> "Request":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.encoding import id_bytes
@@ -60,9 +61,10 @@ def request_of(
         raise typer.BadParameter("--from must lie before --to")
     options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
     options += map(str, (over, rate, direct, expired))
+    options += ["compacted"] if compacted else []
     return Request(
         mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=wanted_headers, ids=wanted_ids,
-        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, options=options,
+        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, compacted=compacted, options=options,
     )  # fmt: skip
 
 
@@ -296,6 +298,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "direct": request.direct, "from": _time(request.from_ms), "to": _time(request.to_ms),
         "messages": report.messages, "bytes": report.bytes, "sent_before": report.sent_before,
         "expired": report.expired, "too_large": report.too_large, "no_target": report.no_target,
+        "compacted": report.compacted,
         "first_due": _time(report.first_due_ms), "last_due": _time(report.last_due_ms),
         "outcomes": report.outcomes, "targets": report.targets, "absent_targets": report.absent_targets,
         "samples": [
@@ -340,6 +343,12 @@ def _show_plan(report: "Report") -> None:
     if report.no_target:
         parts.append(
             Text(f"without a target topic, or without a key for a compacted one, left out: {number(report.no_target)}")
+        )
+    if report.compacted:
+        parts.append(
+            Text(
+                f"for compacted targets, where they would replace newer records, left out: {number(report.compacted)} (--compacted)"
+            )
         )
     parts += map(Text, other_modes(report))
     if report.gone:

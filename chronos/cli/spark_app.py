@@ -274,6 +274,13 @@ def backfill(
     ignore_expiry: Annotated[
         bool, typer.Option("--ignore-expiry", help="Include messages that are past their chronos-expire-at.")
     ] = False,
+    compacted: Annotated[
+        bool,
+        typer.Option(
+            "--compacted",
+            help="Include messages for compacted targets, where a replay takes the place of a newer record of its key.",
+        ),
+    ] = False,
     beyond_archive: Annotated[
         bool,
         typer.Option(
@@ -314,7 +321,7 @@ def backfill(
     asked = {
         "modes": {"missing": missing_only, "all": everything, "gone": gone, "pending": pending}, "start": start, "end": end,
         "targets": targets or [], "headers": headers or [], "ids": ids or [], "purpose": purpose, "over": over,
-        "rate": rate, "direct": direct, "expired": ignore_expiry,
+        "rate": rate, "direct": direct, "expired": ignore_expiry, "compacted": compacted,
     }  # fmt: skip
     run(
         config, settings or [], output, location=location, asked=asked, dry_run=dry_run, yes=yes, resume=resume,

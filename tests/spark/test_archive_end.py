@@ -92,6 +92,16 @@ def test_an_archive_ends_where_its_least_read_partition_does(spark: SparkSession
     assert audit(spark, storage, from_ms=ended - HOUR_MS, to_ms=ended).clean
 
 
+def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_path: Path) -> None:
+    """The archive's machine is 60 s ahead: what was written since the newest record that it saw may not be archived."""
+    seen_ms = READ_MS - 60_000
+    case = Case("", {}).read_plainly("progress", "deliveries").read("messages", broker_ms=seen_ms)
+    storage = written(spark, tmp_path, case)
+    found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=READ_MS)
+    assert (found.archived_ms, found.clean) == (seen_ms, False)
+    assert audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=seen_ms).clean
+
+
 def test_an_audit_beside_the_first_run_of_the_archive_is_not_clean(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:

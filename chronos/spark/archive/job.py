@@ -35,6 +35,7 @@ from chronos.spark.archive.unreadable import (
 from chronos.spark.progress import Step, Watch
 from chronos.spark.rows import decisions_of, deliveries_of, in_hours, messages_of, steps_of, with_reason
 from chronos.spark.runs import (
+    GAP,
     RECREATED,
     RUNS,
     RUNS_KEPT,
@@ -347,7 +348,7 @@ class _StreamRun:
         rows_of = self._offset_rows(begin, end)
         storage.write_json(epochs_file(self._name, stream, number), self._epochs)
         write_offsets(storage, folder, rows_of)
-        self._result.gaps += sum(gap is not None for *_, gap in rows_of)
+        self._result.gaps += sum(bool(row[GAP]) for row in rows_of)
         self._result.batches += 1
         self._result.records += counts[0]
         self._archived += sum(
@@ -379,6 +380,8 @@ class _StreamRun:
         for topic, ends in end.items():
             now = infos[topic]
             same = now is not None and now.id == self._run.topics[topic].id
+            if now is not None and now.compacted:
+                self._run.topics[topic].compacted = True
             for part, until in ends.items():
                 since, gap = begin[topic].get(part, until), None if same else RECREATED
                 if same and since < until:

@@ -61,6 +61,10 @@ class TargetCoverage(Struct, frozen=True, kw_only=True):
     """When records were found deleted before they were archived; None: never."""
     unresolved: bool
     """True if a transaction was open in it when it was last read."""
+    born_ms: int | None = None
+    """The topic is known to have existed since then; None: not known."""
+    compacted_ms: int | None = None
+    """When it was last known to be compacted; None: never."""
     gap_reason: str | None = None
     """Why they were not archived, as in the table `offsets`."""
 
@@ -175,7 +179,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms))
+    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms), tables.offsets)
     evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
@@ -200,8 +204,9 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
             for shard, frontier in sorted(last.items())
         ],
         targets=[
-            TargetCoverage(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
-                           gap_reason=seen.gap_reason)
+            TargetCoverage(target=name, covered_ms=seen.until_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
+                           gap_reason=seen.gap_reason, compacted_ms=seen.compacted_ms,
+                           born_ms=seen.born_ms)
             for name, seen in sorted(targets.items())
         ],
     )  # fmt: skip

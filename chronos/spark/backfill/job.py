@@ -200,14 +200,14 @@ class Backfill:
             log.warning("the delay topic is not the archived one: ids and due times are compared too", topic=self.topic)
         return selection.without_present(deliveries, self._reconciliation.records(partitions), self.topic, runs=runs)
 
-    def _topic_ids(self, table: str) -> dict[str, str]:
-        """The id of each topic of a table when it was last archived."""
+    def _last_of(self, table: str, column: str) -> dict[str, Any]:
+        """A column of the table `offsets` for each topic of a table when it was last archived."""
         rows = self._tables.offsets.where(f.col("table") == table).groupBy("topic")
-        return {row["topic"]: row["id"] for row in rows.agg(f.max_by("topic_id", "read_ms").alias("id")).collect()}
+        return {row["topic"]: row["last"] for row in rows.agg(f.max_by(column, "read_ms").alias("last")).collect()}
 
     def _is_archived_topic(self, info: Any) -> bool:
         """True if the delay topic that the brokers describe is the one in the archive."""
-        return info is not None and self._topic_ids("messages").get(self.topic) == info.id
+        return info is not None and self._last_of("messages", "topic_id").get(self.topic) == info.id
 
     def _changed_targets(self, request: Request, judgement: Judgement) -> dict[str, str]:
         """The requested targets that no longer hold what was archived from them, and why, as in the table `offsets`."""
@@ -218,7 +218,7 @@ class Backfill:
             if any(fnmatchcase(each.target, pattern) for pattern in wanted)
         }
         changed = {name: why for name, why in seen.items() if why in (RECREATED, TRUNCATED)}
-        ids, ends = self._topic_ids("deliveries"), self._archived_ends()
+        ids, ends = self._last_of("deliveries", "topic_id"), self._archived_ends()
         for name, info in (self._brokers.describe(sorted(seen)) if seen else {}).items():
             if info is None:
                 changed[name] = DELETED
@@ -239,7 +239,7 @@ class Backfill:
 
     def _gone(self, deliveries: DataFrame, targets: Sequence[str], span: Span) -> list[GonePartition]:
         """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
-        ids = self._topic_ids("deliveries")
+        ids = self._last_of("deliveries", "topic_id")
         starts = [
             (name, partition, self._brokers.watermarks(name, partition).start)
             for name, info in self._brokers.describe(targets).items()
@@ -300,10 +300,18 @@ class Backfill:
         )
 
     def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
-        """For each target `bytes_max` and `compacted` of the topic to send to; and the targets that do not exist."""
-        found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
-        rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
-        topics = self._spark.createDataFrame(rows, "target string, bytes_max long, compacted boolean")
+        """For each target `bytes_max` and `compacted` of the topic to send to, and `target_compacted`; and the targets that do not exist."""
+        there = self._brokers.describe(targets) if targets else {}
+        was = self._last_of("deliveries", "compacted")
+        found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
+        rows = [
+            (name, info and info.bytes_max, info and info.compacted, now.compacted if now else was.get(name))
+            for name in targets
+            for info, now in [(found[name], there[name])]
+        ]
+        topics = self._spark.createDataFrame(
+            rows, "target string, bytes_max long, compacted boolean, target_compacted boolean"
+        )
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:
