@@ -19,6 +19,7 @@ from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
 from chronos.core.health import Verdict
 from chronos.core.keys import STATE_KEY
+from chronos.core.progress import RULES
 from chronos.core.roles import OK, Member
 from chronos.core.selector import Selector
 from chronos.core.timefmt import MS_MAX
@@ -305,6 +306,7 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._cluster is None else self._cluster.reachability.verdict,
             token=self.token,
+            rules=RULES,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards
@@ -328,6 +330,11 @@ class Node:
     def degraded(self) -> str | None:
         """What is wrong with the topics, for people, although the shards work; None if nothing is."""
         return self._topic_watch.problem
+
+    @property
+    def delay_leaders(self) -> tuple[int, ...]:
+        """The broker that leads each partition of the delay topic, as of the last check; empty: not known."""
+        return self._topic_watch.leaders
 
     def disk_free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to the disk of the data directory."""

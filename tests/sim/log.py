@@ -116,6 +116,7 @@ class SimReader:
             size += len(record.value or b"")
             if records and size > bytes_max:
                 break
+            log.reading(partition, record)
             records.append(record)
             self.position = at
         return records
@@ -186,6 +187,8 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
+            if topic not in (DELAY, REJECTED, DEAD_LETTER):
+                brokers.attempted(dict(headers))
             is_poison = value == POISON and topic not in (DELAY, REJECTED, DEAD_LETTER)
             if is_poison or not brokers.accepts(topic, key, value):
                 self._has_poison = True
@@ -274,6 +277,8 @@ class SimLog:
         self.faults = caller.node.faults
         self.reads_trimmed = False
         """Offsets that were trimmed can still be read."""
+        self.reading: Callable[[Partition, Record], None] = lambda partition, record: None
+        """Called with each record before a reader returns it."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:

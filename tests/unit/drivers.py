@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
 from chronos.core.cron import next_cron
@@ -11,6 +12,7 @@ from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, entry_id
 from chronos.core.progress import (
+    RULES,
     Decision,
     Outcome,
     Progress,
@@ -114,14 +116,22 @@ class Master:
 
     rules = MASTER_RULES
 
-    def __init__(self, chunk: int = 1_000_000, rules: Rules | None = None, kept_ms: int | None = None) -> None:
-        """`kept_ms`: how long settled ids are remembered; None: for ever."""
+    def __init__(
+        self,
+        chunk: int = 1_000_000,
+        rules: Rules | None = None,
+        kept_ms: int | None = None,
+        adopts_at: int | None = None,
+    ) -> None:
+        """`kept_ms`: how long settled ids are remembered by rules 2; None: for ever. `adopts_at`: the step from which on a master of
+        rules 1 decides by rules 2; None: none."""
         self.kept_ms = kept_ms
-        self.rules = self.rules if rules is None else rules
+        self.adopts_at = adopts_at
+        self.rules = copy(self.rules if rules is None else rules)
         self.store = Rows(chunk=chunk)
         self._open()
         self.model = Model(SHARD, DEDUPLICATION_MS, self.rules.number)
-        self.producers = Producers(self.rules.number)
+        self.producers = Producers(self.rules.number, newest=None if adopts_at is None else RULES)
         self.progress: list[tuple[int, int, bytes]] = []
         self.snapshots = [dict(self.store.rows)]
         self.delivered: list[Message] = []
@@ -132,7 +142,10 @@ class Master:
         self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
     def play(self, history: Sequence[Step]) -> None:
-        for step in history:
+        for at, step in enumerate(history):
+            if at == self.adopts_at:
+                self.rules.number = self.model.number = RULES
+                self.look_ahead = LookAhead(self.shard)
             self.now_ms += step.waited_ms
             for sent in step.sent:
                 self.producers.send(sent, self.now_ms)
@@ -165,7 +178,9 @@ class Master:
             self.producers.skip_to(last_offset)
             staged = shard.stage_unreadable([(first_offset, last_offset)])
         else:
-            horizon_ms = 0 if self.kept_ms is None else max(0, shard.state.progress_ms - self.kept_ms)
+            horizon_ms = 0
+            if self.kept_ms is not None and self.rules.number > 1:
+                horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
@@ -344,7 +359,7 @@ class Master:
         assert self.store.rows == expected
         assert unpack_state(self.store.rows[STATE_KEY]) == self.shard.state
         check_wheel(self.shard, pending_rows(self.store, self.shard.state))
-        for message_id in self.model.id_states:
+        for message_id in self.model.id_states.keys() - self.model.forgotten:
             assert self._lookup(message_id) == self.model.lookup(message_id)
 
     def _lookup(self, message_id: bytes) -> str | None:

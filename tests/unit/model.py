@@ -219,6 +219,8 @@ class Model:
     other_rows: dict[bytes, bytes] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     horizon_ms: int = 0
+    forgotten: set[bytes] = field(default_factory=set)
+    """Forgotten ids whose rows are still in the store."""
 
     # Ids
 
@@ -239,8 +241,16 @@ class Model:
             if message_id in self.stored_ids:
                 self.other_rows[id_key(message_id)] = self._id_row(message_id)
                 self.stored_ids.discard(message_id)
-                for known in (self.id_states, self.failures, self.firsts, self.cancels, self.orders, self.noted):
+                self.forgotten.add(message_id)
+                for known in (self.failures, self.cancels, self.noted):
                     known.pop(message_id, None)  # type: ignore[attr-defined]
+                message = self.settled.get(self.id_states[message_id][1:3])
+                if message is not None and message.id == message_id and not message.user_id and not message.moved:
+                    # Its entry is still at the address that the id names, as of one that was delivered.
+                    self.id_states[message_id] = ("delivered", message.place_ms, message.offset, 0)
+                else:
+                    for gone in (self.id_states, self.firsts, self.orders):
+                        gone.pop(message_id, None)  # type: ignore[attr-defined]
 
     # One step
 
@@ -324,15 +334,27 @@ class Model:
         """Note the first timestamp of a cancel, and where it came to first; return whether that changes the state of the id."""
         assert cancel.id is not None
         if self.number > 1:
-            before = self.id_order(cancel.id)
+            before = self.cancels.get(cancel.id), self.id_order(cancel.id)
+            self._convert(cancel.id)
             self.noted.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
-            return before != self.id_order(cancel.id)
+            return before != (self.cancels.get(cancel.id), self.id_order(cancel.id))
         first_ms = self.firsts.get(cancel.id, 0)
         if cancel.first_ms < first_ms:
             return False
         same = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
         self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, same | {cancel.first_shard}
         return cancel.first_ms > first_ms or self._noted(same) != self._noted(same | {cancel.first_shard})
+
+    def remembered(self, message_id: bytes) -> list[tuple[int, int]]:
+        """The cancels that are remembered, of rules 1 too."""
+        shard = self._noted(self.cancels.get(message_id, set()))
+        return self.noted.get(message_id, []) + ([] if shard is None else [(self.firsts[message_id], shard)])
+
+    def _convert(self, message_id: bytes) -> None:
+        """Note the cancel of rules 1 as rules 2 do: what time its message had is not known."""
+        if self.cancels.get(message_id):
+            self.noted[message_id] = self.remembered(message_id)
+            self.firsts[message_id], self.cancels[message_id] = 0, set()
 
     def id_order(self, message_id: bytes) -> IdOrder | None:
         """What the state of an id shows: the latest cancel, and the latest one that came to another partition than that."""
@@ -356,9 +378,11 @@ class Model:
         if self.number > 1:
             if any(
                 first_ms >= intent.first_ms - SKEW_MS and shard != intent.first_shard
-                for first_ms, shard in self.noted.get(intent.id, [])
+                for first_ms, shard in self.remembered(intent.id)
             ):
                 return True
+            if self.cancels.get(intent.id):
+                return False
             order = self.orders.get(intent.id)
             came_first = self.shard if order is None or order.source is None else order.source
             return came_first != intent.first_shard and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
@@ -408,6 +432,7 @@ class Model:
             expire_at_ms=intent.expire_at_ms,
         )
         if self.number > 1:
+            self._convert(message.id)
             source = None if intent.hop_ms is None else intent.hop_from
             self.orders[message.id] = None if source is None else IdOrder(source)
             message = replace(message, order=self.id_order(message.id))
@@ -439,6 +464,7 @@ class Model:
         # The id space holds only what a generated id does not show.
         if message.user_id or message.moved or state not in ("pending", "delivered"):
             self.stored_ids.add(message.id)
+            self.forgotten.discard(message.id)
         if state != "pending":
             self.ended.append(message.id)
         if state in ("delivered", "cancelled"):
@@ -520,7 +546,7 @@ class Model:
     def _kept_ms(self, message_id: bytes) -> int:
         """The time from which a settled id is kept: that of its end, or of a cancel that came more than a moment later."""
         settled_ms = self.id_states[message_id][3]
-        last_ms = max((first_ms for first_ms, _ in self.noted.get(message_id, [])), default=0)
+        last_ms = max((first_ms for first_ms, _ in self.remembered(message_id)), default=0)
         return last_ms if last_ms > settled_ms + SKEW_MS else settled_ms
 
     def _park(self, message: Message, partition: int) -> None:
