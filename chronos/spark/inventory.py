@@ -120,7 +120,7 @@ def _different(
             try:
                 counted = storage.rows_of(f"{folder}/{path}")
             except ArchiveFailed as error:
-                yield f"{folder}/{path} cannot be read ({error})"
+                yield str(error)
                 continue
             if counted != count:
                 yield f"{folder}/{path} has {counted:,} rows, and {count:,} were written"

@@ -101,7 +101,7 @@ class ArchiveStorage:
         try:
             return int(pq.read_metadata(f"{self._root}/{path}", filesystem=self._files).num_rows)
         except ArrowInvalid as error:
-            raise ArchiveFailed(f"{self.path(path)} is damaged: {error}") from error
+            raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
 
     def parquet(self, below: str) -> dict[str, tuple[int, int]]:
         """Bytes and rows of the Parquet files there, by their path below; rows from their footers."""

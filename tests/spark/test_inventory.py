@@ -118,8 +118,8 @@ def test_a_file_that_was_cut_exchanged_or_added_is_named(copied: Path) -> None:
     exchanged.write_bytes(b"x" * exchanged.stat().st_size)
     shutil.copy(files_of(copied, "deliveries")[0], files_of(copied, "deliveries")[0].with_name("again.parquet"))
     _, found = verify(copied)
-    texts = sorted(line.split(".parquet ")[1][:30] for line in found["problems"])
-    assert [text.split()[0] for text in texts] == ["cannot", "has", "was"]
+    texts = sorted(line.split(".parquet ")[1].split()[0] for line in found["problems"])
+    assert texts == ["cannot", "has", "was"]
 
 
 def test_a_whole_batch_that_is_gone_is_noticed(copied: Path) -> None:
