@@ -32,6 +32,9 @@ RUNS = "_runs"
 RUNS_KEPT = 3
 """Runs whose checkpoints are kept for the analysis of incidents; the archive needs only the last one."""
 
+OLDEST_ASKED = 8
+"""Partitions of a new target that are asked for their first record: one old record proves that the topic existed then."""
+
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
 
@@ -229,7 +232,7 @@ def begin_run(
     for topic, seen in found.items():
         topics[topic] = _begin_topic(topic, seen, known.get(topic), truncated)
         if seen.table == schema.DELIVERIES.name and topic not in known:
-            for part, first in topics[topic].partitions.items():
+            for part, first in list(topics[topic].partitions.items())[:OLDEST_ASKED]:
                 first.oldest_ms = _oldest_ms(brokers, topic, part, seen.watermarks[part], broker_ms or read_ms)
         lost = [part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED]
         if seen.table in OFFSETS_NAME and lost:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 import typer
 from msgspec import structs
@@ -100,6 +101,19 @@ def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_pa
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (seen_ms, False)
     assert audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=seen_ms).clean
+
+
+def test_an_archive_of_an_older_version_is_judged_as_before(spark: SparkSession, tmp_path: Path) -> None:
+    """Its files lack the columns that were appended since."""
+    case = Case("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
+    storage = written(spark, tmp_path, case)
+    later = {"offsets": ["broker_ms", "compacted", "oldest_ms"], "progress": ["rules"]}
+    for name, columns in later.items():
+        for file in (tmp_path / "archive" / name).rglob("*.parquet"):
+            rows = pq.ParquetFile(file).read()
+            pq.write_table(rows.drop_columns(columns), file)
+    found = audit(spark, storage, from_ms=T, to_ms=READ_MS)
+    assert (found.overall.counts, found.archived_ms) == ({"delivered": 1, "missing": 1}, READ_MS)
 
 
 def test_an_audit_beside_the_first_run_of_the_archive_is_not_clean(

@@ -343,8 +343,9 @@ def compacted() -> list[Case]:
     ]  # fmt: skip
 
 
-LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED = range(10, 17)
-"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, and two that are not listed."""
+LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED, HELD, WAITING = range(10, 19)
+"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, two that are not listed, of one
+whose record was refused, and two that were held, of which one waits still."""
 
 
 def hop(offset: int, topic: str = DELAY) -> list[dict[str, object]]:
@@ -361,7 +362,11 @@ def forwarded() -> list[Case]:
         .send(DOUBLED, DUE, **mine).decide("refused", DOUBLED, T - 50_000, reason="forwarded")
         .send(REFUSED, DUE, **mine).decide("refused", REFUSED, T - 50_000, reason="forwarded")
         .send(LOST, DUE, **mine).decide("refused", LOST, T - 50_000, reason="forwarded")
-        .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded"),
+        .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded")
+        .send(HELD, DUE, **mine).decide("refused", HELD, T - 50_000, reason="held")
+        .send(WAITING, DUE, **mine).decide("refused", WAITING, T - 50_000, reason="held"),
+        Case("forwarded here after it was held", {A: ("delivered", None)})
+        .send(0, DUE, **mine, headers=hop(HELD)).deliver(0, DUE, DUE),
         Case("forwarded here, and listed", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(LISTED)).deliver(0, DUE, DUE),
         Case("a hop that its source's shard does not list", {A: ("duplicated", "hop-not-listed")})
