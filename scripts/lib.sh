@@ -100,7 +100,7 @@ need_java() {
     local java=${JAVA_HOME:+$JAVA_HOME/bin/}java version
     version=$("$java" -version 2>&1 </dev/null) ||
         fail "Java is missing: the tests on a real Kafka broker need Java 17 or newer." \
-            "Install it (Debian, Ubuntu: apt install openjdk-17-jre-headless maven; macOS: brew install openjdk@17 maven)." \
+            "Install it (Debian, Ubuntu: apt install openjdk-17-jdk-headless maven; macOS: brew install openjdk@17 maven)." \
             "Without Java: ./scripts/test fast"
     version=$(sed -n 's/.* version "\([0-9]*\).*/\1/p' <<<"$version" | head -n 1)
     [[ "${version:-0}" -ge 17 ]] ||

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.chaos.clocks import kill_under_clocks
 from tests.chaos.drill import GAP_S, Drill
 from tests.chaos.faults import FAULTS, OF_ZOOKEEPER, Fault, epochs_complaints, plan
 from tests.chaos.kills import kill_at_first_start, kill_on_embedded_log, kill_on_kafka
@@ -52,7 +53,16 @@ def main() -> int:
         help="instead of the faults: kill -9 a single node N times at random moments on Kafka, on the embedded log, and"
         " during its first start, and check every message (./scripts/test does it some tens of times)",
     )
+    parser.add_argument(
+        "--clocks",
+        type=float,
+        metavar="MINUTES",
+        help="instead of the faults: kill nodes and brokers for so long, on three brokers of which two have clocks 400 ms apart and"
+        " drifting, with all features, and check every message",
+    )
     arguments = parser.parse_args()
+    if arguments.clocks is not None:
+        return kill_with_clocks(arguments.clocks, arguments.seed)
     if arguments.kills is not None:
         return kill_single_node(arguments.kills, arguments.seed)
     chosen = arguments.faults.split(",")
@@ -75,6 +85,18 @@ def main() -> int:
     if arguments.keep:
         report.keep(" ".join(["./scripts/chaos", *sys.argv[1:]]), arguments.coordinator)
     return 1 if report.missed else 0
+
+
+def kill_with_clocks(minutes: float, seed: int) -> int:
+    """Kill nodes and brokers whose clocks differ; the exit code is 1 if a message has not exactly the ends that it may have."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            kill_under_clocks(Path(folder), seconds=60 * minutes, seed=seed, say=PROGRESS.print)
+        except (AssertionError, ServiceError) as error:
+            print(f"{minutes:g} minutes with clocks that differ, seed {seed}: FAILED: {error}")
+            return 1
+    print(f"{minutes:g} minutes with clocks that differ, seed {seed}: ok")
+    return 0
 
 
 def kill_single_node(kills: int, seed: int) -> int:

@@ -38,7 +38,7 @@ from typing import ClassVar
 from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from tests.harness.java import ROOT, jars, java, shared_classes
+from tests.harness.java import ROOT, compiled, jars, java, shared_classes
 from tests.harness.ports import free_port
 from tests.harness.process import Startable, Watchdog, freeze
 
@@ -67,6 +67,9 @@ QUICK_START = "-XX:TieredStopAtLevel=1"
 """The quick compiler only: a broker that runs for a minute does not earn back what the other one costs."""
 
 TOOL_OPTIONS = (*JAVA_OPTIONS, "-Xmx256m", QUICK_START, "-Dchronos.log.level=WARN")
+
+SYSTEM_TIME = ROOT / "tests/harness/SystemTime.java"
+"""Kafka's clock with an offset and a drift."""
 
 BOOTSTRAP_FILE = "bootstrap.checkpoint"
 """File of a formatted data directory, the same in all of them."""
@@ -99,14 +102,14 @@ class ConsoleRecord:
 # ------------------------------------------------------------------------------- Java and the Kafka files
 
 
-def java_command(options: Iterable[str], main_class: str, *arguments: str) -> list[str]:
-    """The command line to run a class of Kafka."""
+def java_command(options: Iterable[str], main_class: str, *arguments: str, first: Path | None = None) -> list[str]:
+    """The command line to run a class of Kafka. `first`: a directory of classes that are loaded instead of Kafka's own."""
     return [
         java(),
         *options,
         f"-Dlog4j2.configurationFile={ROOT / 'scripts/kafka/log4j2.properties'}",
         "-cp",
-        f"{jars('kafka')}/*",
+        f"{jars('kafka')}/*" if first is None else f"{first}:{jars('kafka')}/*",
         main_class,
         *arguments,
     ]
@@ -119,6 +122,20 @@ def wait_until(condition: Callable[[], bool], *, deadline: float) -> bool:
             return False
         time.sleep(POLL_INTERVAL_S)
     return True
+
+
+@dataclass(frozen=True)
+class BrokerClock:
+    """The clock of a broker that differs from the machine's."""
+
+    ahead_ms: int
+    """At the start of the broker."""
+    drift_ppm: int = 0
+    """How much it gains (microseconds in a second)."""
+
+    def options(self) -> tuple[str, str]:
+        """Java's options for `SystemTime.java`."""
+        return f"-Dchronos.clock.ahead_ms={self.ahead_ms}", f"-Dchronos.clock.drift_ppm={self.drift_ppm}"
 
 
 # --------------------------------------------------------------------------------------- Clients of a Kafka
@@ -350,12 +367,15 @@ class Broker(Clients, Startable):
         doors: Mapping[str, tuple[int, int]] | None = None,
         for_load: bool = False,
         class_options: Sequence[str] | None = None,
+        clock: BrokerClock | None = None,
     ) -> None:
-        """`for_load`: with all of Java's compilers, for measurements. `class_options`: other ones than `broker_classes`."""
+        """`for_load`: with all of Java's compilers, for measurements. `class_options`: other ones than `broker_classes`.
+        `clock`: instead of the machine's."""
         self.node_id = node_id
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self._heap_mb, self._for_load, self._class_options = heap_mb, for_load, class_options
+        self._clock = clock
         self._cluster_id = cluster_id or new_cluster_id()
         self._quorum = dict(quorum) if quorum else {node_id: free_port()}
         self._settings = {**self._default_settings(doors or {}), **(settings or {})}
@@ -422,12 +442,17 @@ class Broker(Clients, Startable):
             self._format(config)
             self._formatted = True
         heap = (f"-Xms{min(256, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
-        classes = broker_classes() if self._class_options is None else self._class_options
+        first, classes = None, self._class_options
+        if self._clock is not None:
+            # Java's archive is for the class path without this directory.
+            first, classes = compiled(SYSTEM_TIME, str(jars("kafka"))), self._clock.options()
+        elif classes is None:
+            classes = broker_classes()
         options = (*JAVA_OPTIONS, *heap, *(() if self._for_load else (QUICK_START,)), *classes)
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                java_command(options, "kafka.Kafka", str(config)),
+                java_command(options, "kafka.Kafka", str(config), first=first),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -609,8 +634,9 @@ class Cluster(Clients, Startable):
         *,
         heap_mb: int = 384,
         doors: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+        clocks: Mapping[int, BrokerClock] | None = None,
     ) -> None:
-        """`doors` are the further listeners of each broker, by node id."""
+        """`doors` are the further listeners of each broker, by node id, and `clocks` those that differ from the machine's."""
         quorum = {node_id: free_port() for node_id in range(1, count + 1)}
         cluster_id = new_cluster_id()
         self.brokers = [
@@ -621,6 +647,7 @@ class Cluster(Clients, Startable):
                 cluster_id=cluster_id,
                 quorum=quorum,
                 doors=(doors or {}).get(node_id),
+                clock=(clocks or {}).get(node_id),
             )
             for node_id in quorum
         ]
@@ -676,6 +703,12 @@ class Cluster(Clients, Startable):
             broker.close()
 
 
-def cluster(count: int, settings: Mapping[str, object] | None = None, *, heap_mb: int = 384) -> Cluster:
+def cluster(
+    count: int,
+    settings: Mapping[str, object] | None = None,
+    *,
+    heap_mb: int = 384,
+    clocks: Mapping[int, BrokerClock] | None = None,
+) -> Cluster:
     """A cluster of `count` brokers, for a `with` statement, or `start()` and `close()`."""
-    return Cluster(count, settings, heap_mb=heap_mb)
+    return Cluster(count, settings, heap_mb=heap_mb, clocks=clocks)

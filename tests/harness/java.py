@@ -1,4 +1,4 @@
-"""Jars that Maven fetched, and Java's archives of loaded classes (application class data sharing, JEP 310 and 350): they halve the
+"""Jars that Maven fetched, classes that are compiled here, and Java's archives of loaded classes (application class data sharing, JEP 310 and 350): they halve the
 cost of starting a JVM.
 
     options = shared_classes("kafka", str(jars("kafka")), lambda options: run_a_broker_once(options))
@@ -14,9 +14,11 @@ import os
 import re
 import subprocess
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
@@ -29,8 +31,16 @@ QUIET = "-Xlog:disable"
 """Java writes its warnings about classes to the standard output, which tests read."""
 
 
+COMPILE_TIMEOUT_S = 120.0
+"""The compiler takes 2 s; the bound is for a loaded machine."""
+
+
 class JarsMissing(Exception):
     """Jars could not be fetched; the message gives the reason."""
+
+
+class NotCompiled(Exception):
+    """A class could not be compiled; the message gives the reason."""
 
 
 def pinned_version(name: str) -> str:
@@ -70,6 +80,48 @@ def java_version() -> str:
     return subprocess.run([java(), "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
 
 
+@cache
+def compiled(source: Path, class_path: str) -> Path:
+    """The directory with the classes of a source file, which is compiled if that is missing. Raises NotCompiled.
+
+    Not with `javac`, which may be that of another Java; a Java without a compiler is a runtime only.
+    """
+    key = zlib.crc32(f"{class_path}\n{java_version()}\n{source.read_text()}".encode())
+    directory = DIRECTORY / f"{source.stem}-{key:08x}"
+    with _locked(source.stem):
+        if not directory.exists():
+            path = os.pathsep.join(map(str, Path(class_path).glob("*.jar")))
+            with TemporaryDirectory(dir=DIRECTORY) as unfinished:
+                made = Path(unfinished, "classes")
+                command = [
+                    java(),
+                    "-m",
+                    "jdk.compiler/com.sun.tools.javac.Main",
+                    "-cp",
+                    path,
+                    "-d",
+                    str(made),
+                    str(source),
+                ]
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+                if ran.returncode != 0:
+                    raise NotCompiled(
+                        f"{source.name} is not compiled; without a compiler install a JDK, e.g. openjdk-17-jdk-headless\n"
+                        f"{ran.stdout}{ran.stderr}".strip()
+                    )
+                made.rename(directory)
+    return directory
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Let one process at a time make what has this name."""
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    with (DIRECTORY / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def shared_classes(name: str, class_path: str, make: Callable[[Sequence[str]], None]) -> tuple[str, ...]:
     """Java's options to use the archive of this name and class path.
 
@@ -78,9 +130,7 @@ def shared_classes(name: str, class_path: str, make: Callable[[Sequence[str]], N
     """
     key = zlib.crc32(f"{class_path}\n{java_version()}".encode())
     archive = DIRECTORY / f"{name}-{key:08x}.jsa"
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    with (DIRECTORY / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(name):
         if not archive.exists():
             unfinished = archive.with_suffix(".new")
             unfinished.unlink(missing_ok=True)

@@ -105,6 +105,9 @@ class Watermarks:
 class Flow:
     """The common part of all flows: the plan and the check."""
 
+    skew_ms = 0
+    """Most by which the clock of a broker differs from this machine's."""
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.sent: list[Sent] = []
@@ -185,14 +188,14 @@ class Flow:
         wrong: dict[str, list[str]] = {}
         for message in self.sent:
             readable_ms = self._readable_ms(message.cancel_ms or 0)
-            fault = _fault(message, times[message.number], too_late[message.number], readable_ms)
+            fault = _fault(message, times[message.number], too_late[message.number], readable_ms + self.skew_ms)
             if message.number in overtaking and times[message.number] and not _is_cancel_older(message):
                 fault = "delivered though a cancel had overtaken it"
             if fault is not None:
                 wrong.setdefault(fault, []).append(f"{message}, {times[message.number]} times")
         for found in delivered:
             due_ms = self.sent[found.number].due_ms
-            if due_ms is not None and found.timestamp_ms < due_ms:
+            if due_ms is not None and found.timestamp_ms < due_ms - self.skew_ms:
                 wrong.setdefault("early", []).append(f"{due_ms - found.timestamp_ms} ms: {found}")
         for found in dead:
             wrong.setdefault("dead-lettered", []).append(str(found))

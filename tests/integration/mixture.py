@@ -108,6 +108,10 @@ class MixedFlow(KafkaFlow):
         """Start the service and let `closed` become compacted while the service takes it for an ordinary topic, until a message
         was refused by the broker."""
         service.start()
+        self.prime(service)
+
+    def prime(self, service: Service) -> None:
+        """The same while the service runs."""
         self._write("closed", now_ms())
         service.wait_until(lambda: _total(service, "delivered") > 0, "deliver the first message", timeout_s=60.0)
         self._compact("compact")
@@ -258,7 +262,7 @@ class MixedFlow(KafkaFlow):
             for seen in found:
                 by_number[seen.number][kind].append(seen)
         for message in self.mixed:
-            for fault in _faults(message, *by_number[message.number]):
+            for fault in _faults(message, *by_number[message.number], self.skew_ms):
                 wrong.setdefault(fault, []).append(f"{message}, {by_number[message.number]}")
         for fault in self._against_progress(delivered, letters):
             wrong.setdefault("against the progress log", []).append(fault)
@@ -309,8 +313,8 @@ def _total(service: Service, *names: str) -> int:
     return sum(shard["totals"][name] for shard in service.shards() for name in names)
 
 
-def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen]) -> Iterator[str]:
-    """The violations of one message."""
+def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen], skew_ms: int) -> Iterator[str]:
+    """The violations of one message. `skew_ms`: most by which the clock of a broker differs from this machine's."""
     times = Counter(seen.occurrence for seen in delivered)
     dead = Counter(seen.occurrence for seen in letters)
     reasons = {seen.reason for seen in letters}
@@ -341,7 +345,7 @@ def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen]) -> Itera
         if (
             message.times == 1
             and message.expire_ms is not None
-            and message.expire_ms < message.accepted_ms
+            and message.expire_ms < message.accepted_ms - 2 * skew_ms
             and delivered
         ):
             yield "delivered though expired before"
@@ -352,5 +356,5 @@ def _faults(message: Mixed, delivered: list[Seen], letters: list[Seen]) -> Itera
             in_rhythm = after_ms % message.every_ms == 0 if message.every_ms else after_ms == 0
             if not in_rhythm or (message.policy == "fire-all" and after_ms != (seen.occurrence - 1) * message.every_ms):
                 yield "out of rhythm"
-        if seen.timestamp_ms < seen.due_ms + (0 if seen.replayed else shift_ms):
+        if seen.timestamp_ms < seen.due_ms + (0 if seen.replayed else shift_ms) - skew_ms:
             yield "early"

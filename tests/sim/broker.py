@@ -1,5 +1,7 @@
 """The simulated brokers: partitions, transactions and fencing as Kafka implements them. The checker reads them directly.
 
+Each broker has a clock of its own, and a record gets the time of the broker that leads its partition when it is written.
+
 A transaction is open, then decided, then marked: each partition it touched gets a marker, which takes an offset, and
 not all at the same moment. Until the marker is written, the transaction holds back the partition's last stable offset.
 """
@@ -7,11 +9,12 @@ not all at the same moment. Until the marker is written, the transaction holds b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 
 from chronos.core.keys import partition_of
 from chronos.core.message import SOURCE, Record
 from chronos.workers.letters import ELECTION_MS
-from tests.sim.world import World
+from tests.sim.world import START_MS, World
 
 TRANSACTION_MS = 10_000
 BROKERS = 3
@@ -22,6 +25,28 @@ CLUSTER = "sim"
 DELAY, PROGRESS, REJECTED, DEAD_LETTER = "delay", "progress", "rejected", "dead-letter"
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+
+class BrokerClock:
+    """The clock of one broker, as NTP leaves it: off by a constant and a drift, up to a bound; and a fault beyond it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.skew_ms = 0
+        """At the start."""
+        self.drift = 0.0
+        self.bound_ms = 0
+        self.wrong_ms = 0
+        """The fault: how much further it is ahead."""
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far it is ahead of the true time."""
+        off_ms = self.skew_ms + int((self._world.now_ms - START_MS) * self.drift)
+        return max(-self.bound_ms, min(self.bound_ms, off_ms)) + self.wrong_ms
+
+    def now_ms(self) -> int:
+        return self._world.now_ms + self.ahead_ms
 
 
 class Transaction:
@@ -43,6 +68,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self.broker = broker
+        """The broker that leads it."""
         self.name = f"{topic}/{number}"
         self.items: list[tuple[Record | None, Transaction | None]] = []
         """Index is the offset; a marker has no record."""
@@ -90,6 +116,9 @@ class Brokers:
         self.bytes_max: dict[str, int] = {}
         self.deleted_ms: dict[str, int] = {}
         """Time of each topic's first deletion; it may exist again, between two looks that did not find it."""
+        self.clocks = [BrokerClock(world) for _ in range(BROKERS)]
+        self.wrong_ms = 0
+        """How far at most the clock of a broker was off by a fault."""
         self.paused: list[int] = [0] * BROKERS
         """Until when each broker answers no request."""
         self.paused_since: list[int] = [0] * BROKERS
@@ -105,6 +134,8 @@ class Brokers:
         """Until when a topic refuses records, although a look finds it writable."""
         self.compacted: set[str] = set()
         """Topics that refuse records without a key."""
+        self.excused_ms: list[int] = [0] * BROKERS
+        """Until when a master may not write to the partitions that each broker leads."""
         self.refused_until_ms: dict[str, int] = {}
         """The latest time at which a topic refused records so far."""
         self.attempted_ms: dict[bytes, int] = {}
@@ -149,6 +180,29 @@ class Brokers:
         """Until when the partition cannot be read or written."""
         return max(self.paused[partition.broker], self.leaderless.get(partition.name, 0))
 
+    def clock(self, partition: Partition) -> BrokerClock:
+        """Return the clock of the partition's leader."""
+        return self.clocks[partition.broker]
+
+    @property
+    def apart_ms(self) -> int:
+        """Most by which two of their clocks differ without a fault, and by which one of them seems to be set if a leader changes."""
+        return max(clock.bound_ms for clock in self.clocks) * 2
+
+    def elect(self, partition: Partition, dice: Random) -> None:
+        """Make some broker that answers the leader of the partition."""
+        answering = [broker for broker in range(BROKERS) if self.paused[broker] <= self.world.now_ms]
+        if answering:
+            partition.broker = dice.choice(answering)
+            self.world.trace(f"{partition.name} is led by {partition.broker}")
+            self.excuse(partition.broker, self.excused_ms[partition.broker])
+
+    def set_wrong(self, broker: int, wrong_ms: int) -> None:
+        """Let the clock of a broker be wrong by more than NTP allows, until it is set again."""
+        self.world.trace(f"clock of broker {broker} is {wrong_ms} further off")
+        self.clocks[broker].wrong_ms = wrong_ms
+        self.wrong_ms = max(self.wrong_ms, abs(wrong_ms))
+
     # Records
 
     def attempted(self, headers: Mapping[str, bytes | None]) -> None:
@@ -172,7 +226,7 @@ class Brokers:
     ) -> int:
         """`create_time_ms`: the producer's timestamp, in a topic whose timestamps are not the brokers' at the moment."""
         offset = partition.high
-        stamp_ms = self.world.now_ms if create_time_ms is None else create_time_ms
+        stamp_ms = self.clock(partition).now_ms() if create_time_ms is None else create_time_ms
         record = Record(offset, stamp_ms, key, value, headers, create_time=create_time_ms is not None)
         partition.items.append((record, transaction))
         partition.written_ms.append(self.world.now_ms)
@@ -273,6 +327,7 @@ class Brokers:
 
     def excuse(self, broker: int, until_ms: int) -> None:
         """Note that a master could not write to the rejected topic, or forward records, if this broker has them."""
+        self.excused_ms[broker] = max(until_ms, self.excused_ms[broker])
         for topic in (REJECTED, DELAY):
             if any(place.broker == broker for place in self.topics[topic]):
                 self.refused_until_ms[topic] = max(until_ms, self.refused_until_ms.get(topic, 0))
@@ -285,6 +340,8 @@ class Brokers:
     def heal(self) -> None:
         """End all faults."""
         self.paused = [0] * BROKERS
+        for clock in self.clocks:
+            clock.wrong_ms = 0
         self.leaderless.clear()
         self.refusing_ms.clear()
         for transaction in self.open.values():

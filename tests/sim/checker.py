@@ -26,6 +26,7 @@ from tests.sim.store import SimStore
 from tests.sim.world import World, broken
 
 EARLY_MS = 500
+"""Largest difference between a clock and the machines' time at which messages are delivered."""
 
 MISSING_MS = 1_900
 """Shortest absence of a target before its messages may be dead-lettered: two looks, less the drift of clocks."""
@@ -36,7 +37,18 @@ class Committed(Struct, frozen=True):
 
     at_ms: int
     offset: int
+    stamp_ms: int
+    """The timestamp of its progress record: the time of the broker that leads the progress partition."""
     progress: Progress
+
+
+class Note(Struct, frozen=True):
+    """A record that messages of its id are compared with."""
+
+    first_ms: int
+    """Its first timestamp as accepted."""
+    own_ms: int
+    """Its own timestamp, in the partition of the id."""
 
 
 class Ended(Struct, frozen=True):
@@ -140,7 +152,7 @@ class Checker:
         self._check_rules(shard, progress.rules)
         self._check_order(shard, progress)
         steps = self.steps[shard]
-        steps.append(Committed(self.world.now_ms, offset, progress))
+        steps.append(Committed(self.world.now_ms, offset, records[0].timestamp_ms, progress))
         self.goes_on = {
             decision.offset: decision.next_due_ms for decision in progress.decisions if decision.next_due_ms
         }
@@ -257,7 +269,10 @@ class Checker:
             if int(first_ms) != origin.timestamp_ms:
                 raise broken("1", f"{source} was forwarded with the time {first_ms}, not {origin.timestamp_ms}")
             self.forwarded.add(source)
-            self.expected[partition.number, at] = replace(expected, first_ms=origin.timestamp_ms, first_shard=shard)
+            expected = replace(expected, first_ms=origin.timestamp_ms, first_shard=shard)
+            if expected.delay_ms is not None:
+                expected.due_ms = _accepted_ms(record, expected) + expected.delay_ms
+            self.expected[partition.number, at] = expected
         if listed:
             raise broken("1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them")
 
@@ -300,14 +315,14 @@ class Checker:
         """Laws 2, 3 and 6."""
         source = self._source(shard, record)
         expected = self._record_end(source, "delivered", record)
-        due_ms = self.occurrences[source][-1].due_ms
+        due_ms, stamp_ms = self.occurrences[source][-1].due_ms, self.steps[shard][-1].stamp_ms
         self.deliveries += 1
         if topic in self.rates:
             self._check_rate(topic, self.rates[topic])
         if (topic, record.key) != (expected.target, expected.key):
             raise broken("1", f"{source} went to {topic} with key {record.key!r}")
-        if self.world.now_ms < due_ms - EARLY_MS:
-            raise broken("2", f"{source} is delivered {due_ms - self.world.now_ms} ms early")
+        if stamp_ms < due_ms - EARLY_MS:
+            raise broken("2", f"{source} is delivered {due_ms - stamp_ms} ms early")
         if (
             expected.expire_at_ms is not None
             and not self.world.faulty
@@ -322,8 +337,13 @@ class Checker:
         # So it is while another partition takes no forwarded record.
         refused_ms = max(self.brokers.refused_until_ms.get(topic, 0) for topic in (REJECTED, DELAY))
         pulls = self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
-        if unread_ms is not None and unread_ms < due_ms - EARLY_MS and pulls:
+        if unread_ms is not None and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS and pulls:
             raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
+
+    def _clocks_off_ms(self) -> int:
+        """How far the brokers' time may be ahead of the true one, where a node follows it with a clock that was set."""
+        ahead_ms = max(clock.ahead_ms for clock in self.brokers.clocks)
+        return self.brokers.wrong_ms + (max(0, ahead_ms) if self.clocks_jump else 0)
 
     def _check_rate(self, topic: str, bound: RateBound) -> None:
         bound.delivered += 1
@@ -344,12 +364,12 @@ class Checker:
         told = (reason, int(headers["chronos-attempt"] or b"0"), detail)
         if len(found) != 1 or found[0][:2] != told[:2] or not found[0][2] or not detail.startswith(found[0][2]):
             raise broken("1", f"the dead letter of {source} says {told}, its decision {found}")
-        expected = self._record_end(source, reason, record)
+        expected, stamp_ms = self._record_end(source, reason, record), self.steps[shard][-1].stamp_ms
         if told[1] > min(self.attempts_max, expected.attempts or self.attempts_max):
             raise broken("8", f"{source} was attempted {told[1]} times, more often than its limit")
         if reason == "expired":
             justified = expected.late_policy == "skip" or (
-                expected.expire_at_ms is not None and self.world.now_ms >= expected.expire_at_ms - EARLY_MS
+                expected.expire_at_ms is not None and stamp_ms >= expected.expire_at_ms - EARLY_MS
             )
         elif reason == "no-key":
             justified = expected.key is None and expected.target in self.brokers.compacted
@@ -365,7 +385,7 @@ class Checker:
             justified = expected.target in self.unreliable and (missing_ms >= MISSING_MS or self.clocks_jump)
         if not justified:
             raise broken("8", f"{source} was dead-lettered: {reason}")
-        if self.world.now_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
+        if stamp_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
 
     def _poison_attempts(self, shard: int, target: str) -> int:
@@ -419,10 +439,10 @@ class Checker:
         """Law 1: each record has exactly one outcome. Return offset and due time of the messages still pending."""
         staged_in = self._staged_in(shard)
         holders: dict[bytes, int] = {}
-        order: dict[bytes, tuple[int, int]] = {}
-        """Id -> greatest first timestamp of its last message and of later cancels, and the own timestamp of that record."""
-        cancels: dict[bytes, set[int]] = {}
-        """Id -> the shards that the cancels of that first timestamp came to first."""
+        cancels: dict[bytes, dict[int, Note]] = defaultdict(dict)
+        """Id -> the latest of its cancels that came through each partition."""
+        by_rules_1: set[bytes] = set()
+        """Ids of records that were decided by rules 1: their order is not checked, also not by what was noted of them then."""
         pending: dict[int, int] = {}
         fired: set[tuple[int, int]] = set()
         moved: set[tuple[int, int]] = set()
@@ -443,40 +463,34 @@ class Checker:
             reason = self.refused.get(source)
             expiry_ms = None if holder is None else self.expected[shard, holder].expire_at_ms
             is_beyond = expected.verb == "reschedule" and expiry_ms is not None and expected.due_ms > expiry_ms
-            first_ms = record.timestamp_ms if expected.first_ms is None else expected.first_ms
-            before = order.get(named)
+            first_ms, through = _accepted_ms(record, expected), _through(shard, expected)
             is_schedule = expected.verb in ("schedule", "replace", "replay")
-            # The state of an id is kept for the deduplication window; brokers' clocks differ by half a second at most.
-            is_older = (
-                before is not None
-                and first_ms < record.timestamp_ms
-                and (
-                    first_ms < before[0]
-                    if is_schedule
-                    else alive and holder is not None and first_ms < self._first_of(shard, holder) - EARLY_MS
-                )
-            )
-            first_shard = shard if expected.first_shard is None else expected.first_shard
-            if is_schedule and before is not None and first_ms == before[0] and first_shard != shard:
-                # A cancel of the same millisecond wins, unless it came to the same partition first.
-                is_older = bool(cancels[named] - {first_shard})
-            is_kept = before is not None and record.timestamp_ms - before[1] < self.deduplication_ms
-            must_be_refused = is_older and is_kept
+            rules = self.steps[shard][step].progress.rules
+            if rules == 1:
+                by_rules_1.add(named)
+            later = self._later(source, first_ms, through, holder, cancels[named] if is_schedule else {})
+            if not is_schedule and not alive:
+                later = []
             self._check_place(source, expected, reason)
             counts = reason is None or (not alive and reason in (Reason.UNKNOWN, Reason.TOO_LATE, Reason.IGNORED))
-            if expected.verb == "cancel" and counts and (before is None or first_ms >= before[0]):
-                if before is None or first_ms > before[0]:
-                    order[named], cancels[named] = (first_ms, record.timestamp_ms), set()
-                cancels[named].add(first_shard)
-            if reason is None and is_schedule and not expected.malformed:
-                if must_be_refused:
-                    raise broken("6", f"{source} of {first_ms} was accepted after a later record of its id: {before}")
-                order[named], cancels[named] = (first_ms, record.timestamp_ms), set()
+            if expected.verb == "cancel" and counts:
+                known = cancels[named].get(through)
+                if known is None or first_ms >= known.first_ms:
+                    cancels[named][through] = Note(first_ms, record.timestamp_ms)
             if reason == Reason.FORWARDED:
                 continue
-            if reason is None and not is_schedule and must_be_refused:
-                raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it")
-            if is_older and reason == Reason.TOO_LATE:
+            if (
+                rules == 1
+                and reason == Reason.BAD_VALUE
+                and expected.first_ms is not None
+                and expected.first_ms > record.timestamp_ms
+            ):
+                continue
+            if named in by_rules_1:
+                later = [] if reason is None else [Note(first_ms, record.timestamp_ms)]
+            if reason is None and not expected.malformed:
+                self._check_accepted(source, record, expected, later)
+            if later and reason == Reason.TOO_LATE:
                 continue
             if reason == Reason.TOO_LATE and expected.verb == "schedule" and not expected.malformed:
                 raise broken(
@@ -509,7 +523,11 @@ class Checker:
                     moved.add((holder, expected.due_ms))
                 else:
                     # A message that waits for its next attempt may be due already: it keeps its due time or gets the new one.
-                    fired_ms = max(first_ms, self._first_of(shard, holder))
+                    fired_ms = (
+                        max(first_ms, self._first_of(shard, holder))
+                        if rules == 1
+                        else min(first_ms, record.timestamp_ms)
+                    )
                     fired |= {(holder, fired_ms), (holder, pending[holder])}
                     pending[holder] = min(pending[holder], fired_ms)
                 continue
@@ -520,7 +538,7 @@ class Checker:
                 self._end_by(shard, holder, "replaced", offset, step)
                 del pending[holder]
             elif expected.verb in ("schedule", "replay") and expected.policy != "replace":
-                self._check_duplicate(shard, record, holder, step)
+                self._check_duplicate(source, record.timestamp_ms if rules == 1 else first_ms, holder, step)
             holders[named] = offset
             pending[offset] = expected.due_ms
         for offset in list(pending):
@@ -541,12 +559,42 @@ class Checker:
                 raise broken("1", f"{(shard, offset)} has an outcome although it was refused or never committed")
         return sorted(pending.items())
 
-    def _first_of(self, shard: int, offset: int) -> int:
-        """Return the first timestamp of a record."""
-        first_ms = self.expected[shard, offset].first_ms
+    def _later(
+        self, source: tuple[int, int], first_ms: int, through: int, holder: int | None, cancels: dict[int, Note]
+    ) -> list[Note]:
+        """Return the records of an id that came first and, by the order of their first timestamps, win over this one: the message
+        that has the id, if it is younger by more than the tolerance, and cancels that are not older by more than it.
+
+        Only records through other partitions: those through one keep its order.
+        """
+        later = [note for at, note in cancels.items() if at != through and note.first_ms >= first_ms - EARLY_MS]
+        if holder is not None and through != _through(source[0], self.expected[source[0], holder]):
+            message = Note(self._first_of(source[0], holder), self._record_at(source[0], holder).timestamp_ms)
+            if first_ms < message.first_ms - EARLY_MS:
+                later.append(message)
+        return later
+
+    def _check_accepted(
+        self, source: tuple[int, int], record: Record, expected: Expectation, later: list[Note]
+    ) -> None:
+        """Law 6: a record does not win over one that counts as later; that is remembered as long as the record may come."""
+        if not later:
+            return
+        if expected.verb not in ("schedule", "replace", "replay"):
+            raise broken("6", f"{source} ({expected.verb}) changed a message that was scheduled after it: {later}")
+        # Cancels of generated ids are not remembered.
+        if expected.id is not None and parse_generated_id(expected.id, self.shards) is None:
+            first_ms = _accepted_ms(record, expected)
+            raise broken("6", f"{source} of {first_ms} was accepted after later ones of its id: {later}")
+
+    def _record_at(self, shard: int, offset: int) -> Record:
         record = self.brokers.topics[DELAY][shard].items[offset][0]
         assert record is not None
-        return record.timestamp_ms if first_ms is None else first_ms
+        return record
+
+    def _first_of(self, shard: int, offset: int) -> int:
+        """Return the first timestamp of a record, as accepted."""
+        return _accepted_ms(self._record_at(shard, offset), self.expected[shard, offset])
 
     def _check_place(self, source: tuple[int, int], expected: Expectation, reason: int | None) -> None:
         """An id is accepted in its own shard only, and a record without need is neither forwarded nor refused for it."""
@@ -559,16 +607,14 @@ class Checker:
         if reason == Reason.WRONG_SHARD and (is_here or not may_be_wrong):
             raise broken("1", f"{source} was refused as in the wrong shard")
 
-    def _check_duplicate(self, shard: int, record: Record, holder: int | None, step: int) -> None:
-        """Law 3: an id is taken for a while after the delivery of its message."""
-        end = None if holder is None else self.ended.get((shard, holder))
+    def _check_duplicate(self, source: tuple[int, int], first_ms: int, holder: int | None, step: int) -> None:
+        """Law 3: an id is taken for a while after the delivery of its message, also for what comes through another partition."""
+        end = None if holder is None else self.ended.get((source[0], holder))
         if end is None or end.how != "delivered" or end.step >= step:
             return
-        progress, _ = self.brokers.topics[PROGRESS][shard].items[self.steps[shard][end.step].offset]
-        assert progress is not None
-        age_ms = record.timestamp_ms - progress.timestamp_ms
+        age_ms = first_ms - self.steps[source[0]][end.step].stamp_ms
         if age_ms < self.deduplication_ms:
-            raise broken("3", f"{(shard, record.offset)} was accepted {age_ms} ms after a delivery with its id")
+            raise broken("3", f"{source} was accepted {age_ms} ms after a delivery with its id")
 
     def _staged_in(self, shard: int) -> Callable[[int], int]:
         """A function from the offset of a record to the step that staged it."""
@@ -587,7 +633,7 @@ class Checker:
             )
             if not in_rhythm and end.due_ms not in fired and (source[1], end.due_ms) not in moved:
                 raise broken("6", f"{source} has an occurrence at {end.due_ms}, which nobody asked for")
-            early_ms = end.due_ms + shift_ms - self.steps[source[0]][end.step].at_ms
+            early_ms = end.due_ms + shift_ms - self.steps[source[0]][end.step].stamp_ms
             if early_ms > EARLY_MS and end.due_ms not in fired:
                 raise broken("2", f"{source} is {end.how} {early_ms} ms before its spread time")
 
@@ -637,6 +683,17 @@ class Checker:
     def expect(self, partition: Partition, offset: int, expected: Expectation) -> None:
         """A producer wrote the record at the offset."""
         self.expected[partition.number, offset] = expected
+
+
+def _accepted_ms(record: Record, expected: Expectation) -> int:
+    """Return the first timestamp of a record: that in its hop, unless that is ahead of its own by more than the tolerance."""
+    hop_ms, own_ms = expected.first_ms, record.timestamp_ms
+    return own_ms if hop_ms is None or hop_ms > own_ms + EARLY_MS else hop_ms
+
+
+def _through(shard: int, expected: Expectation) -> int:
+    """Return the partition through which a record of the shard came."""
+    return shard if expected.first_shard is None else expected.first_shard
 
 
 def _first_readable_ms(partition: Partition, offset: int) -> int | None:

@@ -54,6 +54,8 @@ class Cluster:
         self.replay_dice = random.Random(f"letter-replays {seed}")
         self.place_dice = random.Random(f"misplaced {seed}")
         self.health_dice = random.Random(f"watching {seed}")
+        self.time_dice = random.Random(f"clocks of brokers {seed}")
+        self.delete_dice = random.Random(f"deleting {seed}")
         self.late_dice = random.Random(f"late logs {seed}")
         self.rules_dice = random.Random(f"rules {seed}")
         world = self.world = World(seed, lines=lines)
@@ -119,12 +121,17 @@ class Cluster:
         can_sleep = self.settings.deduplication_ms == HOUR_MS and not self.duplicated
         self.sleeps = can_sleep and self.sleep_dice.random() < 0.2
         """All nodes are down for longer than an id is taken after its delivery."""
+        self.forgets = (
+            self.settings.delivered_ms is not None and not self.duplicated and self.delete_dice.random() < 0.3
+        )
+        """Ids grow old enough to be forgotten, and are named again."""
         self.leavers = 0
         """Number of nodes that leave once the cluster is healthy; if any, others leave during the fault phase."""
         if self.leave_dice.random() < 0.2:
             self.leavers = self.leave_dice.choice([1, 1, len(self.nodes)])
         self.limited: set[str] = set()
         """Topics that have a rate limit at some time."""
+        self.draw_deleters()
         self.producers = Producers(world, brokers, checker, shards=self.shards, seed=seed)
         self.replays: Replays | None = None
         """Operators who replay dead letters."""
@@ -134,6 +141,12 @@ class Cluster:
             self.producers.share_poison = self.bulk_dice.choice([0.3, 0.6, 0.9])
         if self.bulk_dice.random() < 0.2:
             brokers.compacted.add("b")
+
+    def draw_deleters(self) -> None:
+        """Let the delete worker of each node run often, seldom, never or at its own times."""
+        for node in self.nodes:
+            node.delete_dice = self.delete_dice
+            node.delete_share = self.delete_dice.choice([None, 0.0, 0.02, 0.5])
 
     def _draw_settings(self) -> Settings:
         draw = self.world.random

@@ -29,8 +29,10 @@ class Expectation(Struct, kw_only=True):
     spread_ms: int = 0
     attempts: int = 0
     """Its own limit of attempts; 0: it has none."""
+    delay_ms: int | None = None
+    """The delay from which `due_ms` follows; None: the due time itself is given."""
     first_ms: int | None = None
-    """The first timestamp of a forwarded record, or of one with a hop that a producer forged; None: it has no hop."""
+    """The first timestamp in the hop of a forwarded record, or of one that a producer forged; None: it has no hop."""
     first_shard: int | None = None
     """The shard that such a record came to first, by its hop."""
     replayed: bytes | None = None

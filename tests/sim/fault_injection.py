@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chronos.core.progress import RULES
-from tests.sim.broker import BROKERS, DEAD_LETTER, REJECTED
+from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
 from tests.sim.node import SimulatedNode
@@ -28,6 +28,12 @@ PLACES = (
 
 STUCK_PLACES = ("read", "send", "sent", "commit", "flushed", "verified", "committed")
 """Ports at which a master gets stuck."""
+
+CLOCKS_APART_MS = 485
+"""Most by which the clock of a broker and that of a node differ while messages are delivered: the tolerance, less the steps of a call."""
+
+STEPPED_MS = 200
+"""Most by which the clock of a healthy master is set where masters are observed."""
 
 MAINTENANCE_PLACES = ("save", "restore", "fetch", "offset", "trim", "trimmed")
 
@@ -137,6 +143,7 @@ class FaultInjection(ClusterPart):
         if self.cluster.replays is not None:
             for _ in range(dice.choice([3, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self.cluster.replays.one)
+        self._draw_broker_clocks()
         dice = self.producers.place_dice
         for _ in range(dice.choice([0, 3, 12]) if self.producers.share_elsewhere and self.shards > 1 else 0):
             world.after(dice.randrange(self.fault_ms), self.producers.race)
@@ -157,6 +164,29 @@ class FaultInjection(ClusterPart):
                      self._arm, self._arm, self._set_clock]  # fmt: skip
             for _ in range(dice.choice([0, 2, 5, 10])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, dice.choice(kinds))
+
+    def _draw_broker_clocks(self) -> None:
+        """The clock of each broker, up to the tolerance and in some seeds for a time beyond it; leaders move between them."""
+        world, dice = self.world, self.cluster.time_dice
+        if dice.random() < 0.4 or any(node.rules < RULES for node in self.nodes):
+            return  # rules 1 do not hold under different clocks
+        if dice.random() < 0.5:
+            for node in self.nodes:
+                node.clock.skew_ms = node.clock.began_ms = 0
+        nodes_off_ms = max(abs(node.clock.skew_ms) for node in self.nodes)
+        bound_ms = CLOCKS_APART_MS - max(nodes_off_ms, 0 if self.cluster.moves is None else STEPPED_MS)
+        for clock in self.brokers.clocks:
+            clock.bound_ms = bound_ms
+            clock.skew_ms = dice.choice([-bound_ms, bound_ms, dice.randint(-bound_ms, bound_ms)])
+            clock.drift = dice.choice([0.0, dice.uniform(-5e-3, 5e-3)])
+        for _ in range(dice.choice([0, 1, 4, 12])):
+            world.after(dice.randrange(500, self.fault_ms), self._inject, self._move_leader)
+        if self.cluster.moves is None and dice.random() < 0.2:
+            for _ in range(dice.choice([1, 2, 4])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._set_broker_clock)
+        if self.producers.share_elsewhere and self.shards > 1:
+            for _ in range(dice.choice([1, 3, 10])):
+                world.after(dice.randrange(self.fault_ms), self.producers.tangle)
 
     def _inject(self, kind: Callable[[], None]) -> None:
         if self.world.faulty:
@@ -241,6 +271,19 @@ class FaultInjection(ClusterPart):
         for _ in range(dice.choice([0, 20])):
             # Actions while the parked messages leave their lanes, some in the very step.
             self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
+
+    def _move_leader(self) -> None:
+        """A partition that is written to all the time, mostly, gets another leader, and with it another clock."""
+        dice = self.cluster.time_dice
+        topics = [DELAY, DELAY, PROGRESS, dice.choice(sorted(self.brokers.topics))]
+        self.brokers.elect(dice.choice(self.brokers.topics[dice.choice(topics)]), dice)
+
+    def _set_broker_clock(self) -> None:
+        """Law 2: a shard pauses while the clock of a broker is wrong, and nothing is early."""
+        dice = self.cluster.time_dice
+        broker, wrong_ms = dice.randrange(BROKERS), dice.choice([600, 1_500, 5_000, 15_000])
+        self.brokers.set_wrong(broker, dice.choice([wrong_ms, -wrong_ms]))
+        self.world.after(dice.choice([500, 3_000, 10_000]), self.brokers.set_wrong, broker, 0)
 
     def _set_clock(self) -> None:
         draw = self.world.random

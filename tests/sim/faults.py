@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from chronos.core import parsing, placement
+from chronos.core import parsing, placement, staging
 from chronos.core.assignment import _Table
 from chronos.core.lanes import Lanes
 from chronos.core.look_ahead import LookAhead, _NextSelection
@@ -26,6 +26,7 @@ from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.forwards import Forwards
+from chronos.workers.horizon import Horizon
 from chronos.workers.lanes import LaneTurns
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import LetterTopic
@@ -72,28 +73,64 @@ FAULTS: dict[str, list[Change]] = {
         (Forwards, "_headers", "hop(self._source_prefix, record)", "hop(self._source_prefix, record).replace(b';', b';1')"),
     ],
     "a forwarded record is accepted after a later cancel of its id": [
-        (_Staging, "_is_overtaken", "return first_ms < min(record.timestamp_ms, id_state.first_ms)", "return False"),
+        (staging, "overtaken", "if any(", "if False and any("),
     ],
-    "a forwarded record is accepted after a cancel of the same millisecond": [
-        (_Staging, "_is_overtaken", "return first_shard(record, own) not in (own, id_state.cancel_shard)", "return False"),
+    "the order of two partitions is taken for exact": [
+        (staging, "overtaken", "each_ms >= first_ms - CLOCK_TOLERANCE_MS", "each_ms >= first_ms"),
     ],
-    "a cancel refuses what came after it to the same partition in the same millisecond": [
-        (_Staging, "_is_overtaken", "not in (own, id_state.cancel_shard)", "!= own"),
+    "a cancel refuses what came after it through the same partition": [
+        (staging, "overtaken", " and each != partition", ""),
+    ],
+    "a message that is older by more than the tolerance replaces a younger one": [
+        (staging, "overtaken", "if has_message and", "if False and"),
+    ],
+    "a message is refused after a younger one that came through the same partition": [
+        (staging, "overtaken", "if has_message and _partition(id_state, own) != partition:", "if has_message:"),
+    ],
+    "an action through the same partition is refused for its time": [
+        (staging, "precedes", " and _partition(id_state, own) != partition", ""),
+    ],
+    "one cancel of an id is remembered, not two": [
+        (staging, "with_cancel", "[:2]", "[:1]"),
+    ],
+    "a new message forgets the cancels of its id": [
+        (_Staging, "_schedule", "command.entry if self.rules.number == 1 else succeeding(command.entry, id_state)", "command.entry"),
+    ],
+    "a message forgets the partition that it came through": [
+        (parsing, "_forwarded", "if rules.number == 1:", "if True:"),
+    ],
+    "a hop from the future is refused": [
+        (parsing, "hop_of", "if rules.number == 1:", "if True:"),
+    ],
+    "a hop from the far future is believed": [
+        (parsing, "hop_of", "first_ms if first_ms <= timestamp_ms + CLOCK_TOLERANCE_MS else timestamp_ms", "first_ms"),
+    ],
+    "a replica remembers what was forgotten until it is deleted": [
+        (_Staging, "__init__", "if horizon_ms:", "if False:"),
+    ],
+    "an id is deleted that is not forgotten": [
+        (Deleter, "_drop_id_states", " and is_forgotten(id_state, before_ms)", ""),
+    ],
+    "an id is forgotten before the other shards have read what they may still forward": [
+        (Horizon, "at", ", self._arrived_ms)", ")"),
+    ],
+    "a repetition of an id is judged by the time of the copy": [
+        (_Staging, "_check_conflict", "command.entry.timestamp_ms - self", "record.timestamp_ms - self"),
     ],
     "a cancel that finds nothing leaves no trace": [
         (_Staging, "_note_cancel", "if reason == Reason.UNKNOWN:", "if reason == Reason.UNKNOWN:\n    return\nif False:"),
     ],
     "a cancel that comes after the end of its message leaves no trace": [
-        (_Staging, "_note_cancel", "if noted is not id_state:", "if False:"),
+        (_Staging, "_note_cancel", "if noted != id_state:", "if False:"),
     ],
     "a replica does not note the cancels that changed nothing": [
         (_Staging, "run", "if replayed[offset] in CHANGED_NOTHING:", "if False:"),
     ],
     "a forwarded action changes a message that was scheduled after it": [
-        (_Staging, "_execute", "if self.replayed is None and first_ms < id_state.first_ms - CLOCK_TOLERANCE_MS and command.first_ms is not None:", "if False:"),
+        (_Staging, "_execute", "if self.replayed is None and self._precedes(record, command, id_state):", "if False:"),
     ],
     "a hop that cannot be true is believed": [
-        (parsing, "_forwarded", "if isinstance(first_ms, Rejection):", "first_ms = record.timestamp_ms if isinstance(first_ms, Rejection) else first_ms\nif False:"),
+        (parsing, "_forwarded", "if isinstance(found, Rejection):", "found = (0, record.timestamp_ms) if isinstance(found, Rejection) else found\nif False:"),
     ],
     "a record is forwarded again": [
         (parsing, "_forwarded", "if isinstance(command, Misplaced):", "if False:"),
@@ -138,7 +175,7 @@ FAULTS: dict[str, list[Change]] = {
     "an entry is placed behind the cursor": [
         (
             _Staging,
-            "_place",
+            "_place_at",
             "placed_ms(entry.due_ms + shift, first_ms, self.state.cursor_due_ms)",
             "max(entry.due_ms, first_ms)",
         ),
@@ -217,7 +254,7 @@ FAULTS: dict[str, list[Change]] = {
         (Deleter, "_drop_entries", "self._store.delete_range(ENTRY, cursor_key", "self._store.delete_range(ENTRY, entry_key(before_ms + 90_000, 0)"),
     ],
     "id states are deleted by the clock": [
-        (Deleter, "step", "min(now_ms, self._unpulled_ms())", "now_ms"),
+        (Deleter, "step", "horizon_ms = state.horizon_ms", "horizon_ms = now_ms - self.id_states_ms"),
     ],
     "a producer's timestamp moves the watermark": [
         (_Staging, "run", " and not record.create_time", ""),
@@ -339,7 +376,7 @@ FAULTS: dict[str, list[Change]] = {
         (Pusher, "_decide", "entry.occurrence + 1, 1)", "entry.occurrence, 1)"),
     ],
     "a message with a spread is placed at its due time": [
-        (_Staging, "_place", "entry.due_ms + shift", "entry.due_ms"),
+        (_Staging, "_place_at", "entry.due_ms + shift", "entry.due_ms"),
     ],
     "a dead letter is replayed a second time": [
         (_Staging, "_check_conflict", "if id_state is None or", "if id_state is None or command.verb is Verb.REPLAY or"),

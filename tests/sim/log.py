@@ -222,7 +222,9 @@ class SimWriter:
             self._sequence_broken = False
             raise self._abort(poison_likely=False)
         offset = brokers.append(progress, None, self._progress, (), transaction)
-        timestamp_ms = world.now_ms
+        record, _ = progress.items[offset]
+        assert record is not None
+        timestamp_ms = record.timestamp_ms
         log.caller.touch("flushed")
         try:
             verify(timestamp_ms)
@@ -395,8 +397,8 @@ class SimLog:
                 raise LogUnavailable(f"topic {topic} does not accept the record")
             place = self._answering(topic, self.brokers.place(topic, key, number).number if number < 0 else number)
             pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-            offset = self.brokers.append(place, key, value, pairs)
-            appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=self.world.now_ms))
+            offset, now_ms = self.brokers.append(place, key, value, pairs), self.brokers.clock(place).now_ms()
+            appended.append(Appended(partition=place.number, offset=offset, timestamp_ms=now_ms))
         return appended
 
     def close(self) -> None:

@@ -119,6 +119,9 @@ class SimulatedNode:
         """All nodes, this one included: sources of a copy of a store."""
         self.limited: dict[str, str] = {}
         """Rate limits set at run time, where there is no coordinator."""
+        self.delete_share: float | None = None
+        """How many of a replica's steps are followed by one of its delete worker; None: it runs at its own times."""
+        self.delete_dice = Random(0)
         self.gone = False
         """Broken for good: never started again."""
         self.frozen_ms = 0
@@ -141,6 +144,10 @@ class SimulatedNode:
             self.stores[shard] = SimStore(self.world, self.disk, lambda store: self.checker.wrote(shard, store))
             self.stores[shard].path = Path("simulated") / self.name / str(shard)
         return self.stores[shard]
+
+    def deletes(self) -> bool | None:
+        """Return whether the delete worker of a replica runs now; None: at its own times."""
+        return None if self.delete_share is None else self.delete_dice.random() < self.delete_share
 
     @property
     def frozen(self) -> bool:

@@ -51,9 +51,10 @@ class Replays:
         assert not isinstance(made, Rejection), made
         shard, key, headers = made
         control = dict(headers)
+        now_ms = self._producers.brokers.clock(self._producers.brokers.topics[DELAY][shard]).now_ms()
         expire_at, attempts = control.get(EXPIRE_AT), control_headers(letter).get(ATTEMPTS)
         expected = Expectation(
-            verb="replay", id=letter.id if key is None else key, due_ms=self._producers.world.now_ms, target=letter.target,
+            verb="replay", id=letter.id if key is None else key, due_ms=now_ms, delay_ms=0, target=letter.target,
             key=control_headers(letter).get(TARGET_KEY), value=letter.record.value,
             expire_at_ms=None if expire_at is None else int(expire_at), replayed=control[REPLAYED],
             attempts=int(attempts or b"0"),

@@ -45,6 +45,12 @@ RESTARTED_MS_MAX = 60_000
 AWAKE_MS = 13_000
 """More than the longest freeze: a node frozen at the end of phase one learns only then that its session is over."""
 
+HORIZON_MS = 3 * MINUTE_MS + 10_000
+"""Time in which a master looks twice at the other shards, and then forgets: three heartbeats."""
+
+FORGOTTEN_MS = 25 * MINUTE_MS
+"""How much longer than an id is taken the nodes are down until its state is deleted."""
+
 TURN_MS = 15_000
 """More than a session lasts and a refused node waits before it tries again."""
 
@@ -111,6 +117,8 @@ class Simulation(ClusterPart):
         if self.cluster.sleeps:
             self._sleep()
             self._settle()
+        if self.cluster.forgets:
+            self._forget()
         present = self.cluster.present()
         for node in self.cluster.leave_dice.sample(present, min(self.cluster.leavers, len(present))):
             self._leave_while_healthy(node)
@@ -290,6 +298,26 @@ class Simulation(ClusterPart):
         for _ in range(self.cluster.sleep_dice.choice([5, 20])):
             self.producers.send()
         self.world.pass_time(HOUR_MS // 2 + 10 * MINUTE_MS)
+
+    def _forget(self) -> None:
+        """Ids grow old, and are named again while the replicas delete their states at different times."""
+        dice = self.cluster.delete_dice
+        old_ms = max(self.cluster.settings.delivered_ms or 0, self.cluster.settings.deduplication_ms) + FORGOTTEN_MS
+        for _ in range(dice.choice([1, 2, 3])):
+            for node in self.nodes:
+                node.crash(old_ms + dice.randrange(2_000))
+            self.world.pass_time(old_ms)
+            self.cluster.draw_deleters()
+            self.world.pass_time(HORIZON_MS)
+            for _ in range(dice.choice([3, 10])):
+                self.world.after(
+                    dice.randrange(AWAKE_MS),
+                    dice.choice([self.producers.tangle, self.producers.send, self.producers.act]),
+                )
+            for node in dice.sample(self.nodes, dice.choice([0, 1, len(self.nodes)])):
+                self.world.after(dice.randrange(AWAKE_MS), node.crash, dice.choice([100, 3_000]))
+            self.world.pass_time(AWAKE_MS)
+            self._settle()
 
     def _lose_every_disk(self) -> None:
         """All stores are lost at one moment: every pending message is in the checkpoints, or in the logs after them."""

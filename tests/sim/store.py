@@ -11,8 +11,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import FRESH, PENDING, State, unpack_id_state, unpack_state
+from chronos.core.codec import FRESH, State, unpack_id_state, unpack_state
 from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, PLACED_KEY, STATE_KEY, entry_position
+from chronos.core.order import is_forgotten
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
@@ -140,8 +141,10 @@ class SimStore(MemoryStore):
         return FRESH if data is None else unpack_state(data)
 
     def logical(self, *, settled_too: bool) -> dict[bytes, bytes]:
-        """The rows that must be equal on all replicas: state, pending messages, counts; settled rows on demand."""
+        """The rows that must be equal on all replicas: state, pending messages, counts, ids that are not forgotten, lanes; other
+        settled rows on demand, because the delete worker of each replica removes them when it likes."""
         state = self.state
+        horizon_ms = 0 if state is None else state.horizon_ms
         cursor = (0, -1) if state is None else state.cursor
         rows = {}
         for key, value in self._rows.items():
@@ -150,7 +153,7 @@ class SimStore(MemoryStore):
             if key != PLACED_KEY and (
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
-                or (space == ID_STATE and unpack_id_state(value).state == PENDING)
+                or (space == ID_STATE and not is_forgotten(unpack_id_state(value), horizon_ms))
                 or space in (COUNT, LANE, PARKED, LANE_STATE)
                 or key == STATE_KEY
             ):

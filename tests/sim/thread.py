@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chronos.core.codec import State
@@ -11,6 +12,7 @@ from chronos.core.progress import RULES, unpack_progress
 from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
+from chronos.workers.delete import DELETE_EVERY_MS
 from chronos.workers.push import Pusher
 from chronos.workers.rates import ShardRates
 from chronos.workers.replica import Replica
@@ -31,6 +33,21 @@ STUCK_LOOK_MS = 300
 
 REFUSED_MS = 2_000
 """Time until a node starts again after it was refused or stopped itself."""
+
+
+class DeletingReplica(Replica):
+    """A replica whose delete worker runs when its node says so: what is decided must not depend on it."""
+
+    deletes: Callable[[], bool | None]
+    """True: now; False: not now; None: at its own times."""
+
+    def _delete(self, now_ms: int) -> int:
+        deletes = self.deletes()
+        if deletes is False:
+            return now_ms + DELETE_EVERY_MS
+        if deletes:
+            self._delete_ms = 0
+        return super()._delete(now_ms)
 
 
 class ReplicaThread:
@@ -73,7 +90,7 @@ class ReplicaThread:
             delay_topic=DELAY,
             next_cron=next_cron,
         )
-        self.replica = Replica(
+        self.replica = DeletingReplica(
             log_port=self.log,
             store=node.store(shard),
             clock=node.clock,
@@ -103,6 +120,7 @@ class ReplicaThread:
             restore=lambda cost: process.restore(shard, cost),
             elsewhere=process.read_elsewhere,
         )
+        self.replica.deletes = node.deletes
 
     def judge_stall(self) -> None:
         """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""

@@ -51,6 +51,7 @@ class Producers:
         """Of the records with an id, those of a producer with another partitioner."""
         self.share_forged = self.place_dice.choice([0.0, 0.0, 0.1])
         self.share_attempts = 0.5 if self.attempts_dice.random() < 0.25 else 0.0
+        self.order_dice = Random(f"order {seed}")
 
     def send(self) -> None:
         """Send one record, a transaction with up to three, or a batch that cannot be read."""
@@ -100,6 +101,43 @@ class Producers:
     def _cancel_in(self, shard: int, named: bytes) -> None:
         self.write(None, shard, Expectation(verb="cancel", id=named), [], named)
 
+    def tangle(self) -> None:
+        """Write some records of one id through different partitions, within two seconds: the order among them is decided by
+        first timestamps of different brokers."""
+        dice = self.order_dice
+        named = dice.choice([*self.ids, b"tangle-%d" % self.sent])
+        after_ms = 0
+        places = dice.choice([range(self.shards), [dice.randrange(self.shards)]])
+        for _ in range(dice.choice([3, 4, 6])):
+            shard = dice.choice(places)
+            kind = dice.choice(
+                ["schedule", "schedule", "cancel", "cancel", "cancel", "replace", "reschedule", "fire-now"]
+            )
+            self.world.after(after_ms, self._tangle_one, kind, shard, named)
+            if self.brokers.apart_ms and dice.random() < 0.3:
+                self.world.after(after_ms, self.brokers.elect, self.brokers.topics[DELAY][shard], dice)
+            after_ms += dice.choice([0, 1, 30, 200, 450, 600])
+
+    def _tangle_one(self, kind: str, shard: int, named: bytes) -> None:
+        if kind == "cancel":
+            self._cancel_in(shard, named)
+            return
+        dice = self.order_dice
+        headers: Pairs = []
+        expected = Expectation(verb=kind, id=named)
+        if kind != "schedule":
+            headers.append(("chronos-action", kind.encode()))
+        if kind != "fire-now":
+            expected.due_ms = self.world.now_ms + dice.choice([0, 900, 5_000, 60_000])
+            headers.append(("chronos-deliver-at", b"%d" % expected.due_ms))
+        if kind in ("schedule", "replace"):
+            expected.target, expected.value = "a", b"tangle"
+            headers.append(("chronos-target-topic", b"a"))
+        if kind == "schedule":
+            expected.policy = dice.choice(["reject", "replace", "replace"])
+            headers.append(("chronos-on-conflict", expected.policy.encode()))
+        self.write(None, shard, expected, headers, named)
+
     def act(self) -> None:
         """Send one action on an id that may be pending."""
         self._send_action(None)
@@ -137,7 +175,8 @@ class Producers:
         flaw = draw.choice(FLAWS) if chance(self.share_flawed) else ""
         target_key = draw.choice([None, b"k1", b"k2"])
         headers: Pairs = [("chronos-target-topic", target.encode()), ("trace", b"%d" % self.sent)]
-        if chance(0.3) and due_ms >= self.world.now_ms:
+        is_delay = chance(0.3) and due_ms >= self.world.now_ms
+        if is_delay:
             headers.append(("chronos-delay", b"%dms" % (due_ms - self.world.now_ms)))
         else:
             headers.append(("chronos-deliver-at", b"%d" % due_ms))
@@ -148,19 +187,17 @@ class Producers:
         policy = draw.choice(["reject", "replace", "ignore"]) if verb != "replace" and keyed and chance(0.5) else ""
         if policy:
             headers.append(("chronos-on-conflict", policy.encode()))
-        expire_at_ms = due_ms + draw.choice([0, 100, 3_000]) if chance(self.share_expiring) else None
-        if expire_at_ms is not None:
-            headers.append(("chronos-expire-at", b"%d" % expire_at_ms))
+        expire_after_ms = draw.choice([0, 100, 3_000]) if chance(self.share_expiring) else None
         if value is None and keyed:
             value = b"null"
         every_ms, times, late_policy, spread_ms = 0, 1, "", 0
-        if expire_at_ms is None and chance(self.share_series):
+        if expire_after_ms is None and chance(self.share_series):
             every_ms, times = draw.choice([100, 700, 20_000]), draw.randint(1, 5)
             late_policy = draw.choice(["", "fire-once", "fire-all", "skip"])
             headers += [("chronos-repeat", b"every %d" % every_ms), ("chronos-repeat-times", b"%d" % times)]
             if late_policy:
                 headers.append(("chronos-late-policy", late_policy.encode()))
-        if expire_at_ms is None and chance(self.share_spread):
+        if expire_after_ms is None and chance(self.share_spread):
             spread_ms = draw.choice([1, 500, 5_000])
             headers.append(("chronos-spread", b"%dms" % spread_ms))
         attempts = 0
@@ -170,12 +207,19 @@ class Producers:
         key = self._spoil(flaw, headers, key)
         if flaw == "id" and key is None:
             flaw = ""
-        expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
-                      expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "", every_ms=every_ms,
-                      times=times, late_policy=late_policy, spread_ms=spread_ms, attempts=attempts)  # fmt: skip
         shard = draw.randrange(self.shards) if key is None or chance(0.05) else partition_of(key, self.shards)
         if key is not None:
             shard = self._place(shard)
+        delay_ms = due_ms - self.world.now_ms if is_delay else None
+        if is_delay:
+            due_ms += self.brokers.clock(self.brokers.topics[DELAY][shard]).ahead_ms
+        expire_at_ms = None if expire_after_ms is None else due_ms + expire_after_ms
+        if expire_at_ms is not None:
+            headers.append(("chronos-expire-at", b"%d" % expire_at_ms))
+        expected = Expectation(verb=verb, id=key, due_ms=due_ms, target=target, key=target_key, value=value,
+                      expire_at_ms=expire_at_ms, policy=policy, malformed=flaw != "", every_ms=every_ms,
+                      times=times, late_policy=late_policy, spread_ms=spread_ms, attempts=attempts,
+                      delay_ms=delay_ms)  # fmt: skip
         if not flaw and self._forge(headers, expected, shard):
             flaw = "hop"
         create_time_ms = 1_000 * self.world.now_ms if flaw == "create-time" else None
@@ -190,14 +234,19 @@ class Producers:
         return shard
 
     def _forge(self, headers: Pairs, expected: Expectation, shard: int) -> bool:
-        """Pretend that Chronos forwarded the record; return True if the hop cannot be true, so that it must be refused."""
+        """Pretend that Chronos forwarded the record; return True if the hop cannot be true, so that it must be refused.
+
+        A hop from the future may be true: the clocks of brokers differ.
+        """
         if self.place_dice.random() >= self.share_forged or any(name == "chronos-delay" for name, _ in headers):
             return False
         now_ms = self.world.now_ms
         other = (shard + 1) % self.shards
         place, first_ms = self.place_dice.choice([(shard, now_ms - 9), (other, now_ms + 9), (other, now_ms - 900)])
+        if first_ms > now_ms:
+            first_ms += self.order_dice.choice([0, 480, 600, 5_000])
         headers.append(("chronos-forwarded", b"%b/%d/%d;%d" % (DELAY.encode(), place, 0, first_ms)))
-        expected.malformed |= place == shard or first_ms > now_ms
+        expected.malformed |= place == shard
         expected.first_ms, expected.first_shard = first_ms, place
         return expected.malformed
 

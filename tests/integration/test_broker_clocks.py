@@ -1,0 +1,154 @@
+"""Two real brokers whose clocks differ, each by less than the tolerance from the machine's: the order of the records of an id holds."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from chronos.core.keys import partition_of
+from tests.harness.broker import BrokerClock, Cluster, cluster
+from tests.harness.service import Service
+from tests.integration.foreign import Sent, Tail, Topics, produce, read_all
+
+SHARDS = 4
+BEHIND, AHEAD = 1, 2
+"""Node ids of the brokers."""
+
+CLOCKS = {BEHIND: BrokerClock(-190, drift_ppm=-200), AHEAD: BrokerClock(210, drift_ppm=200)}
+"""400 ms apart, and some more with every second."""
+
+EACH = 15
+"""Ids of each kind."""
+
+DUE_MS = 7_000
+"""Time from the first record to the moment at which all are due: the brokers, the service and this process share two cores."""
+
+pytestmark = [pytest.mark.xdist_group("broker clocks"), pytest.mark.timeout(180)]
+
+
+class Place(NamedTuple):
+    """A running service on both brokers."""
+
+    kafka: Cluster
+    service: Service
+    topics: Topics
+    led: dict[int, list[int]]
+    """The delay partitions that each broker leads."""
+
+    def target(self) -> str:
+        """A new target topic."""
+        return self.kafka.create_topic(f"t.{uuid.uuid4().hex[:10]}")
+
+    def names(self, broker: int, suffix: str) -> list[bytes]:
+        """EACH ids whose partition this broker leads."""
+        made = (f"{at}-{suffix}".encode() for at in range(1_000))
+        return [name for name in made if partition_of(name, SHARDS) in self.led[broker]][:EACH]
+
+    def through(self, broker: int, records: list[Sent]) -> list[Sent]:
+        """The records, each for a partition that this broker leads: that of its id, if it can be."""
+        led = self.led[broker]
+        homes = [partition_of(record.key or b"", SHARDS) for record in records]
+        return [
+            record._replace(partition=home if home in led else led[0])
+            for record, home in zip(records, homes, strict=True)
+        ]
+
+    def write(self, records: list[Sent]) -> None:
+        """Write records to the delay topic, at almost the same moment."""
+        produce(self.kafka.bootstrap, self.topics.delay, records)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    topics = Topics.of(f"w{uuid.uuid4().hex[:8]}")
+    settings = topics.settings(shards=SHARDS)
+    folder: Path = tmp_path_factory.mktemp("clocks")
+    with (
+        cluster(2, heap_mb=320, clocks=CLOCKS) as kafka,
+        Service(folder / "node", bootstrap=kafka.bootstrap, settings=settings) as service,
+    ):
+        service.start()
+        partitions = kafka.admin().list_topics(topics.delay, timeout=10).topics[topics.delay].partitions
+        led = {node: [at for at, each in partitions.items() if each.leader == node] for node in CLOCKS}
+        assert all(led.values()), "one broker leads all delay partitions"
+        yield Place(kafka, service, topics, led)
+        assert service.running, service.tail()
+        assert service.stop() == 0
+
+
+def aimed(target: str, due_ms: int, names: list[bytes]) -> list[Sent]:
+    """Messages for a target, each with its id as payload."""
+    aim = [("chronos-target-topic", target.encode()), ("chronos-deliver-at", b"%d" % due_ms)]
+    return [Sent(name, aim, name) for name in names]
+
+
+def cancels(names: list[bytes]) -> list[Sent]:
+    """Cancels of these ids."""
+    return [Sent(None, [], name) for name in names]
+
+
+def refused(place: Place, names: list[bytes]) -> Counter[tuple[bytes | None, str | None]]:
+    """Payload and reason of the rejected records of these ids."""
+    found = read_all(place.kafka.bootstrap, place.topics.rejected)
+    return Counter((got.value, got.reason) for got in found if got.key in names)
+
+
+def test_the_clocks_of_the_brokers_differ(place: Place) -> None:
+    """Else the other tests prove nothing."""
+    target = place.target()
+    names = {broker: place.names(broker, f"time-{target}")[0] for broker in CLOCKS}
+    place.write([each for broker in CLOCKS for each in place.through(broker, aimed(target, 0, [names[broker]]))])
+
+    with Tail(place.kafka.bootstrap, place.topics.delay) as tail:
+        records = tail.records[place.topics.delay]
+        tail.until(lambda: {got.key for got in records}.issuperset(names.values()), "the records")
+    times_ms = {got.key: got.timestamp_ms for got in records}
+    assert 300 < times_ms[names[AHEAD]] - times_ms[names[BEHIND]] < 1_000
+
+
+def test_a_cancel_through_a_broker_with_another_clock_wins(place: Place) -> None:
+    """Cancels are written seconds before the due time to the other broker than that of their ids, and all are forwarded."""
+    target, due_ms = place.target(), time.time_ns() // 1_000_000 + DUE_MS
+    names = {broker: place.names(broker, f"{broker}-{target}") for broker in CLOCKS}
+    kept = place.names(AHEAD, f"kept-{target}")
+    for broker in CLOCKS:
+        place.write(place.through(broker, aimed(target, due_ms, names[broker])))
+    place.write(place.through(BEHIND, aimed(target, due_ms, kept)))
+    # The cancels are written when all messages are there, so that none overtakes its message.
+    place.service.wait_until(lambda: place.service.pending() >= len(kept) + 2 * EACH, "accept the messages")
+    place.write(place.through(AHEAD, cancels(names[BEHIND])))
+    place.write(place.through(BEHIND, cancels(names[AHEAD])))
+    assert time.time_ns() // 1_000_000 < due_ms - 2_000, "the machine is too slow for this"
+
+    with Tail(place.kafka.bootstrap, target) as tail:
+        tail.take(target, len(kept))
+        found = tail.settle().records[target]
+    assert sorted(got.value or b"" for got in found) == sorted(kept)
+    assert refused(place, [*names[AHEAD], *names[BEHIND], *kept]) == Counter()
+
+
+@pytest.mark.parametrize("through", [AHEAD, BEHIND])
+def test_a_cancel_that_overtakes_its_message_wins_under_both_clocks(place: Place, through: int) -> None:
+    """Messages come through one broker and are forwarded; their cancels, written at the same moment, are in the partitions of the
+    ids before they arrive."""
+    home = BEHIND if through == AHEAD else AHEAD
+    target, due_ms = place.target(), time.time_ns() // 1_000_000 + 4_000
+    names, kept = place.names(home, target), place.names(home, f"kept-{target}")
+    place.service.freeze()
+    try:
+        messages = place.through(through, aimed(target, due_ms, [*names, *kept]))
+        place.write([*messages, *place.through(home, cancels(names))])
+    finally:
+        place.service.thaw()
+
+    with Tail(place.kafka.bootstrap, target) as tail:
+        tail.take(target, len(kept))
+        assert sorted(got.value or b"" for got in tail.settle().records[target]) == sorted(kept)
+    expected = Counter({(None, "unknown"): len(names)}) + Counter((name, "too-late") for name in names)
+    assert refused(place, [*names, *kept]) == expected
