@@ -10,7 +10,7 @@
     │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
     │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
     │   ├── ArchiveInUse         1: another process writes to the archive
-    │   └── ArchiveUnusable      1: the location cannot hold an archive, or holds another cluster's, topic's or format's
+    │   └── ArchiveUnusable      1: the location cannot hold an archive, holds another cluster's, topic's or format's, or lost files
     └── Retry                    nothing was lost; the same call may be tried again
         ├── LogUnavailable       3: no broker answers, or not in time
         │   └── BatchUnreadable  3: a batch of records cannot be decompressed within bounds
@@ -83,7 +83,7 @@ class ArchiveInUse(Stop):
 
 
 class ArchiveUnusable(Stop):
-    """The location cannot hold an archive, or holds the archive of another cluster, topic or format."""
+    """The location cannot hold an archive, holds the archive of another cluster, topic or format, or has lost files."""
 
 
 class Retry(ChronosError):

@@ -1,4 +1,4 @@
-"""`chronos archive` and `chronos archive compact`."""
+"""`chronos archive`, `chronos archive compact` and `chronos archive verify`."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from chronos.cli.output import Format, note, number, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
 from chronos.core.timefmt import parse_duration_ms
-from chronos.errors import ConfigurationError, Retry
+from chronos.errors import ArchiveFailed, ConfigurationError, Retry
 from chronos.logs import set_up
 
 
@@ -166,3 +166,35 @@ def compact_archive(output: Format, *, location: str, file_bytes: str, master: s
         return
     rows = [(each.table, number(each.files_before), number(each.files_after)) for each in done]
     put(table([("table", "left"), ("files before", "right"), ("after", "right")], rows))
+
+
+def verify_archive(output: Format, *, location: str) -> None:
+    """Compare the archive's files with its record of them; exit code 1 if one is missing, was changed or added."""
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.spark import inventory
+    from chronos.spark.runs import check_format
+    from chronos.spark.schema import TABLES
+    from chronos.spark.storage import ArchiveStorage
+    from chronos.spark.tables import SENT
+
+    storage = ArchiveStorage(location)
+    if check_format(storage) is None:
+        raise ArchiveFailed(f"{location} holds no archive; `chronos archive --location` creates one")
+    found = inventory.take(storage, (*TABLES, SENT), rows=True)
+    if output is Format.json:
+        put_json(found)
+    else:
+        for problem in found.problems:
+            put(problem)
+        if found.unrecorded:
+            note(
+                f"{number(len(found.unrecorded))} folders of an older version, or of a run that has not ended, have no record of"
+                " their files; `chronos archive compact` makes one"
+            )
+        if not found.problems:
+            put(f"whole: {number(found.files)} files with {number(found.rows)} rows, as they were written")
+    if found.problems:
+        raise typer.Exit(1)

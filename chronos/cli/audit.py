@@ -128,7 +128,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
         "cluster": found.cluster,
         "from": format_time(found.span.from_ms),
         "to": format_time(found.span.to_ms),
-        "archived": format_time(found.archived_ms),
+        "archived": _time(found.archived_ms or None),
         "judged_until": format_time(found.judged_ms),
         "clean": found.clean,
         "not_proved": found.not_proved,
@@ -148,7 +148,8 @@ def as_json(found: "Audit") -> dict[str, Any]:
         ],
         "archived_targets": [
             {"target": each.target, "archived_until": _time(each.covered_ms), "gap": _time(each.gap_ms),
-             "gap_reason": each.gap_reason, "open_transaction": each.unresolved}
+             "gap_reason": each.gap_reason, "compacted": _time(each.compacted_ms),
+             "known_since": _time(each.born_ms), "open_transaction": each.unresolved}
             for each in found.archived_targets
         ],
         "details": found.details,
@@ -172,7 +173,7 @@ def _show(found: "Audit") -> None:
     parts: list[Any] = [
         Text(f"{printable(found.cluster)}: messages due from {format_time(found.span.from_ms)}"
              f" to {format_time(found.span.to_ms)}"),
-        Text(f"judged up to {format_time(found.judged_ms)}, archived {format_time(found.archived_ms)}\n"),
+        Text(f"judged up to {format_time(found.judged_ms)}, archived {_time(found.archived_ms or None) or 'not yet'}\n"),
     ]  # fmt: skip
     if not total:
         nothing = "nothing was due" if found.archived_ms >= found.span.to_ms else "no archived message is due"
@@ -236,6 +237,10 @@ def warnings(found: "Audit") -> list[str]:
             )
         elif each.gap_ms is not None:
             lines.append(f"records of {printable(each.target)} were deleted before they were archived")
+        if each.compacted_ms is not None:
+            lines.append(
+                f"{printable(each.target)} is compacted: a record that a newer one replaced may have been removed before it was archived"
+            )
         if each.unresolved:
             lines.append(f"a transaction was open in {printable(each.target)} when it was last archived")
     return lines

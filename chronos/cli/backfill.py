@@ -40,6 +40,7 @@ def request_of(
     rate: float | None,
     direct: bool,
     expired: bool,
+    compacted: bool = False,
 ) -> "Request":
     """The request that the options make; typer.BadParameter if they contradict each other."""
     from chronos.admin.encoding import id_bytes
@@ -60,9 +61,10 @@ def request_of(
         raise typer.BadParameter("--from must lie before --to")
     options = [mode, f"{start}", f"{end}", *targets, *headers, *ids, purpose]
     options += map(str, (over, rate, direct, expired))
+    options += ["compacted"] if compacted else []
     return Request(
         mode=mode, from_ms=from_ms, to_ms=to_ms, targets=targets, headers=wanted_headers, ids=wanted_ids,
-        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, options=options,
+        purpose=purpose, direct=direct, over_ms=over_ms, rate=rate, expired=expired, compacted=compacted, options=options,
     )  # fmt: skip
 
 
@@ -113,6 +115,7 @@ def run(
     master: str,
     conf: list[str],
     other_cluster: bool,
+    beyond_archive: bool,
 ) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
     if resume and abandon:
@@ -154,7 +157,8 @@ def run(
                     display.pause()
                     note("there is no unfinished run")
                 if not (resume or abandon):
-                    _replay(job, request, output, yes=yes, dry_run=dry_run, pause=display.pause)
+                    _replay(job, request, output, yes=yes, dry_run=dry_run, beyond_archive=beyond_archive,
+                            pause=display.pause)  # fmt: skip
     except KeyboardInterrupt:
         note("stopped; the archive records what was sent: the same command sends the rest, --abandon ends the run")
         raise typer.Exit(1) from None
@@ -204,6 +208,7 @@ def _replay(
     *,
     yes: bool,
     dry_run: bool,
+    beyond_archive: bool,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Plan, ask and send; the time that is shown is that of planning and sending, without the time to answer."""
@@ -219,6 +224,8 @@ def _replay(
     try:
         if output is Format.text:
             _show_plan(planned)
+        if not dry_run:
+            check_end(planned, beyond_archive=beyond_archive)
         if dry_run or not planned.messages:
             if output is Format.json:
                 put_json(as_json(planned))
@@ -233,6 +240,27 @@ def _replay(
     report = job.send(run)
     pause()
     _show_end(report, output, plan_s + time.monotonic() - began_s)
+
+
+def check_end(report: "Report", *, beyond_archive: bool) -> None:
+    """Raise typer.BadParameter if the window ends behind the archive's end: what is due there may not be in the plan."""
+    if ends_early(report) and not beyond_archive:
+        raise typer.BadParameter(
+            f"{_archive_end(report)}: messages that are due behind it may be left out. Run `chronos archive` first, give an"
+            " earlier --to, or accept it with --beyond-archive"
+        )
+
+
+def ends_early(report: "Report") -> bool:
+    """True if the archive ends before the window of a plan does; the window of --pending is all times."""
+    request, end_ms = report.request, report.archived_ms
+    return request.mode != "pending" and end_ms is not None and request.to_ms is not None and request.to_ms > end_ms
+
+
+def _archive_end(report: "Report") -> str:
+    from chronos.spark.audit.job import before_window
+
+    return before_window(report.archived_ms or 0)
 
 
 def _confirm(question: str, *, yes: bool) -> None:
@@ -270,6 +298,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "direct": request.direct, "from": _time(request.from_ms), "to": _time(request.to_ms),
         "messages": report.messages, "bytes": report.bytes, "sent_before": report.sent_before,
         "expired": report.expired, "too_large": report.too_large, "no_target": report.no_target,
+        "compacted": report.compacted,
         "first_due": _time(report.first_due_ms), "last_due": _time(report.last_due_ms),
         "outcomes": report.outcomes, "targets": report.targets, "absent_targets": report.absent_targets,
         "samples": [
@@ -277,7 +306,7 @@ def as_json(report: "Report") -> dict[str, Any]:
              "due": _time(each.due_ms), "bytes": each.bytes}
             for each in report.samples
         ],
-        "judged": report.judged, "changed_targets": report.changed_targets,
+        "judged": report.judged, "archived": _time(report.archived_ms or None), "changed_targets": report.changed_targets,
         "gone": [
             {"target": each.target, "partition": each.partition, "deleted": each.deleted, "lost": each.lost,
              "log_start": each.log_start}
@@ -305,6 +334,8 @@ def _show_plan(report: "Report") -> None:
         Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
         Text(f"sent before for the purpose {request.purpose}: {number(report.sent_before)}"),
     ]
+    if ends_early(report):
+        parts.append(Text(f"{_archive_end(report)}: messages that are due behind it may be left out", "yellow"))
     if report.expired:
         parts.append(Text(f"past their chronos-expire-at, left out: {number(report.expired)} (--ignore-expiry)"))
     if report.too_large:
@@ -312,6 +343,12 @@ def _show_plan(report: "Report") -> None:
     if report.no_target:
         parts.append(
             Text(f"without a target topic, or without a key for a compacted one, left out: {number(report.no_target)}")
+        )
+    if report.compacted:
+        parts.append(
+            Text(
+                f"for compacted targets, where they would replace newer records, left out: {number(report.compacted)} (--compacted)"
+            )
         )
     parts += map(Text, other_modes(report))
     if report.gone:

@@ -53,13 +53,15 @@ archive_app = typer.Typer(
 
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
     when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
-    The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files.
+    The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files,
+    `chronos archive verify` looks for lost ones.
 
     \b
     Examples:
       chronos archive --config chronos.yaml --location /var/lib/chronos-archive
       chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --continuous --master spark://spark:7077
       chronos archive compact -l /var/lib/chronos-archive
+      chronos archive verify -l /var/lib/chronos-archive
     """,
 )
 
@@ -136,6 +138,18 @@ def compact(
     from chronos.cli.archive import compact_archive
 
     compact_archive(output, location=location, file_bytes=file_bytes, master=master, conf=conf or [])
+
+
+@archive_app.command()
+def verify(location: Location, output: Output = Format.text) -> None:
+    """Compare the files of the archive with the record of them: names, sizes and numbers of rows.
+
+    Each missing, changed or added file is named, and the exit code is 1. `chronos audit` and `backfill` compare names and sizes
+    before they read, and refuse an archive that is not whole. Starts no Spark.
+    """
+    from chronos.cli.archive import verify_archive
+
+    verify_archive(output, location=location)
 
 
 def audit(
@@ -260,6 +274,20 @@ def backfill(
     ignore_expiry: Annotated[
         bool, typer.Option("--ignore-expiry", help="Include messages that are past their chronos-expire-at.")
     ] = False,
+    compacted: Annotated[
+        bool,
+        typer.Option(
+            "--compacted",
+            help="Include messages for compacted targets, where a replay takes the place of a newer record of its key.",
+        ),
+    ] = False,
+    beyond_archive: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-archive",
+            help="Accept a window that ends after the archive does: messages that are due behind its end may be left out.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the counts and some samples; send nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")] = False,
     resume: Annotated[
@@ -293,9 +321,10 @@ def backfill(
     asked = {
         "modes": {"missing": missing_only, "all": everything, "gone": gone, "pending": pending}, "start": start, "end": end,
         "targets": targets or [], "headers": headers or [], "ids": ids or [], "purpose": purpose, "over": over,
-        "rate": rate, "direct": direct, "expired": ignore_expiry,
+        "rate": rate, "direct": direct, "expired": ignore_expiry, "compacted": compacted,
     }  # fmt: skip
     run(
         config, settings or [], output, location=location, asked=asked, dry_run=dry_run, yes=yes, resume=resume,
         abandon=abandon, reader=reader or [], master=master, conf=conf or [], other_cluster=other_cluster,
+        beyond_archive=beyond_archive,
     )  # fmt: skip

@@ -39,7 +39,8 @@ Parsed = tuple[str, bytes | None, str | None, bytes | None, int | None, int | No
 def parse_messages(shards: int) -> Callable[[Batches], Batches]:
     """Records of the delay topic `(shard, offset, timestamp_ms, key, value, headers)` -> the same and `PARSED`.
 
-    Parsed by the rules of replay, which depend on no settings; the refusals of a master are in the progress records.
+    Parsed by the newest rules of replay, which depend on no settings. The refusals of a master are in the progress records, those of
+    older rules too, which refused what newer ones accept.
     """
 
     def parsed(batches: Batches) -> Batches:
@@ -110,7 +111,7 @@ def unpack_steps(batches: Batches) -> Batches:
             [
                 [shard, offset, timestamp_ms, step.role_epoch, step.log_epoch, step.node, step.instance,
                  step.cursor_due_ms, str(step.cursor_offset), step.pull_offset, *_counts(step), len(step.refused), value,
-                 [{"first": first, "last": last} for first, last in step.unreadable] or None]
+                 [{"first": first, "last": last} for first, last in step.unreadable] or None, step.rules]
                 for shard, offset, timestamp_ms, step, value in steps
             ],
             _STEP_TYPES,
@@ -126,7 +127,7 @@ _STEP_TYPES: list[tuple[str, Any]] = [
     ("log_epoch", pa.int64()), ("node", pa.string()), ("instance", pa.string()), ("cursor_due_ms", pa.int64()),
     ("cursor_offset", pa.string()), ("pull_offset", pa.int64()),
     *((f"count{at}", pa.int64()) for at in range(len(Outcome))), ("refused", pa.int64()), ("value", pa.binary()),
-    ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))),
+    ("unreadable", pa.list_(pa.struct([("first", pa.int64()), ("last", pa.int64())]))), ("rules", pa.int32()),
 ]  # fmt: skip
 
 _DECISION_TYPES: list[tuple[str, Any]] = [

@@ -8,5 +8,8 @@ OUTCOMES = {
 }  # fmt: skip
 """Name of each outcome that a progress record lists; plain deliveries are not listed."""
 
+HELD = "held"
+"""Reason of a record that is to be forwarded and waits for its partition, which takes no records."""
+
 LEFT_LANE = "left-lane"
 """Name of the rows that hold the cursors of lanes: every message parked in the lane before, up to this position, left it."""

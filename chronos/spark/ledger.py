@@ -30,8 +30,7 @@ from chronos.core.message import ATTEMPTS, LATE_POLICY, REPEAT, REPEAT_TIMES, RE
 from chronos.errors import ArchiveFailed
 from chronos.spark.requests import BackfillRun
 from chronos.spark.storage import ArchiveStorage
-
-SENT = "sent"
+from chronos.spark.tables import SENT as SENT
 
 REPLAY_OF = "x-chronos-replay-of"
 """Header of a replay: `<delay topic>/<shard>/<offset>/<occurrence>` of the message it repeats."""

@@ -13,6 +13,7 @@ The tables that `chronos archive` writes ([how](../how-to/archive.md)). Each tab
 <location>/archive.json                                              cluster, topics, format, id of the Kafka cluster
 <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
 <location>/_runs/                                                    Spark's checkpoints; readers skip this folder
+<location>/_files/<table>/batch=<batch>.json                         the files of each batch, with bytes and rows
 ```
 
 Times are milliseconds since the epoch by the broker's clock, unless a column names another clock. `batch` names the run and the micro-batch that wrote the

@@ -30,6 +30,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Most messages per second; None: no limit."""
     expired: bool = False
     """True to include messages past their `chronos-expire-at`."""
+    compacted: bool = False
+    """True to include messages for compacted targets, where a replay takes the place of a newer record of its key."""
     options: list[str] = field(name="said", default_factory=list)
     """The options of the command, as given; an unfinished run is resumed by the same options."""
 
@@ -113,6 +115,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Messages left out because they exceed `max.message.bytes` of the topic they go to."""
     no_target: int = 0
     """Direct messages left out because the target does not exist, or is compacted and they have no key."""
+    compacted: int = 0
+    """Messages left out because their target is compacted."""
     first_due_ms: int | None
     last_due_ms: int | None
     outcomes: dict[str, int]
@@ -130,3 +134,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None
     attempts: int = 0
+    archived_ms: int | None = None
+    """The end of the archive when the plan was made, epoch ms: messages due behind it may be left out; 0: it had none yet.
+    None: a plan of an older version."""

@@ -12,6 +12,7 @@ A batch that is not committed is removed before anything else is written.
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from msgspec import Struct, to_builtins
 from msgspec import convert as from_builtins
 
 from chronos.errors import ArchiveUnusable, LogUnavailable
-from chronos.spark import schema
+from chronos.spark import inventory, schema
 from chronos.spark.brokers import TopicBrokers
 from chronos.spark.storage import ArchiveStorage
 
@@ -31,8 +32,14 @@ RUNS = "_runs"
 RUNS_KEPT = 3
 """Runs whose checkpoints are kept for the analysis of incidents; the archive needs only the last one."""
 
+OLDEST_ASKED = 8
+"""Partitions of a new target that are asked for their first record: one old record proves that the topic existed then."""
+
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
+
+OFFSETS_FILE = "offsets.parquet"
+"""Name of the file of a batch of the table `offsets`."""
 
 TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
 UNREADABLE = "unreadable"
@@ -46,7 +53,8 @@ class ArchiveBrokers(TopicBrokers, Protocol):
         """A `ports.Reader` of a partition; `bounded`: with bounded memory."""
 
     def batch_header(self, topic: str, partition: int, offset: int) -> Any:
-        """The header of the batch that holds the offset: `first`, `last`, and `hidden` if it has no visible records."""
+        """The header of the batch that holds the offset: `first`, `last`, `timestamp_ms`, `create_time` if that is the
+        producer's, and `hidden` if it has no visible records."""
 
     def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
         """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
@@ -67,6 +75,8 @@ class PartitionRead(Struct, kw_only=True):
     """Offset up to which the partition is archived: `begin` until a batch is committed."""
     leader_epoch: int | None = None
     """A leader epoch in which the log had all records before `position`; None: not known."""
+    oldest_ms: int | None = None
+    """Timestamp of its first record when a target was looked at for the first time, `read_ms` if it had none; None: not asked."""
 
 
 class TopicRead(Struct, kw_only=True):
@@ -75,6 +85,8 @@ class TopicRead(Struct, kw_only=True):
     id: str
     table: str
     partitions: dict[str, PartitionRead]
+    compacted: bool | None = None
+    """True if its `cleanup.policy` has `compact`; None: not known."""
 
 
 class ArchiveRun(Struct, kw_only=True):
@@ -82,6 +94,8 @@ class ArchiveRun(Struct, kw_only=True):
 
     read_ms: int
     topics: dict[str, TopicRead]
+    broker_ms: int | None = None
+    """Newest timestamp in the progress topic, by the brokers' clocks; None: not known."""
 
 
 def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
@@ -95,20 +109,60 @@ def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
 
 
 def remove_uncommitted(storage: ArchiveStorage) -> ArchiveRun | None:
-    """Remove the batches that the last run did not commit. The run with its positions; None for a new archive."""
-    names = [name for name in storage.folders(RUNS) if storage.exists(f"{RUNS}/{name}/run.json")]
+    """Remove the batches that the last run did not commit. The run with its positions; None for a new archive.
+
+    `offsets` first: what it covers must be in the other tables at every moment.
+    """
+    names = _run_names(storage)
     if not names:
         return None
     name = names[-1]
     run = from_builtins(storage.read_json(f"{RUNS}/{name}/run.json"), ArchiveRun)
     committed = {table: committed_batch(storage, name, table) for table in {read.table for read in run.topics.values()}}
-    for table in schema.TABLES:
+    for table in reversed(tuple(schema.TABLES)):
         for folder in storage.folders(table):
             of_run, number, stream = parse_batch(folder, table)
             if of_run == name and number > committed.get(stream, -1):
                 log.warning("removing a batch that a run did not commit", table=table, batch=folder)
+                inventory.forget(storage, f"{table}/{folder}")
                 storage.remove(f"{table}/{folder}")
     return positions(storage, name, run)
+
+
+def _run_names(storage: ArchiveStorage) -> list[str]:
+    """The runs that have begun."""
+    return [name for name in storage.folders(RUNS) if storage.exists(f"{RUNS}/{name}/run.json")]
+
+
+def need_runs(storage: ArchiveStorage) -> None:
+    """Raise ArchiveUnusable if there are batches of runs that `_runs` does not hold: another run would overwrite or repeat them.
+
+    A run that was killed before it wrote `run.json` has left nothing but its first rows of `offsets`, which the next one overwrites.
+    """
+    names = _run_names(storage)
+    last = int(names[-1]) if names else 0
+    begun = batch_begin(f"{last + 1:08}")
+    lost = [f"{table}/{folder}" for table in schema.TABLES for folder in storage.folders(table)
+            if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)]  # fmt: skip
+    lost += [
+        f"{RUNS}/{name}" for name in storage.folders(RUNS) if name not in names and storage.folders(f"{RUNS}/{name}")
+    ]
+    if lost:
+        raise ArchiveUnusable(
+            f"{storage.uri} has {lost[0]}, and {RUNS}/ does not hold the run that wrote it: the offsets that are archived are not"
+            f" known. Restore {RUNS}/ from a copy of the archive that is not older, or choose another location"
+        )
+
+
+def _is_of_run_behind(folder: str, last: int) -> bool:
+    """True for a batch of a run after the last one that is known; of compacted batches it is not known."""
+    run = folder.removeprefix("batch=").split("-")[0]
+    return int(run) > last if run.isdigit() else last == 0
+
+
+def batch_begin(run: str) -> str:
+    """The folder below `offsets` with the offsets that a run begins at."""
+    return f"batch={run}-begin"
 
 
 def batch_folder(run: str, number: int, stream: str, table: str) -> str:
@@ -152,9 +206,9 @@ def begin_run(
     topics = dict(known)
     found: dict[str, _Found] = {}
     left_out: dict[str, str] = {}
-    read_ms = (
-        time.time_ns() // 1_000_000
-    )  # before the first request: everything committed by then is visible to the run
+    broker_ms: int | None = None
+    # Before the first request: everything committed by then is visible to the run.
+    read_ms = time.time_ns() // 1_000_000
     for table, named in streams:
         infos = brokers.describe(named)
         for topic in named:
@@ -170,9 +224,16 @@ def begin_run(
                 found[topic] = _look_at(brokers, topic, info, table)
             except LogUnavailable as error:
                 left_out[topic] = str(error)
+        if table == schema.PROGRESS.name:
+            broker_ms = _newest_ms(brokers, {topic: found[topic] for topic in named if topic in found})
+    # No two runs have the same time, whatever happens to this machine's clock, and no run looks older than what it has seen.
+    read_ms = max(read_ms, broker_ms or 0, 0 if before is None else before.read_ms + 1)
     truncated = _truncated(brokers, found, known)
     for topic, seen in found.items():
         topics[topic] = _begin_topic(topic, seen, known.get(topic), truncated)
+        if seen.table == schema.DELIVERIES.name and topic not in known:
+            for part, first in list(topics[topic].partitions.items())[:OLDEST_ASKED]:
+                first.oldest_ms = _oldest_ms(brokers, topic, part, seen.watermarks[part], broker_ms or read_ms)
         lost = [part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED]
         if seen.table in OFFSETS_NAME and lost:
             raise ArchiveUnusable(
@@ -182,7 +243,7 @@ def begin_run(
     read = set(found)
     if not read:
         raise LogUnavailable(f"no topic can be read: {'; '.join(left_out.values()) or 'all were deleted'}")
-    run = ArchiveRun(read_ms=read_ms, topics=topics)
+    run = ArchiveRun(read_ms=read_ms, topics=topics, broker_ms=broker_ms)
     names = storage.folders(RUNS)
     name = f"{int(names[-1]) + 1 if names else 1:08}"
     _note_begin(storage, name, run, read, deleted)
@@ -197,13 +258,43 @@ class _Found(Struct, frozen=True):
     id: str
     watermarks: dict[str, Any]
     """`Watermarks` by partition."""
+    compacted: bool
 
 
 def _look_at(brokers: ArchiveBrokers, topic: str, info: Any, table: str) -> _Found:
     if info.leaderless:
         raise LogUnavailable(f"no broker leads {', '.join(f'{topic}/{number}' for number in sorted(info.leaderless))}")
     watermarks = {str(number): brokers.watermarks(topic, number) for number in range(info.partitions)}
-    return _Found(table, info.id, watermarks)
+    return _Found(table, info.id, watermarks, info.compacted)
+
+
+def _newest_ms(brokers: ArchiveBrokers, found: Mapping[str, _Found]) -> int | None:
+    """The newest timestamp in the topics, by the clocks of the brokers; None if they are empty, or cannot tell.
+
+    Everything that was written by then, by any of these clocks, is seen by whoever looks at other topics afterwards.
+    """
+    newest: list[int] = []
+    for topic, seen in found.items():
+        for part, ends in seen.watermarks.items():
+            if ends.stable <= ends.start:
+                continue
+            with suppress(LogUnavailable):  # some settings of TLS or SASL are not supported for headers
+                header = brokers.batch_header(topic, int(part), ends.stable - 1)
+                newest += [] if header.create_time else [header.timestamp_ms]
+    return max(newest, default=None)
+
+
+def _oldest_ms(brokers: ArchiveBrokers, topic: str, part: str, ends: Any, seen_ms: int) -> int | None:
+    """The timestamp of the first record of a partition, or `seen_ms` if that is older; None if the brokers cannot tell.
+
+    What was delivered since then is in this topic, and not in an earlier one of its name: `seen_ms` is the time of the newest step
+    that had been committed when the topic was seen.
+    """
+    if ends.high <= ends.start:
+        return seen_ms
+    with suppress(LogUnavailable):
+        return min(seen_ms, int(brokers.batch_header(topic, int(part), ends.start).timestamp_ms))
+    return None
 
 
 def _truncated(brokers: ArchiveBrokers, found: Mapping[str, _Found], known: Mapping[str, TopicRead]) -> set[Any]:
@@ -229,7 +320,7 @@ def _begin_topic(topic: str, seen: _Found, old: TopicRead | None, truncated: Col
     for part, watermarks in seen.watermarks.items():
         at = old.partitions.get(part) if old is not None else None
         reads[part] = _partition_read(watermarks, at, same=same, truncated=(topic, int(part)) in truncated)
-    return TopicRead(id=seen.id, table=seen.table, partitions=reads)
+    return TopicRead(id=seen.id, table=seen.table, partitions=reads, compacted=seen.compacted)
 
 
 def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool, truncated: bool) -> PartitionRead:
@@ -262,10 +353,16 @@ def _note_begin(
         for topic in deleted
         for part, seen in run.topics[topic].partitions.items()
     ]
-    storage.write(f"{schema.OFFSETS.name}/batch={name}-begin/offsets.parquet", offsets_file(rows))
+    write_offsets(storage, batch_begin(name), rows)
 
 
-OffsetRow = tuple[str, str, int, str, int, int, int, int, int, int, bool, str | None]
+OffsetRow = tuple[
+    str, str, int, str, int, int, int, int, int, int, bool, str | None, int | None, bool | None, int | None
+]  # fmt: skip
+
+
+GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
+"""Place of the column `gap` in a row of `offsets`."""
 
 
 def offset_row(run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, gap: str | None) -> OffsetRow:
@@ -273,13 +370,22 @@ def offset_row(run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, 
     seen = run.topics[topic]
     read = seen.partitions[part]
     return (seen.table, topic, int(part), seen.id, begin, end, read.log_start, read.stable_end, read.high_watermark,
-            run.read_ms, gap is not None, gap)  # fmt: skip
+            run.read_ms, gap is not None, gap, run.broker_ms, seen.compacted, read.oldest_ms)  # fmt: skip
+
+
+def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]) -> None:
+    """Write the file of a batch of the table `offsets`, and record it."""
+    folder, data = f"{schema.OFFSETS.name}/{batch}", offsets_file(rows)
+    inventory.forget(storage, folder)  # of a run that was killed before it began
+    storage.write(f"{folder}/{OFFSETS_FILE}", data)
+    inventory.record(storage, folder, {OFFSETS_FILE: (len(data), len(rows))})
 
 
 def offsets_file(rows: Sequence[OffsetRow]) -> bytes:
     """The rows as a Parquet file."""
     names = [name for name, *_ in schema.OFFSETS.columns]
-    kinds = [pa.string(), pa.string(), pa.int32(), pa.string(), *[pa.int64()] * 6, pa.bool_(), pa.string()]
+    kinds = [pa.string(), pa.string(), pa.int32(), pa.string(), *[pa.int64()] * 6, pa.bool_(), pa.string(), pa.int64(),
+             pa.bool_(), pa.int64()]  # fmt: skip
     columns = zip(*rows, strict=True)
     table = pa.table([pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)], names=names)
     sink = pa.BufferOutputStream()

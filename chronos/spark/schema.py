@@ -3,6 +3,7 @@
     <location>/archive.json                                              the cluster, topics and format of the archive
     <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
     <location>/_runs/...                                                 Spark's checkpoints: not data, readers skip it
+    <location>/_files/...                                                the files of each batch (`inventory`)
 
 `batch` names the run and the micro-batch that wrote the rows: a repeated batch overwrites the first, so each record is
 there exactly once. Times are milliseconds since the epoch by the broker's clock, unless a column names another clock.
@@ -148,6 +149,7 @@ PROGRESS = Table(
             True,
             "ranges of offsets of the delay partition that the step stepped over, because their batches cannot be read",
         ),
+        ("rules", IntegerType(), True, "number of the rules that the step was decided by; null: 1"),
     ),
 )
 
@@ -187,9 +189,12 @@ OFFSETS = Table(
         ("log_start", LongType(), False, "the log's first offset when the run began"),
         ("stable_end", LongType(), False, "the last stable offset when the run began"),
         ("high_watermark", LongType(), False, "the high watermark when the run began"),
-        ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine"),
+        ("read_ms", LongType(), False, "when the run read these ends, by the clock of its machine, but not before `broker_ms`, and after the run before it"),
         ("gap", BooleanType(), False, "true if records before `from_offset`, or of an earlier topic of this name, were deleted before they were archived, or those of the row cannot be read"),
         ("gap_reason", StringType(), True, "`trimmed`; `recreated`: the topic was deleted and created again; `deleted`: it does not exist; `truncated`: the log lost archived records and may have others at their offsets (a lost disk, an unclean leader election); `unreadable`: the service rejected the records at the offsets of the row, and their batch cannot be read, or has a timestamp that Spark cannot hold"),
+        ("broker_ms", LongType(), True, "newest timestamp in the progress topic when the run read these ends, by the brokers' clocks; null: not known"),
+        ("compacted", BooleanType(), True, "true if `compact` was in the topic's `cleanup.policy` when the run read it; null: not known"),
+        ("oldest_ms", LongType(), True, "timestamp of the partition's first record when a run looked at a target for the first time, or `broker_ms` if it had none or a newer one: what was delivered before may have been in an earlier topic of this name; null: in other reads, or not known"),
     ),
 )  # fmt: skip
 

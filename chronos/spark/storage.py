@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyarrow import fs
+from pyarrow import ArrowInvalid, fs
 from pyspark.sql import SparkSession
 
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
@@ -96,26 +96,31 @@ class ArchiveStorage:
         return sorted((each.path[len(root) + 1 :], each.size) for each in found)
 
     @_translated
-    def rows(self, below: str) -> int:
-        """Number of rows of the Parquet files there, from their footers."""
-        found = self.files(below, recursive=True)
-        return sum(
-            pq.read_metadata(f"{self._root}/{below}/{path}", filesystem=self._files).num_rows
-            for path, _ in found
-            if path.endswith(".parquet")
-        )
+    def rows_of(self, path: str) -> int:
+        """Number of rows of a Parquet file, from its footer. ArchiveFailed if it is not one."""
+        try:
+            return int(pq.read_metadata(f"{self._root}/{path}", filesystem=self._files).num_rows)
+        except ArrowInvalid as error:
+            raise ArchiveFailed(f"{self.path(path)} cannot be read ({error}); restore it from a copy") from error
 
-    def check_rows(self, below: str, rows: int) -> None:
-        """Raise ArchiveFailed unless the Parquet files there hold `rows` rows, the number that Spark's tasks counted.
+    def parquet(self, below: str) -> dict[str, tuple[int, int]]:
+        """Bytes and rows of the Parquet files there, by their path below; rows from their footers."""
+        found = [(path, size) for path, size in self.files(below, recursive=True) if path.endswith(".parquet")]
+        return {path: (size, self.rows_of(f"{below}/{path}")) for path, size in found}
+
+    def check_rows(self, below: str, rows: int) -> dict[str, tuple[int, int]]:
+        """`parquet` of the files there; ArchiveFailed unless they hold `rows` rows, the number that Spark's tasks counted.
 
         A task on another host would write to a local folder of that host, which nothing reads.
         """
-        found = self.rows(below)
+        files = self.parquet(below)
+        found = sum(count for _, count in files.values())
         if found != rows:
             raise ArchiveFailed(
                 f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: with a --master of several"
                 " hosts the location must be object storage, or a folder that all of them share"
             )
+        return files
 
     @_translated
     def exists(self, path: str) -> bool:

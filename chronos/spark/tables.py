@@ -5,15 +5,17 @@ Not their columns: those are in `schema`. Law: a table reads the same whichever 
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
-from chronos.spark import schema
+from chronos.spark import inventory, schema
 from chronos.spark.runs import check_format
 from chronos.spark.storage import ArchiveStorage
 
 JOURNAL = "_compaction.json"
 """File below a table that names the new folder of a compaction and the folders it replaces."""
+
+SENT = "sent"
+"""Folder of the ledger of backfills."""
 
 READ = (schema.MESSAGES, schema.DELIVERIES, schema.DECISIONS, schema.PROGRESS, schema.OFFSETS)
 """The tables that are read together."""
@@ -38,7 +40,7 @@ def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table
 
 
 def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, str, str]:
-    """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive.
+    """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive, ArchiveUnusable if it lost a file.
 
     Spark lists the files of a table here. `offsets` comes first: everything it covers is in the other tables by then,
     and rows that a concurrent run of the archive adds to them are not covered. A compaction between the listings could
@@ -56,6 +58,7 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
         progress=read_table(spark, storage, schema.PROGRESS),
         offsets=offsets,
     )
+    inventory.need_whole(storage, (*(table.name for table in READ), SENT))
     if _compacted(storage) != compacted:
         raise ArchiveFailed(f"{storage.uri} was compacted while it was read; run the same command again")
     return tables, found["cluster"], found["topics"]["delay"]
@@ -71,9 +74,3 @@ def _compacted(storage: ArchiveStorage) -> set[str]:
             )
         found |= {f"{table.name}/{name}" for name in storage.folders(table.name) if name.startswith("batch=c")}
     return found
-
-
-def last_read_ms(offsets: DataFrame) -> int | None:
-    """When the archive last read the delay topic, epoch ms; None: never."""
-    found = offsets.where("table = 'messages'").agg(f.max("read_ms").alias("read_ms")).first()
-    return None if found is None else found["read_ms"]

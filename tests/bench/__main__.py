@@ -26,6 +26,10 @@ def main() -> int:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; default: all")
     parser.add_argument("--messages", type=int, default=500_000, help="messages per throughput run (default 500,000)")
     parser.add_argument(
+        "--spark-messages", type=int, metavar="N",
+        help="messages of each part of the figure spark, a multiple of 16 (default: the sizes of docs/benchmarks.md)",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path, default=Path("bench.json"), help="the JSON file to write (default bench.json)"
     )
     parser.add_argument("--keep", action="store_true", help="write the table into docs/benchmarks.md")
@@ -37,7 +41,13 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="chronos-bench-"))
     try:
         with Broker(heap_mb=1024, for_load=True) as broker:
-            bench = Bench(broker, directory, messages=arguments.messages, say=console.print)
+            bench = Bench(
+                broker,
+                directory,
+                messages=arguments.messages,
+                say=console.print,
+                spark_messages=arguments.spark_messages,
+            )
             for name in arguments.figures or FIGURES:
                 console.rule(name)
                 FIGURES[name](bench)

@@ -39,10 +39,20 @@ class Row:
 class Bench:
     """A broker, a directory for data, and unique names."""
 
-    def __init__(self, broker: Broker, directory: Path, *, messages: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        directory: Path,
+        *,
+        messages: int,
+        say: Callable[[str], None],
+        spark_messages: int | None = None,
+    ) -> None:
         self.broker = broker
         self.directory = directory
         self.messages = messages
+        self.spark_messages = spark_messages
+        """Messages of each part of the figure `spark`; None: those of docs/benchmarks.md."""
         self.say = say
         self.rows: list[Row] = []
         self.stages: dict[str, float] = {}
@@ -504,9 +514,10 @@ def figure_spark(bench: Bench) -> None:
     from tests.bench.spark_audit import audit_figure
     from tests.bench.spark_backfill import backfill_figure
 
-    archive_figure(bench)
-    audit_figure(bench)
-    backfill_figure(bench)
+    sizes = [] if bench.spark_messages is None else [bench.spark_messages]
+    archive_figure(bench, *sizes)
+    audit_figure(bench, *sizes)
+    backfill_figure(bench, *sizes)
 
 
 FIGURES: dict[str, Callable[[Bench], None]] = {

@@ -32,7 +32,7 @@ def backfill_figure(bench: Bench, messages: int = MESSAGES) -> None:
 
     spark = open_session("bench", "local[2]", {**connector(), "spark.local.dir": str(bench.directory)})
     try:
-        for count in (WARM_UP, messages):
+        for count in (*([WARM_UP] if messages > WARM_UP else []), messages):
             cluster = f"bench-{uuid.uuid4().hex[:8]}"
             seconds, report = _replay(bench, spark, cluster, count)
             bench.say(f"     {count:,} messages in {seconds:.1f} s, {report.attempts} attempt")

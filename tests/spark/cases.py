@@ -74,7 +74,7 @@ class Case:
                 "shard": 0, "offset": 2 * len(self.steps), "timestamp_ms": at_ms, "role_epoch": 1, "log_epoch": 1,
                 "node": "n", "instance": "i", "cursor_due_ms": cursor_ms, "cursor_offset": str(cursor_offset),
                 "pull_offset": pulled, **dict.fromkeys(schema.COUNTS, 0), "refused": 0, "value": b"",
-                "unreadable": None,
+                "unreadable": None, "rules": None,
             }
         )  # fmt: skip
         return self

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from chronos.core.keys import OFFSET_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from chronos.spark.storage import ArchiveStorage
@@ -62,46 +64,60 @@ def write_lost(
         due_ms.alias("due_ms"), none.alias("expire_at_ms"), none.alias("on_conflict"), none.alias("reason"),
         none.alias("first_ms"),
     )  # fmt: skip
-    _write(rows, schema.MESSAGES, storage)
+    write_table(rows, schema.MESSAGES, storage)
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS
     each = messages // shards
     steps = [
-        (
-            number,
-            at,
-            end_ms + (at - 3) * HOUR_MS,
-            1,
-            1,
-            "n",
-            "i",
-            cursor_ms,
-            str(OFFSET_MAX),
-            pulled,
-            *[0] * (len(schema.COUNTS) + 1),
-            b"",
-            None,
-        )
+        {
+            "shard": number, "offset": at, "timestamp_ms": end_ms + (at - 3) * HOUR_MS, "role_epoch": 1, "log_epoch": 1,
+            "node": "n", "instance": "i", "cursor_due_ms": cursor_ms, "cursor_offset": str(OFFSET_MAX),
+            "pull_offset": pulled, **dict.fromkeys(schema.COUNTS, 0), "refused": 0, "value": b"",
+        }
         for number in range(shards)
         for at, (cursor_ms, pulled) in enumerate([(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)])
-    ]
-    _write(spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage)
+    ]  # fmt: skip
+    write_table(spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage)
     read = [("messages", delay, number, each) for number in range(shards)]
     read += [("progress", f"{cluster}.progress", number, 3) for number in range(shards)]
     read += [("deliveries", target, number, 0) for number in range(shards)]
-    offsets = [
-        (table, topic, number, "id", 0, end, 0, end, end, end_ms, False, None) for table, topic, number, end in read
-    ]
-    _write(spark.createDataFrame(offsets, schema.columns_of(schema.OFFSETS)), schema.OFFSETS, storage)
+    write_reads(spark, storage, read, end_ms)
 
 
-def _write(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
+def write_reads(
+    spark: SparkSession, storage: ArchiveStorage, ends: Iterable[tuple[str, str, int, int]], read_ms: int
+) -> None:
+    """Write table `offsets`: each `(table, topic, partition, end)` was read once, to its end."""
+    from chronos.spark import schema
+
+    rows = [
+        {
+            "table": table, "topic": topic, "partition": number, "topic_id": "id", "from_offset": 0, "until_offset": end,
+            "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": read_ms, "gap": False,
+        }
+        for table, topic, number, end in ends
+    ]  # fmt: skip
+    write_table(spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1), schema.OFFSETS, storage)
+
+
+def write_table(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
+    """Write a table in the layout of `chronos archive`; columns that may be null and are not given are null."""
+    from pyspark.sql import functions as f
+
     from chronos.spark.rows import in_hours
     from chronos.spark.schema import columns_of
 
-    rows = rows.select(*(rows[field.name].cast(field.dataType) for field in columns_of(table).fields))
+    given = set(rows.columns)
+    rows = rows.select(
+        *(
+            (f.lit(None) if field.nullable and field.name not in given else rows[field.name])
+            .cast(field.dataType)
+            .alias(field.name)
+            for field in columns_of(table).fields
+        )
+    )
     where = storage.path(table.name, "batch=00000001-000000")
     if table.partitioned_by is None:
-        rows.coalesce(1).write.parquet(where)
+        rows.write.parquet(where)
     else:
         in_hours(rows, table).write.partitionBy("due_date", "due_hour").parquet(where)
 

@@ -150,11 +150,21 @@ def test_a_topic_is_covered_as_far_as_its_least_covered_partition(spark: SparkSe
     ]
     from chronos.spark import schema
 
+    rows += [
+        offsets_row("deliveries", "ahead", 0, 9, read_ms=50, broker_ms=30),
+        offsets_row("deliveries", "ahead", 1, 9, read_ms=50, broker_ms=30),
+        offsets_row("deliveries", "keys", 0, 9, read_ms=50, compacted=False),
+        offsets_row("deliveries", "keys", 0, 9, read_ms=60, compacted=True),
+        offsets_row("deliveries", "keys", 0, 9, read_ms=70, compacted=False),
+        offsets_row("deliveries", "keys", 0, 9, read_ms=80, compacted=False),
+    ]
     found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
     assert {topic: seen for (_, topic), seen in found.items()} == {
-        "plain": Coverage(covered_ms=50),
-        "grown": Coverage(covered_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"),
+        "plain": Coverage(covered_ms=50, until_ms=50),
+        "grown": Coverage(covered_ms=70, until_ms=70, gap_ms=60, before_gap_ms=50, gap_reason="truncated"),
         "open": Coverage(covered_ms=0, unresolved=True),
+        "ahead": Coverage(covered_ms=50, until_ms=30),
+        "keys": Coverage(covered_ms=80, until_ms=80, before_gap_ms=50, compacted_ms=70),
     }
 
 
@@ -169,7 +179,7 @@ def test_several_batches_of_one_run_cover_a_partition_together(spark: SparkSessi
         offsets_row("deliveries", "t", 0, 12, read_ms=60, from_offset=9, until_offset=11),
     ]
     found = coverage(frame(spark, schema.OFFSETS, rows), "table", "topic")
-    assert found["deliveries", "t"] == Coverage(covered_ms=50)
+    assert found["deliveries", "t"] == Coverage(covered_ms=50, until_ms=50)
 
 
 def test_moments_are_rounded_down_to_a_bounded_number() -> None:
@@ -184,13 +194,17 @@ def test_moments_are_rounded_down_to_a_bounded_number() -> None:
 
 
 def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
-    """By the progress records written by then, less the half second that clocks may differ."""
-    case = Case("", {}).step(T, 0, 0).step(T + 1_000, T + 1_000, 10).step(T + 2_000, T + 2_000, 20).put(0)
-    progress = archive_of(spark, [case]).progress
-    found = frontiers(progress, [T + 1_499, T + 1_500, T + 2_500])
-    assert found == {(0, T + 1_500): Frontier(10, T + 1_000), (0, T + 2_500): Frontier(20, T + 2_000)}
-    target = Coverage(covered_ms=T + 1_600, gap_ms=T + 5, before_gap_ms=T)
-    judged, last = collect_evidence({"t": target}, {0: Coverage(covered_ms=1)}, {0: Coverage(covered_ms=1)}, progress)
+    """By the progress records that the run had seen then, whatever the clocks of its machine and of the brokers are."""
+    case = Case("", {}).step(T + 70_000, 0, 0).step(T + 71_000, T + 1_000, 10).step(T - 2_000, T + 2_000, 20)
+    case.read("progress", 1, read_ms=T).read("progress", 3, read_ms=T + 5).read("progress", 5, read_ms=T + 9).put(0)
+    tables = archive_of(spark, [case])
+    seen = frontiers(tables.progress, tables.offsets, [T - 1, T, T + 4, T + 5, T + 8, T + 9])
+    assert seen == {
+        (0, T + 5): Frontier(10, T + 1_000), (0, T + 8): Frontier(10, T + 1_000), (0, T + 9): Frontier(20, T + 2_000),
+    }  # fmt: skip
+    target = Coverage(covered_ms=T + 6, gap_ms=T + 5, before_gap_ms=T)
+    one = {0: Coverage(covered_ms=1)}
+    judged, last = collect_evidence({"t": target}, one, one, tables.progress, tables.offsets)
     assert last == {0: Frontier(20, T + 2_000)}
     assert judged[0, "t"].covered == Frontier(10, T + 1_000)
     assert judged[0, "t"].before_gap == Frontier()

@@ -412,6 +412,24 @@ def test_messages_without_a_target_are_not_sent_directly(make: Callable[[int], L
 
 
 @unhurried
+def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost]) -> None:
+    """A replay would take the place of a newer record of its key. The policy counts that the target has now, and had if it is gone."""
+    lost = make(400)
+    resource = ConfigResource(ResourceType.TOPIC, lost.logs.target)
+    resource.add_incremental_config(
+        ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin = lost.logs.broker.admin()
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    job = lost.job()
+    for mode, compacted, messages in (("missing", False, 0), ("missing", True, 400), ("gone", False, 0)):
+        asked = structs.replace(lost.request, mode=mode, compacted=compacted, targets=[lost.logs.target])
+        planned = job.plan(asked)
+        assert (planned.messages, planned.compacted) == (messages, 400 - messages)
+        job.discard(planned)
+
+
+@unhurried
 def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     """Spark may run a stage again, whose tasks count as first attempts: they must not send the part twice."""
     lost = planned_400
@@ -467,7 +485,7 @@ def test_the_time_to_answer_the_question_is_not_counted(
     monkeypatch.setattr(sys, "stdin", Operator())
     monkeypatch.setattr(typer, "confirm", confirm)
     began_s = time.monotonic()
-    _replay(lost.job(), lost.request, Format.text, yes=False, dry_run=False)
+    _replay(lost.job(), lost.request, Format.text, yes=False, dry_run=False, beyond_archive=False)
     whole_s = time.monotonic() - began_s
     (seconds,) = re.findall(r"sent 400 messages in ([0-9.]+) s", capsys.readouterr().out)
     assert 0 < float(seconds) <= whole_s - answer_s + 0.05

@@ -31,11 +31,13 @@ def test_the_report_tells_the_plan_apart_from_what_is_left_out_of_it() -> None:
         [
             cell(2), cell(3, outcome="delivered"), cell(4, target="mails"), cell(5, left_out="expired"),
             cell(6, left_out="expired", target="mails"), cell(7, left_out="too-large"), cell(8, left_out="no-target"),
+            cell(11, left_out="compacted"),
             cell(9, is_requested=False), cell(10, is_requested=False, left_out="expired"),
         ],
     )  # fmt: skip
     assert (found.messages, found.bytes, found.first_due_ms, found.last_due_ms) == (9, 90, 96, 104)
     assert (found.expired, found.too_large, found.no_target, found.sent_before) == (11, 7, 8, 4)
+    assert found.compacted == 11
     assert found.outcomes == {"missing": 6, "delivered": 3}
     assert found.targets == {"orders": 5, "mails": 4}
 

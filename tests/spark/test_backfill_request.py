@@ -50,4 +50,6 @@ def test_the_same_words_are_the_same_request() -> None:
     """Also when `-2h` means another time: who repeats the command ends what was begun."""
     first, second = asked(over="30m", ids=["base64:/w=="]), asked(over="30m", ids=["base64:/w=="])
     assert first.options == second.options != asked().options
+    # An option of a later version does not change what the earlier ones wrote.
+    assert asked(compacted=True).options == [*asked().options, "compacted"]
     assert (first.over_ms, first.ids) == (1_800_000, ["ff"])

@@ -163,7 +163,7 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
 
 
 PLANNED = (
-    "name string, target string, bytes_max long, compacted boolean, target_key binary, expire_at_ms long,"
+    "name string, target string, bytes_max long, compacted boolean, target_compacted boolean, target_key binary, expire_at_ms long,"
     " value binary, id binary, headers array<struct<name string, value binary>>"
 )
 """The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
@@ -172,7 +172,7 @@ PLANNED = (
 def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
     """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
     plain: dict[str, object] = {
-        "target": "t", "bytes_max": 2_000, "compacted": False, "target_key": None, "expire_at_ms": None,
+        "target": "t", "bytes_max": 2_000, "compacted": False, "target_compacted": None, "target_key": None, "expire_at_ms": None,
         "value": b"v" * 1_000, "id": b"i", "headers": [],
     }  # fmt: skip
     rows: list[dict[str, object]] = [
@@ -181,9 +181,10 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         {"name": "key", "compacted": True, "target_key": b""}, {"name": "large", "value": b"v" * 2_000},
         {"name": "large header", "headers": [("trace", b"h" * 1_000)]}, {"name": "large key", "target_key": b"k" * 1_000},
         {"name": "no headers, no value", "headers": None, "value": None},
+        {"name": "older than what the target holds", "target_compacted": True},
         {"name": "headers that are dropped", "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)]},
     ]  # fmt: skip
-    names = [column.split()[0] for column in PLANNED.split(", ", 8)]
+    names = [column.split()[0] for column in PLANNED.split(", ", 9)]
     planned = spark.createDataFrame([tuple((plain | row)[name] for name in names) for row in rows], PLANNED)
 
     def why(request: Request) -> dict[str, str]:
@@ -194,5 +195,8 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         "no topic": "no-target", "no key": "no-target", "large": "too-large", "large header": "too-large",
         "large key": "too-large",
     }  # fmt: skip
-    assert why(Request(mode="missing")) == unsendable | {"expired": "expired"}
-    assert why(Request(mode="missing", expired=True)) == unsendable
+    older = {"older than what the target holds": "compacted"}
+    assert why(Request(mode="missing")) == unsendable | older | {"expired": "expired"}
+    assert why(Request(mode="gone", expired=True)) == unsendable | older
+    assert why(Request(mode="all", expired=True, compacted=True)) == unsendable
+    assert why(Request(mode="pending", expired=True)) == unsendable

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection, Verb
 from chronos.core.parsing import parse
-from chronos.core.progress import Decision, LaneCursor, Outcome, Progress, pack_progress
+from chronos.core.progress import NO_OUTCOMES, Decision, LaneCursor, Outcome, Progress, pack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
@@ -156,7 +158,7 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
         "shard": 1, "offset": 4, "timestamp_ms": 100, "role_epoch": 7, "log_epoch": 3, "node": "n1", "instance": "i",
         "cursor_due_ms": 99, "cursor_offset": "18446744073709551615", "pull_offset": 12, "delivered": 5, "again": 0,
         "retried": 1, "deferred": 0, "skipped": 0, "expired": 0, "dead": 1, "parked": 1, "refused": 3, "value": pack_progress(step),
-        "unreadable": [{"first": 8, "last": 10}],
+        "unreadable": [{"first": 8, "last": 10}], "rules": 1,
     }  # fmt: skip
     (decisions,) = unpack_decisions(iter([batch]))
     assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]
@@ -168,4 +170,43 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
         (51, 7, "dead-letter", "target-missing", None, 1, 1, None, None),
         (52, 8, "parked", "no-leader", None, 1, 1, 2, None),
         (49, 5, "left-lane", None, None, 1, 1, -1, "orders"),
+    ]
+
+
+def test_records_of_every_version_are_read_beside_each_other() -> None:
+    """Rules 1 have the version byte 2 and no number; rules 2 the version byte 3. Fields that are appended later are left out."""
+    step = Progress(
+        role_epoch=7, log_epoch=3, cluster="shop", node="n1", instance="i", cursor_due_ms=99, cursor_offset=4, pull_offset=12,
+        counts=(5, *NO_OUTCOMES), refused=((3, 18),), decisions=(Decision(50, 6, Outcome.RETRY, 35, 70, 1, 2),),
+    )  # fmt: skip
+    first, second = pack_progress(step), pack_progress(replace(step, rules=2, horizon_ms=77))
+    assert (first[:1], second[:1]) == (b"\x02", b"\x03")
+    later = msgspec.msgpack.encode([*msgspec.msgpack.decode(second[1:]), [[5, 6]], "more"])
+    values = [first, second, b"\x03" + later]
+    batch = pa.RecordBatch.from_pydict(
+        {"shard": [1] * 3, "offset": [4, 6, 8], "timestamp_ms": [100] * 3, "value": values}
+    )
+    (steps,) = unpack_steps(iter([batch]))
+    rows = steps.rename_columns([name for name, *_ in schema.PROGRESS.columns]).to_pylist()
+    assert [row["rules"] for row in rows] == [1, 2, 2]
+    assert [(row["pull_offset"], row["cursor_due_ms"], row["refused"], row["value"]) for row in rows] == [
+        (12, 99, 1, value) for value in values
+    ]
+    (decisions,) = unpack_decisions(iter([batch]))
+    found = [(row["source_offset"], row["outcome"], row["reason"]) for row in decisions.to_pylist()]
+    assert found == [(3, "refused", "unknown"), (6, "retry", "refused-by-broker")] * 3
+
+
+def test_a_first_timestamp_ahead_of_the_record_s_own_is_kept_within_half_a_second() -> None:
+    """The clocks of two brokers differ; one that is further ahead counts as the record's own."""
+    headers = [
+        ("chronos-delay", b"5s"),
+        ("chronos-target-topic", b"orders"),
+        ("chronos-forwarded", b"d/2/7;1800000001000"),
+    ]
+    sent = [Record(5, 1_800_000_001_000 - ahead_ms, b"k", b"v", headers) for ahead_ms in (500, 501)]
+    (made,) = parse_messages(3)(iter([batch_of([(1, record) for record in sent])]))
+    assert made.select(["verb", "due_ms", "first_ms"]).to_pylist() == [
+        {"verb": "schedule", "due_ms": 1_800_000_006_000, "first_ms": 1_800_000_001_000},
+        {"verb": "schedule", "due_ms": 1_800_000_005_499, "first_ms": None},
     ]

@@ -233,9 +233,18 @@ def judged_or_not() -> list[Case]:
         Case("a step whose decisions are not all archived", {A: pending})
         .send(0, DUE).read_plainly("messages", "deliveries").read("progress", 4),
         Case("settled just before the target was read", {A: ("missing", None)})
-        .send(0, DUE).step(T, 0, 0).step(READ_MS - 500, LATER, 1),
-        Case("settled when the target may have been read already", {A: ("pending", "target-not-read-so-far")})
-        .send(0, DUE).step(T, 0, 0).step(READ_MS - 499, LATER, 1),
+        .send(0, DUE).step(T, 0, 0).step(READ_MS - 1, LATER, 1).read_plainly("messages", "deliveries").read("progress", 3),
+        Case("settled when the target had been read already", {A: ("pending", "target-not-read-so-far")})
+        .send(0, DUE).step(T, 0, 0).step(READ_MS + 1, LATER, 1).read_plainly("messages", "deliveries")
+        .read("progress", 2).read("progress", 3, read_ms=READ_MS + 9),
+        Case("the same, by a clock of the archive's machine that is ahead", {A: ("pending", "target-not-read-so-far")})
+        .send(0, DUE).step(T, 0, 0).step(READ_MS - 60_000, LATER, 1).read_plainly("messages", "deliveries")
+        .read("progress", 2).read("progress", 3, read_ms=READ_MS + 9),
+        Case("settled before the target was read, by a clock of the archive's machine that is behind", {A: ("missing", None)})
+        .send(0, DUE).step(T, 0, 0).step(READ_MS + 60_000, LATER, 1).read_plainly("messages", "deliveries").read("progress", 3),
+        Case("the progress topic could not be read with the target", {A: ("pending", "target-not-read-so-far")})
+        .send(0, DUE).step(T, 0, 0).step(DUE, LATER, 1).read_plainly("messages", "deliveries")
+        .read("progress", 3, read_ms=READ_MS + 9),
     ]  # fmt: skip
 
 
@@ -266,25 +275,77 @@ def known_or_not() -> list[Case]:
         Case("the target lost records, and it is there", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE)
         .read_plainly(*logs).read("deliveries", read_ms=T).read("deliveries", **gap),
         Case("the target lost records before it was due", {A: ("missing", None)}).send(0, DUE)
-        .read_plainly(*logs).read("deliveries", read_ms=DUE - 1, **gap).read("deliveries"),
+        .read_plainly(*logs).read("deliveries", read_ms=DUE - 501, **gap).read("deliveries"),
+        Case("the target lost records before it was due, by a clock half a second behind", {A: ("unknown", "gap")})
+        .send(0, DUE).read_plainly(*logs).read("deliveries", read_ms=DUE - 500, **gap).read("deliveries"),
         Case("the target was read whole after it was settled, and lost records then", {A: ("missing", None)})
         .send(0, DUE).read_plainly(*logs).read("deliveries").read("deliveries", read_ms=READ_MS + 9, **gap),
         Case("the target's beginning was gone when it was read first", {A: ("unknown", "gap")}).send(0, DUE)
         .read_plainly(*logs).read("deliveries", from_offset=7),
         Case("the progress log lost records", {A: ("unknown", "gap")}).send(0, DUE)
-        .read_plainly("messages", "deliveries").read("progress", read_ms=T).read("progress", **gap),
+        .read_plainly("messages", "deliveries").read("progress", 1, read_ms=T).read("progress", **gap),
         Case("the delay topic lost records, perhaps a cancel", {A: ("unknown", "gap")}).send(0, DUE)
         .read_plainly("progress", "deliveries").read("messages", read_ms=T).read("messages", **gap),
         Case("the delay topic lost records before it was sent", {A: ("missing", None)})
         .send(0, DUE, timestamp_ms=DUE - 1).read_plainly("progress", "deliveries")
-        .read("messages", read_ms=DUE - 2, **gap).read("messages"),
+        .read("messages", read_ms=DUE - 502, **gap).read("messages"),
         Case("the delay topic's beginning was gone before it was archived", {B: ("missing", None)}).send(1, DUE)
         .read_plainly("progress", "deliveries").read("messages", from_offset=1, log_start=1),
     ]  # fmt: skip
 
 
-LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED = range(10, 17)
-"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, and two that are not listed."""
+def created_again() -> list[Case]:
+    """Cases of targets that may have been deleted and created again before the archive first looked at them."""
+    logs = ("messages", "progress")
+    gone = ("unknown", "gap")
+    return [
+        Case("the target has nothing older than a second after it was due", {A: gone}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", oldest_ms=DUE + 1_000),
+        Case("the same, and it is there", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE + 1_000)
+        .read_plainly(*logs).read("deliveries", oldest_ms=DUE + 1_000),
+        Case("the target has a record of half a second before it was due", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", oldest_ms=DUE - 500),
+        Case("the target has a record of almost half a second before it was due", {A: gone}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", oldest_ms=DUE - 499),
+        Case("one of its partitions has", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", oldest_ms=READ_MS)
+        .read("deliveries", partition=1, oldest_ms=DUE - 500),
+        Case("due before its first record, and accepted after", {A: ("missing", None)})
+        .send(0, T, timestamp_ms=DUE).read_plainly(*logs).read("deliveries", oldest_ms=DUE - 500),
+        Case("a later read asks no more", {A: gone}).send(0, DUE).read_plainly(*logs)
+        .read("deliveries", read_ms=READ_MS - 9, oldest_ms=DUE).read("deliveries"),
+    ]  # fmt: skip
+
+
+def compacted() -> list[Case]:
+    """Cases of targets whose broker may remove a record once a newer one has its key."""
+    logs = ("messages", "progress")
+    removed = ("unknown", "compacted")
+    return [
+        Case("the target is compacted", {A: removed}).send(0, DUE).read_plainly(*logs).read("deliveries", compacted=True),
+        Case("the target is compacted, and it is there", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE)
+        .read_plainly(*logs).read("deliveries", compacted=True),
+        Case("the target is not compacted", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", compacted=False),
+        Case("the target was read whole after it was settled, and compacted then", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", compacted=False).read("deliveries", read_ms=READ_MS + 9, compacted=True),
+        Case("the target was compacted, and was not when it was due", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=T - 2, compacted=True)
+        .read("deliveries", read_ms=T - 1, compacted=False).read("deliveries", compacted=False),
+        Case("the target was compacted until some time after it was due", {A: removed}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", read_ms=T - 1, compacted=True).read("deliveries", compacted=False),
+        Case("read by a version that did not ask, and compacted when one did", {A: removed}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries").read("deliveries", read_ms=READ_MS + 9, compacted=True),
+        Case("read by a version that did not ask, and not compacted when one did", {A: ("missing", None)}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries").read("deliveries", read_ms=READ_MS + 9, compacted=False),
+        Case("the target is compacted, and lost records too", {A: ("unknown", "gap")}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", compacted=True, gap=True, gap_reason="trimmed"),
+    ]  # fmt: skip
+
+
+LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED, HELD, WAITING = range(10, 19)
+"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, two that are not listed, of one
+whose record was refused, and two that were held, of which one waits still."""
 
 
 def hop(offset: int, topic: str = DELAY) -> list[dict[str, object]]:
@@ -301,7 +362,11 @@ def forwarded() -> list[Case]:
         .send(DOUBLED, DUE, **mine).decide("refused", DOUBLED, T - 50_000, reason="forwarded")
         .send(REFUSED, DUE, **mine).decide("refused", REFUSED, T - 50_000, reason="forwarded")
         .send(LOST, DUE, **mine).decide("refused", LOST, T - 50_000, reason="forwarded")
-        .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded"),
+        .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded")
+        .send(HELD, DUE, **mine).decide("refused", HELD, T - 50_000, reason="held")
+        .send(WAITING, DUE, **mine).decide("refused", WAITING, T - 50_000, reason="held"),
+        Case("forwarded here after it was held", {A: ("delivered", None)})
+        .send(0, DUE, **mine, headers=hop(HELD)).deliver(0, DUE, DUE),
         Case("forwarded here, and listed", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(LISTED)).deliver(0, DUE, DUE),
         Case("a hop that its source's shard does not list", {A: ("duplicated", "hop-not-listed")})
@@ -323,7 +388,7 @@ def forwarded() -> list[Case]:
     ]  # fmt: skip
 
 
-PLAIN = [*delivered_or_not(), *refused(), *judged_or_not(), *known_or_not()]
+PLAIN = [*delivered_or_not(), *refused(), *judged_or_not(), *known_or_not(), *created_again(), *compacted()]
 CASES = [*ended_otherwise(), *carried_on()]
 FORWARDED = forwarded()
 ALL = [*PLAIN, *CASES, *FORWARDED]

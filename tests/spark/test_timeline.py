@@ -18,7 +18,7 @@ from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.timeline import NEVER, OFFSET_END, Event, PromisedDelivery, follow
 from chronos.spark.decisions import LEFT_LANE, OUTCOMES
-from tests.unit.drivers import Master
+from tests.unit.drivers import FIRST_RULES, MASTER_RULES, Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step, histories
 from tests.unit.settings import examples
 
@@ -38,7 +38,7 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
         refused = step.rejections()
         while record is not None and record.offset < step.pull_offset:
             if record.offset not in refused:
-                _take(record, cursor, found, owners)
+                _take(record, cursor, step.rules, found, owners)
             record = next(records, None)
         cursor = step.cursor_due_ms, min(step.cursor_offset, OFFSET_END)
         for decided in [*_left_lanes(step, cursor, parked), *_decisions(step, cursor)]:
@@ -47,14 +47,16 @@ def events_by_id(master: Master) -> dict[bytes, list[Event]]:
     return found
 
 
-def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event]], owners: dict[int, bytes]) -> None:
+def _take(
+    record: Record, cursor: tuple[int, int], rules: int, found: dict[bytes, list[Event]], owners: dict[int, bytes]
+) -> None:
     command = parse(record, RULES)
     assert not isinstance(command, Rejection)
     if isinstance(command, Action):
         verb = command.verb.name.lower().replace("_", "-")
         if verb != "probe":
-            first_ms = record.timestamp_ms if command.first_ms is None else command.first_ms
-            found[command.id].append(Event(verb, record.offset, first_ms, command.due_ms, *cursor))
+            first_ms = record.timestamp_ms if command.first_ms is None else min(command.first_ms, record.timestamp_ms)
+            found[command.id].append(Event(verb, record.offset, first_ms, command.due_ms, *cursor, rules=rules))
         return
     entry = command.entry if isinstance(command, ConditionalSchedule) else command
     message_id = entry.id or b"%d-%d-%d" % (SHARD, entry.due_ms, record.offset)
@@ -62,7 +64,8 @@ def _take(record: Record, cursor: tuple[int, int], found: dict[bytes, list[Event
     owners[record.offset] = message_id
     placed_ms = entry.due_ms + shift_ms(entry, SHARD, record.offset)
     found[message_id].append(
-        Event("schedule", record.offset, entry.timestamp_ms, placed_ms, *cursor, entry.target, entry.due_ms, takes_over)
+        Event("schedule", record.offset, min(entry.timestamp_ms, record.timestamp_ms), placed_ms, *cursor, entry.target,
+              entry.due_ms, takes_over, rules=rules)
     )  # fmt: skip
 
 
@@ -90,11 +93,12 @@ def promised_by(master: Master) -> list[PromisedDelivery]:
     return [promised for events in events_by_id(master).values() for promised in follow(events)]
 
 
-@given(histories)
+@pytest.mark.parametrize("rules", [MASTER_RULES, FIRST_RULES], ids=["rules 2", "rules 1"])
+@given(history=histories)
 @examples(60, 400)
-def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step]) -> None:
+def test_each_message_ends_as_the_shard_ended_it(history: Sequence[Step], rules: Rules) -> None:
     """A message that did not end otherwise was delivered if it is behind the cursor, each occurrence once; else it is pending."""
-    master = Master()
+    master = Master(rules=rules)
     master.play(history)
     check_ends(master)
 
@@ -207,8 +211,9 @@ def test_firing_a_message_that_is_already_next_changes_nothing() -> None:
 
 
 def test_an_action_older_than_its_message_has_the_time_of_the_message() -> None:
-    """A forwarded action may be: the clocks of two brokers differ."""
+    """A forwarded action may be: the clocks of two brokers differ. By rules 2 it has its own."""
     first = schedule(1, 100)
+    assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END, rules=2)) == [(1, 4, None)]
     assert ends(first, Event("fire-now", 5, 4, None, 0, OFFSET_END)) == [(1, 10, None)]
     (moved,) = follow([first, Event("reschedule", 5, 4, 7, 0, OFFSET_END)])
     assert (moved.due_ms, moved.place_ms) == (7, 10)

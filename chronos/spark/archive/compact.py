@@ -14,7 +14,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
-from chronos.spark import schema
+from chronos.spark import inventory, schema
 from chronos.spark.progress import Step, Watch
 from chronos.spark.runs import check_format, remove_uncommitted
 from chronos.spark.storage import ArchiveStorage
@@ -42,6 +42,7 @@ def compact(spark: SparkSession, storage: ArchiveStorage, file_bytes: int, watch
     with storage.locked():
         finish(storage)
         remove_uncommitted(storage)
+        inventory.need_whole(storage, schema.TABLES)  # afterwards nothing would show what was lost
         return [_compact(spark, storage, name, file_bytes, watch) for name in schema.TABLES]
 
 
@@ -51,9 +52,12 @@ def finish(storage: ArchiveStorage) -> None:
         journal = storage.read_json(f"{name}/{JOURNAL}")
         if journal is not None:
             for old in journal["old"]:
+                inventory.forget(storage, f"{name}/{old}")
                 storage.hide(f"{name}/{old}", f"{name}/{REPLACED}/{old}")
             if storage.exists(f"{name}/{MAKING}"):
                 storage.move(f"{name}/{MAKING}", f"{name}/{journal['new']}")
+            if "files" in journal:  # a journal of an older version lacks them
+                inventory.record(storage, f"{name}/{journal['new']}", journal["files"])
             storage.remove(f"{name}/{REPLACED}")
             storage.remove_file(f"{name}/{JOURNAL}")
         storage.remove(f"{name}/{MAKING}")
@@ -84,11 +88,12 @@ def _compact(spark: SparkSession, storage: ArchiveStorage, name: str, file_bytes
         spread = rows.coalesce(1)
     writer = spread.write.mode("overwrite").options(**schema.WRITING)
     (writer.partitionBy(*hourly) if hourly else writer).parquet(storage.path(name, MAKING))
-    storage.check_rows(f"{name}/{MAKING}", sum(storage.rows(f"{name}/{batch}") for batch in small))
+    before = sum(rows for batch in small for _, rows in storage.parquet(f"{name}/{batch}").values())
+    written = storage.check_rows(f"{name}/{MAKING}", before)
     made = len(_parquet(storage, f"{name}/{MAKING}"))
     new = _unused(batches)
     assert new not in small, f"{new} would replace itself"
-    storage.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small})
+    storage.write_json(f"{name}/{JOURNAL}", {"new": new, "old": small, "files": written})
     finish(storage)
     return CompactedTable(table=name, files_before=files,
                      files_after=files - sum(len(sizes[batch]) for batch in small) + made)  # fmt: skip

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed
-from chronos.spark import schema
+from chronos.spark import inventory, schema
 from chronos.spark.archive.claim import check_claim, write_claim
 from chronos.spark.archive.compact import finish
 from chronos.spark.archive.plan import ArchivePlan as ArchivePlan
@@ -35,6 +35,7 @@ from chronos.spark.archive.unreadable import (
 from chronos.spark.progress import Step, Watch
 from chronos.spark.rows import decisions_of, deliveries_of, in_hours, messages_of, steps_of, with_reason
 from chronos.spark.runs import (
+    GAP,
     RECREATED,
     RUNS,
     RUNS_KEPT,
@@ -50,10 +51,11 @@ from chronos.spark.runs import (
     begin_run,
     committed_batch,
     epochs_file,
+    need_runs,
     offset_row,
-    offsets_file,
     positions,
     remove_uncommitted,
+    write_offsets,
 )
 from chronos.spark.schema import Table
 from chronos.spark.storage import ArchiveStorage
@@ -120,6 +122,7 @@ def archive(
     existing = _existing(brokers, plan)  # 1
     claim = check_claim(storage, brokers, plan)
     with storage.locked():
+        need_runs(storage)
         write_claim(storage, claim)
         finish(storage)  # 2
         before = remove_uncommitted(storage)
@@ -337,13 +340,15 @@ class _StreamRun:
             writer = rows.write.mode("overwrite").options(**schema.WRITING).partitionBy("due_date", "due_hour")
             writer.parquet(storage.path(table.name, folder))
             counts.append(written.get["rows"])
-            storage.check_rows(f"{table.name}/{folder}", counts[-1])
+            files = storage.check_rows(f"{table.name}/{folder}", counts[-1])
+            if files:
+                inventory.record(storage, f"{table.name}/{folder}", files)
         begin, end = self._range(number)
         folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
         rows_of = self._offset_rows(begin, end)
         storage.write_json(epochs_file(self._name, stream, number), self._epochs)
-        storage.write(f"{schema.OFFSETS.name}/{folder}/offsets.parquet", offsets_file(rows_of))
-        self._result.gaps += sum(gap is not None for *_, gap in rows_of)
+        write_offsets(storage, folder, rows_of)
+        self._result.gaps += sum(bool(row[GAP]) for row in rows_of)
         self._result.batches += 1
         self._result.records += counts[0]
         self._archived += sum(
@@ -375,6 +380,8 @@ class _StreamRun:
         for topic, ends in end.items():
             now = infos[topic]
             same = now is not None and now.id == self._run.topics[topic].id
+            if now is not None and now.compacted:
+                self._run.topics[topic].compacted = True
             for part, until in ends.items():
                 since, gap = begin[topic].get(part, until), None if same else RECREATED
                 if same and since < until:

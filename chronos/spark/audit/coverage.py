@@ -10,10 +10,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 from chronos.spark.runs import UNREADABLE
@@ -32,11 +31,17 @@ class Coverage(Struct, frozen=True, kw_only=True):
     """How much of a topic, or of one partition, the archive holds."""
 
     covered_ms: int
-    """Every record committed by then is archived; 0: unknown for all."""
+    """`read_ms` of the last run at which every record was archived that was committed before it; 0: there was none."""
+    until_ms: int = 0
+    """Every record written by then, by the brokers' clocks, is archived; 0: unknown for all."""
     gap_ms: int | None = None
     """When records were last found deleted before they were archived; None: never."""
     before_gap_ms: int = 0
-    """`covered_ms` before the first such gap; 0: the gap is at the beginning."""
+    """`covered_ms` before the first such gap, and before the topic was compacted; 0: that was so from the beginning."""
+    compacted_ms: int | None = None
+    """When the topic was last known to be compacted, so that records may be gone that nothing else had removed; None: never."""
+    born_ms: int | None = None
+    """The topic is known to have existed since then, under the id it had when the archive first looked at it; None: not asked."""
     unresolved: bool = False
     """True if a transaction was open in it when it was last read."""
     gap_reason: str | None = None
@@ -59,14 +64,21 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     gaps = reads.where("gap").groupBy(*by).agg(
         f.min("read_ms").alias("first_gap_ms"), f.max("read_ms").alias("gap_ms"), f.max_by("gap_reason", "read_ms").alias("why")
     )  # fmt: skip
+    kept = _compacted(reads, by)
     complete = (f.col("until_offset") >= f.col("stable_end")) & (f.col("stable_end") == f.col("high_watermark"))
     whole_ms = f.when(complete, f.col("read_ms"))
-    earlier = f.col("read_ms") < f.col("first_gap_ms")
+    # By the clock of the archive's machine only where the brokers' is not known: it may be ahead.
+    until_ms = f.when(complete, f.least("read_ms", f.coalesce("broker_ms", "read_ms")))
+    earlier = f.col("read_ms") < f.least("first_gap_ms", "first_compacted_ms")
     partitions = (
         reads.join(gaps, list(by), "left")
+        .join(kept, list(by), "left")
         .groupBy(*dict.fromkeys([*by, "topic", "partition"]))
         .agg(
             f.max(whole_ms).alias("covered_ms"),
+            f.max(until_ms).alias("until_ms"),
+            f.max("compacted_ms").alias("compacted_ms"),
+            f.min("oldest_ms").alias("born_ms"),
             f.max("gap_ms").alias("gap_ms"),
             f.max("why").alias("why"),
             f.max(f.when(earlier, whole_ms)).alias("before_gap_ms"),
@@ -78,6 +90,9 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     before_gap_ms = f.min(f.when(f.col("is_older"), f.coalesce("before_gap_ms", f.lit(0))))
     found = partitions.groupBy(*by).agg(
         f.min(f.coalesce("covered_ms", f.lit(0))).alias("covered_ms"),
+        f.min(f.coalesce("until_ms", f.lit(0))).alias("until_ms"),
+        f.max("compacted_ms").alias("compacted_ms"),
+        f.min("born_ms").alias("born_ms"),
         f.max("gap_ms").alias("gap_ms"),
         f.max("why").alias("why"),
         f.coalesce(before_gap_ms, f.lit(0)).alias("before_gap_ms"),
@@ -85,11 +100,39 @@ def coverage(offsets: DataFrame, *by: str) -> dict[tuple[str | int, ...], Covera
     )
     return {
         tuple(row[name] for name in by): Coverage(
-            covered_ms=row["covered_ms"], gap_ms=row["gap_ms"], before_gap_ms=row["before_gap_ms"],
+            covered_ms=row["covered_ms"], until_ms=row["until_ms"], gap_ms=row["gap_ms"],
+            compacted_ms=row["compacted_ms"], born_ms=row["born_ms"], before_gap_ms=row["before_gap_ms"],
             unresolved=row["unresolved"], gap_reason=row["why"],
         )
         for row in found.collect()
     }  # fmt: skip
+
+
+def _compacted(reads: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Result of `_reads` -> by these columns, `first_compacted_ms` and `compacted_ms`, of topics whose policy was to compact.
+
+    The policy may have changed until the next read, and before the first one that noted it.
+    """
+    topic = Window.partitionBy("table", "topic")
+    noted = f.when(f.col("compacted").isNotNull(), f.col("read_ms"))
+    known = reads.withColumns(
+        {
+            "first_known": f.min_by("compacted", noted).over(topic),
+            "next_ms": f.lead("read_ms").over(Window.partitionBy("table", "topic", "partition").orderBy("read_ms")),
+        }
+    ).where(f.coalesce("compacted", "first_known", f.lit(False)) & (f.col("table") == "deliveries"))
+    return known.groupBy(*by).agg(
+        f.min("read_ms").alias("first_compacted_ms"), f.max(f.coalesce("next_ms", "read_ms")).alias("compacted_ms")
+    )
+
+
+def archive_end_ms(offsets: DataFrame) -> int | None:
+    """Table `offsets` -> the time up to which the archive holds all of the delay topic, epoch ms: that of the partition least read.
+
+    0: not every partition was read to its end yet; None: the archive never looked at the topic.
+    """
+    found = coverage(offsets.where(f.col("table") == "messages"), "partition")
+    return min((seen.until_ms for seen in found.values()), default=None)
 
 
 def _with_judged(offsets: DataFrame) -> DataFrame:
@@ -108,6 +151,9 @@ def _reads(offsets: DataFrame) -> DataFrame:
         f.max("high_watermark").alias("high_watermark"),
         f.max("gap").alias("gap"),
         f.max("gap_reason").alias("gap_reason"),
+        f.max("broker_ms").alias("broker_ms"),
+        f.max("compacted").alias("compacted"),
+        f.min("oldest_ms").alias("oldest_ms"),
     )
     first = offsets.groupBy("table", "topic", "partition").agg(f.min("read_ms").alias("first_ms"))
     # An action is always later than the record of its message, so the delay topic may begin anywhere.
@@ -138,8 +184,11 @@ def recent(progress: DataFrame, from_ms: int) -> DataFrame:
     return progress.where((f.col("due_date") >= format_time(since_ms)[:10]) & (f.col("timestamp_ms") >= since_ms))
 
 
-def frontiers(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, int], Frontier]:
-    """Table `progress` -> for each shard and moment the frontier that the records written by then prove.
+def frontiers(progress: DataFrame, offsets: DataFrame, moments: Sequence[int]) -> dict[tuple[int, int], Frontier]:
+    """Tables `progress` and `offsets` -> for each shard and moment the frontier that the records prove which a run had seen then.
+
+    A moment is the `read_ms` of a run. A run looks at the progress topic before it looks at targets, so that it found there
+    everything that the progress records below its end of the progress topic had committed. No clock is compared.
 
     Let `(d, max)` be the greatest cursor, and p the pull offset of the first record whose cursor was due at `d`.
     Messages below p were placed by a cursor before `d`, so not later than at `max(due, timestamp, d)`: each of them with
@@ -150,9 +199,16 @@ def frontiers(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, in
         return {}
     spark = progress.sparkSession
     wanted = f.broadcast(spark.createDataFrame([(moment,) for moment in moments], "moment long"))
+    ends = (
+        offsets.where(f.col("table") == "progress")
+        .join(wanted, f.col("read_ms") <= f.col("moment"))
+        .groupBy(f.col("partition").alias("shard"), "moment")
+        .agg(f.max("stable_end").alias("end"))
+        .withColumn("end", f.when(f.col("moment") == ALWAYS, ALWAYS).otherwise(f.col("end")))
+    )
     at_end = (f.col("cursor_offset") == str(OFFSET_MAX)).cast("long")
-    steps = progress.select("shard", "timestamp_ms", "cursor_due_ms", at_end.alias("at_end"), "pull_offset")
-    seen = steps.join(wanted, f.col("timestamp_ms") <= f.col("moment") - CLOCK_TOLERANCE_MS)
+    steps = progress.select("shard", "offset", "cursor_due_ms", at_end.alias("at_end"), "pull_offset")
+    seen = steps.join(f.broadcast(ends), "shard").where(f.col("offset") < f.col("end"))
     last = (
         seen.groupBy("shard", "moment")
         .agg(f.max(f.col("cursor_due_ms") * 2 + f.col("at_end")).alias("last"))
@@ -176,16 +232,22 @@ class Evidence(Struct, frozen=True, kw_only=True):
     any: Frontier
     """By all progress records: messages beyond it are pending."""
     covered: Frontier
-    """By the progress records at `covered_ms` of the target: messages settled by then should be in the archive."""
+    """By the progress records seen at `covered_ms` of the target: messages settled by then should be in the archive."""
     before_gap: Frontier
-    """By the progress records before any gap: the only evidence for messages that a gap may hide."""
+    """By the progress records seen before any gap or compaction: the only evidence for messages that one may hide."""
     shard_gap_ms: int | None
     target_gap_ms: int | None
+    target_compacted_ms: int | None
+    target_born_ms: int | None
     unresolved: bool
 
 
 def collect_evidence(
-    targets: Mapping[str, Coverage], delay: Mapping[int, Coverage], steps: Mapping[int, Coverage], progress: DataFrame
+    targets: Mapping[str, Coverage],
+    delay: Mapping[int, Coverage],
+    steps: Mapping[int, Coverage],
+    progress: DataFrame,
+    offsets: DataFrame,
 ) -> tuple[dict[tuple[int, str], Evidence], dict[int, Frontier]]:
     """The evidence for each shard and archived target, and for each shard the frontier of all progress records.
 
@@ -197,7 +259,7 @@ def collect_evidence(
     for target in targets.values():
         moments |= {_earliest(target, first_gap[shard]) for shard in shards}
     rounded = _thin(moments)
-    proved = frontiers(progress, [*sorted({*rounded.values()} - {0}), ALWAYS])
+    proved = frontiers(progress, offsets, [*sorted({*rounded.values()} - {0}), ALWAYS])
     none = Frontier()
     found = {}
     for name, target in targets.items():
@@ -209,6 +271,8 @@ def collect_evidence(
                 before_gap=proved.get((shard, rounded[_earliest(target, first_gap[shard])]), none),
                 shard_gap_ms=max(gaps, default=None),
                 target_gap_ms=target.gap_ms,
+                target_compacted_ms=target.compacted_ms,
+                target_born_ms=target.born_ms,
                 unresolved=target.unresolved,
             )
     return found, {shard: proved.get((shard, ALWAYS), none) for shard in shards}
@@ -220,7 +284,8 @@ def _before_gap(seen: Iterable[Coverage | None]) -> int | None:
 
 
 def _earliest(target: Coverage, of_shard: int | None) -> int:
-    own = [target.covered_ms, *([] if target.gap_ms is None else [target.before_gap_ms])]
+    may_hide = target.gap_ms is not None or target.compacted_ms is not None
+    own = [target.covered_ms, *([target.before_gap_ms] if may_hide else [])]
     return min([*own, *([] if of_shard is None else [of_shard])])
 
 
@@ -237,14 +302,16 @@ def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[int |
     """The evidence as rows of `EVIDENCE`."""
     return [
         (shard, target, each.any.offset, each.any.due_ms, each.covered.offset, each.covered.due_ms,
-         each.before_gap.offset, each.before_gap.due_ms, each.shard_gap_ms, each.target_gap_ms, each.unresolved)
+         each.before_gap.offset, each.before_gap.due_ms, each.shard_gap_ms, each.target_gap_ms,
+         each.target_compacted_ms, each.target_born_ms, each.unresolved)
         for (shard, target), each in found.items()
     ]  # fmt: skip
 
 
 EVIDENCE = (
     "shard int, target string, any_offset long, any_due_ms long, covered_offset long, covered_due_ms long,"
-    " before_gap_offset long, before_gap_due_ms long, shard_gap_ms long, target_gap_ms long, unresolved boolean"
+    " before_gap_offset long, before_gap_due_ms long, shard_gap_ms long, target_gap_ms long,"
+    " target_compacted_ms long, target_born_ms long, unresolved boolean"
 )
 """Columns of the evidence, one row for each shard and target."""
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
-from chronos.spark.audit.outcomes import Span, forwarded, refused
+from chronos.spark.audit.outcomes import ELSEWHERE, Span, forwarded, refused
 from chronos.spark.codec import header_text, source_parts
 
 NOT_LISTED = "hop-not-listed"
@@ -80,9 +80,9 @@ def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
     )  # fmt: skip
 
 
-def _is_listed() -> Column:
-    """True for the decision of a shard that forwarded a record."""
-    return (f.col("outcome") == "refused") & (f.col("reason") == Reason.FORWARDED.label)
+def _is_listed(*reasons: str) -> Column:
+    """True for the decision of a shard that forwarded a record; or holds it, which is not proved to be forwarded yet."""
+    return (f.col("outcome") == "refused") & f.col("reason").isin(*(reasons or ELSEWHERE))
 
 
 def _at() -> Column:
@@ -103,12 +103,10 @@ def _not_listed(
     accepted = here.join(rejected, ["shard", "source_offset"], "left_anti")
     source, order = ["from_shard", "from_offset"], f.struct("timestamp_ms", "shard", "source_offset")
     known = listed.select(f.col("shard").alias("from_shard"), f.col("offset").alias("from_offset"))
-    rows = [(shard, seen.covered_ms, -1 if seen.gap_ms is None else seen.gap_ms) for shard, seen in steps.items()]
-    archived = found.sparkSession.createDataFrame(rows, "from_shard int, covered_ms long, gap_ms long")
+    rows = [(shard, seen.until_ms, -1 if seen.gap_ms is None else seen.gap_ms) for shard, seen in steps.items()]
+    archived = found.sparkSession.createDataFrame(rows, "from_shard int, until_ms long, gap_ms long")
     # A step that was committed with the record is archived.
-    is_proved = (f.col("timestamp_ms") > f.col("gap_ms")) & (
-        f.col("timestamp_ms") + TRANSACTION_MS < f.col("covered_ms")
-    )
+    is_proved = (f.col("timestamp_ms") > f.col("gap_ms")) & (f.col("timestamp_ms") + TRANSACTION_MS < f.col("until_ms"))
     unlisted = accepted.join(f.broadcast(archived), "from_shard").where(is_proved).join(known, source, "left_anti")
     first = found.groupBy(*source).agg(f.min(order).alias("first"))
     again = accepted.join(first, source).where(order != f.col("first"))
@@ -120,7 +118,7 @@ def _not_forwarded(
     messages: DataFrame, decisions: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
 ) -> DataFrame:
     """Records that their shard lists as forwarded -> those of which no hop is archived, although it would be."""
-    listed = decisions.where(_is_listed()).select("shard", "source_offset", "decided_ms")
+    listed = decisions.where(_is_listed(Reason.FORWARDED.label)).select("shard", "source_offset", "decided_ms")
     # The spread of a record depends on its partition, so that its hop may be filed anywhere.
     has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
     here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))
@@ -130,9 +128,9 @@ def _not_forwarded(
     ).where(_is_within(span))  # fmt: skip
     arrived = found.select(f.col("from_shard").alias("shard"), f.col("from_offset").alias("source_offset"))
     # The partition of its id may be any other: all of them must be archived.
-    covered_ms = min((seen.covered_ms for seen in delay.values()), default=0)
+    until_ms = min((seen.until_ms for seen in delay.values()), default=0)
     gap_ms = max((seen.gap_ms for seen in delay.values() if seen.gap_ms is not None), default=-1)
-    since = (f.col("decided_ms") > gap_ms) & (f.col("decided_ms") + TRANSACTION_MS < covered_ms)
+    since = (f.col("decided_ms") > gap_ms) & (f.col("decided_ms") + TRANSACTION_MS < until_ms)
     token = ["shard", "source_offset"]
     is_near = f.col("due_ms").isNotNull() | (f.col("decided_ms") < f.col("timestamp_ms") + AROUND_MS - TRANSACTION_MS)
     lost = here.join(listed.where(since), token).where(is_near).drop("decided_ms").join(arrived, token, "left_anti")

@@ -15,13 +15,21 @@ from chronos.core.timefmt import format_time
 from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
 from chronos.spark.audit import summary
-from chronos.spark.audit.coverage import EVIDENCE, collect_evidence, coverage, evidence_rows, recent, usable
+from chronos.spark.audit.coverage import (
+    EVIDENCE,
+    archive_end_ms,
+    collect_evidence,
+    coverage,
+    evidence_rows,
+    recent,
+    usable,
+)
 from chronos.spark.audit.hops import with_hops
 from chronos.spark.audit.outcomes import WRONG, Span, outcomes, promised_deliveries, received, scheduled, stepped_over
 from chronos.spark.audit.replays import with_replays
 from chronos.spark.progress import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import Tables, last_read_ms, open_tables
+from chronos.spark.tables import Tables, open_tables
 
 DAY_MS = 86_400_000
 
@@ -53,6 +61,10 @@ class TargetCoverage(Struct, frozen=True, kw_only=True):
     """When records were found deleted before they were archived; None: never."""
     unresolved: bool
     """True if a transaction was open in it when it was last read."""
+    born_ms: int | None = None
+    """The topic is known to have existed since then; None: not known."""
+    compacted_ms: int | None = None
+    """When it was last known to be compacted; None: never."""
     gap_reason: str | None = None
     """Why they were not archived, as in the table `offsets`."""
 
@@ -63,7 +75,7 @@ class Audit(Struct, frozen=True, kw_only=True):
     cluster: str
     span: Span
     archived_ms: int
-    """When the delay topic was last read by the archive, epoch ms."""
+    """The end of the archive, epoch ms: it holds every record of the delay topic written by then; 0: there is no such time yet."""
     judged_ms: int
     """Every message due before was judged, or can never be."""
     overall: summary.SummaryRow
@@ -98,7 +110,7 @@ class Audit(Struct, frozen=True, kw_only=True):
         if self.judged_ms < min(self.span.to_ms, self.archived_ms - TAIL_MS):
             why.append(f"messages due from {format_time(self.judged_ms)} on are pending")
         if self.span.to_ms > self.archived_ms:
-            why.append(f"the archive ends at {format_time(self.archived_ms)}, before the window does")
+            why.append(before_window(self.archived_ms))
         return why
 
     @property
@@ -115,6 +127,29 @@ class Judgement(Struct, frozen=True, kw_only=True):
     targets: list[TargetCoverage]
 
 
+UNREAD = "the archive does not hold every partition of the delay topic yet"
+
+
+def before_window(archived_ms: int) -> str:
+    """Why an archive that ends then does not prove the whole window."""
+    return f"the archive ends at {format_time(archived_ms)}, before the window does" if archived_ms else UNREAD
+
+
+def archive_end(tables: Tables, location: str, *, needs_window: bool) -> int:
+    """The end of what the archive holds, epoch ms; 0: there is none yet.
+
+    ArchiveFailed if there is none and the window would end there, or the delay topic was never looked at.
+    """
+    archived_ms = archive_end_ms(tables.offsets)
+    if archived_ms is None:
+        raise ArchiveFailed(f"the archive at {location} holds no record of the delay topic yet; run `chronos archive`")
+    if not archived_ms and needs_window:
+        raise ArchiveFailed(
+            f"{UNREAD}, so that it has no end: run `chronos archive` to its end, or give --from and --to"
+        )
+    return archived_ms
+
+
 def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_ms: int = 0) -> Span:
     """The window; by default the last 24 hours that are archived, or up to `now_ms` where it begins behind the archive's end.
 
@@ -127,6 +162,8 @@ def default_span(archived_ms: int, from_ms: int | None, to_ms: int | None, now_m
             raise EmptyWindow(
                 f"the archive ends at {format_time(archived_ms)}, before the window begins at {format_time(start_ms)}; run"
                 " `chronos archive` first, or give an earlier --from"
+                if archived_ms
+                else f"{UNREAD}; run `chronos archive` to its end first"
             )
         end_ms = now_ms
     if start_ms >= end_ms:
@@ -142,7 +179,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms))
+    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms), tables.offsets)
     evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
@@ -167,8 +204,9 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
             for shard, frontier in sorted(last.items())
         ],
         targets=[
-            TargetCoverage(target=name, covered_ms=seen.covered_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
-                           gap_reason=seen.gap_reason)
+            TargetCoverage(target=name, covered_ms=seen.until_ms or None, gap_ms=seen.gap_ms, unresolved=seen.unresolved,
+                           gap_reason=seen.gap_reason, compacted_ms=seen.compacted_ms,
+                           born_ms=seen.born_ms)
             for name, seen in sorted(targets.items())
         ],
     )  # fmt: skip
@@ -191,11 +229,7 @@ def audit(
     ArchiveFailed if there is no archive or the details cannot be written; EmptyWindow.
     """
     tables, cluster, delay_topic = open_tables(spark, storage)
-    archived_ms = last_read_ms(tables.offsets)
-    if archived_ms is None:
-        raise ArchiveFailed(
-            f"the archive at {storage.uri} holds no record of the delay topic yet; run `chronos archive`"
-        )
+    archived_ms = archive_end(tables, storage.uri, needs_window=from_ms is None and to_ms is None)
     span = default_span(archived_ms, from_ms, to_ms, now_ms)
     watch(Step(name="reading the coverage of the archive"))
     judged = judge(tables, delay_topic, span)

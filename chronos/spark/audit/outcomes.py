@@ -27,7 +27,7 @@ from chronos.core.message import Reason
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, OFFSET_END, PARKED, SKIPPED, Event, follow
-from chronos.spark.decisions import LEFT_LANE
+from chronos.spark.decisions import HELD, LEFT_LANE
 from chronos.spark.runs import UNREADABLE
 
 OUTCOMES = (
@@ -45,7 +45,8 @@ PROMISED = (
 )
 """Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
 
-FORWARDED = Reason.FORWARDED.label
+ELSEWHERE = (Reason.FORWARDED.label, HELD)
+"""Reasons of records that belong to another partition: they are judged there."""
 
 _PARTITION_SHIFT = 48
 """Bits for the offset in a number made of partition and offset: 281 trillion records a partition."""
@@ -74,8 +75,11 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def with_accepted_ms(messages: DataFrame) -> DataFrame:
-    """Table `messages` -> the same with `accepted_ms`: the timestamp that counts for the place and the order of a record."""
-    return messages.withColumn("accepted_ms", f.coalesce("first_ms", "timestamp_ms"))
+    """Table `messages` -> the same with `accepted_ms`: the timestamp that counts for the place of a record.
+
+    The first timestamp of a forwarded one may be ahead of its own, by the difference of two brokers' clocks.
+    """
+    return messages.withColumn("accepted_ms", f.least("first_ms", "timestamp_ms"))
 
 
 def scheduled(messages: DataFrame, span: Span) -> DataFrame:
@@ -92,8 +96,8 @@ def refused(decisions: DataFrame) -> DataFrame:
 
 
 def forwarded(refusals: DataFrame) -> DataFrame:
-    """The result of `refused` -> `shard`, `offset`: the delay records that masters forwarded."""
-    return refusals.where(f.col("refused_for") == FORWARDED).select("shard", "offset")
+    """The result of `refused` -> `shard`, `offset`: the delay records that masters forwarded, or hold until they can."""
+    return refusals.where(f.col("refused_for").isin(*ELSEWHERE)).select("shard", "offset")
 
 
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
@@ -137,7 +141,7 @@ def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: Dat
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
     messages, refusals = with_accepted_ms(messages), refused(decisions)
     # A forwarded record promises nothing where it came to: it is judged in its own shard.
-    is_own = f.coalesce(f.col("refused_for") != FORWARDED, f.lit(True))
+    is_own = f.coalesce(~f.col("refused_for").isin(*ELSEWHERE), f.lit(True))
     here = scheduled(messages, span).select(*_NARROW).join(refusals, ["shard", "offset"], "left").where(is_own)
     unreadable = _unreadable(messages, forwarded(refusals), span)
     acts = messages.where(_may_act()).select("shard")
@@ -301,13 +305,24 @@ def events(records: DataFrame, decided: DataFrame, progress: DataFrame, steps: D
             "cursor_offset", f.lit(False).alias("takes_over"), "reason", "occurrence", "attempt", "lane",
         )
     )  # fmt: skip
-    staged = with_cursor_before(records, steps).select(
+    staged = with_cursor_before(_with_rules(records, steps), steps).select(
         "shard", "id", f.col("offset").alias("at"), f.lit(1).alias("kind"), f.lit(0).cast("long").alias("seq"), "verb",
         "offset", f.col("accepted_ms").alias("timestamp_ms"), "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
         (f.coalesce(f.col("on_conflict") == "replace", f.lit(False)) | (f.col("verb") == "replace")).alias("takes_over"),
-        f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"),
+        f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "rules",
     )  # fmt: skip
     return staged.unionByName(decisions, allowMissingColumns=True)
+
+
+def _with_rules(records: DataFrame, steps: DataFrame) -> DataFrame:
+    """Delay records -> the same with `rules`: the number of the rules they were staged by, which is never lowered; 1 or 2."""
+    first = steps.groupBy("shard").agg(
+        f.max(f.when(f.coalesce("rules", f.lit(1)) < 2, f.col("pull_offset"))).alias("_until"),
+        f.max("rules").alias("_last"),
+    )
+    known = records.join(f.broadcast(first), "shard", "left")
+    is_first = (f.coalesce("_last", f.lit(1)) < 2) | f.coalesce(f.col("offset") < f.col("_until"), f.lit(False))
+    return known.withColumn("rules", f.when(is_first, 1).otherwise(2)).drop("_until", "_last")
 
 
 def _order() -> Column:
@@ -348,7 +363,7 @@ def _with_lanes_left(made: DataFrame, decided: DataFrame) -> DataFrame:
 
 _EVENT = (
     "verb", "offset", "timestamp_ms", "due_ms", "cursor_due_ms", "cursor_offset", "target", "requested_due_ms",
-    "takes_over", "reason", "occurrence", "attempt", "lane",
+    "takes_over", "reason", "occurrence", "attempt", "lane", "rules",
 )  # fmt: skip
 
 
@@ -434,12 +449,14 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
     is_early = f.col("delivered_ms") < f.col("due_ms") - CLOCK_TOLERANCE_MS
     ends = deliveries + f.col("ended").isNotNull().cast("int")
     settled = (f.col("source_offset") < f.col("last_offset")) & (f.col("place_ms") <= f.col("last_due_ms"))
-    # A deleted record may have been the delivery of any message due, or an action on any message accepted, before the gap was seen.
-    may_hide = (f.coalesce(f.col("target_gap_ms") >= f.col("due_ms"), f.lit(False))) | (
-        f.coalesce(f.col("shard_gap_ms") >= f.col("accepted_ms"), f.lit(False))
-    )
+    # A deleted record may have been the delivery of a message due, or an action on one accepted, before the gap was seen.
+    may_hide = _not_after("due_ms", "target_gap_ms") | _not_after("accepted_ms", "shard_gap_ms")
+    # Before the target is known to have existed, a topic of its name may have held the delivery, and have been deleted since.
+    earliest_ms = f.greatest("due_ms", "accepted_ms")
+    may_be_older = f.coalesce(earliest_ms < f.col("target_born_ms") + CLOCK_TOLERANCE_MS, f.lit(False))
+    may_remove = _not_after("due_ms", "target_compacted_ms")
     archived = f.col("covered_offset").isNotNull()
-    late_ms = f.col("delivered_ms") - f.greatest("due_ms", "accepted_ms")
+    late_ms = f.col("delivered_ms") - earliest_ms
     cases: list[tuple[Column, str, Column | None]] = [
         ((deliveries > 0) & (ends > 1), "duplicated", f.col("ended")),
         ((deliveries > 0) & is_early, "early", None),
@@ -447,6 +464,8 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
         (~f.coalesce(settled, f.lit(False)), "pending", f.lit("not-settled")),
         (~archived, "unknown", f.lit("target-not-archived")),
         (may_hide & ~is_settled("before_gap"), "unknown", f.lit("gap")),
+        (may_be_older, "unknown", f.lit("gap")),
+        (may_remove & ~is_settled("before_gap"), "unknown", f.lit("compacted")),
         (is_settled("covered"), "missing", None),
         (f.col("unresolved"), "unknown", f.lit("open-transaction")),
     ]
@@ -458,6 +477,11 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
         "delivered_ms",
         f.when(f.col("delivered_ms").isNotNull(), f.greatest(late_ms, f.lit(0))).alias("lateness_ms"),
     )  # fmt: skip
+
+
+def _not_after(column: str, read: str) -> Column:
+    """True if the time in the column may not be after that read: two clocks differ."""
+    return f.coalesce(f.col(read) + CLOCK_TOLERANCE_MS >= f.col(column), f.lit(False))
 
 
 def _first(cases: list[tuple[Column, str, Column | None]], at: int, otherwise: Column) -> Column:

@@ -60,7 +60,7 @@ def html(audit: Audit) -> str:
     body = [
         f'<header><h1>Audit of {escape(audit.cluster)}</h1><span class="pill {kind}">{wrong or verdict}</span></header>',
         f'<p class="soft">Messages due from {moment(audit.span.from_ms)} to {moment(audit.span.to_ms)}, judged up to'
-        f" <strong>{moment(audit.judged_ms)}</strong>; archived {moment(audit.archived_ms)}. All times are UTC.</p>",
+        f" <strong>{moment(audit.judged_ms)}</strong>; archived {moment(audit.archived_ms) if audit.archived_ms else 'not yet'}. All times are UTC.</p>",
         "".join(f'<p class="soft">Not judged: {escape(why)}.</p>' for why in audit.not_proved),
         _section("Outcomes", _outcomes(audit)),
         _section("Lateness over time", _line_key() + lateness_plot(audit.points, audit.span, audit.point_ms)),

@@ -37,7 +37,7 @@ class Event(Struct, frozen=True, gc=False):
     offset: int
     """Offset of the delay record; for a decision, of the record that brought the message."""
     timestamp_ms: int
-    """Broker's timestamp of the delay record, the first one if it was forwarded; for a decision, of the progress record."""
+    """Broker's timestamp of the delay record, or the first one if that is smaller; for a decision, of the progress record."""
     due_ms: int | None
     """The requested due time; for a decision, the next one; for `parked` and `left-lane`, that of its position."""
     cursor_due_ms: int
@@ -52,6 +52,8 @@ class Event(Struct, frozen=True, gc=False):
     attempt: int = 1
     lane: int | None = None
     """The partition whose lane the message entered, or left (`parked`, `left-lane`)."""
+    rules: int = 1
+    """The number of the rules that a delay record was staged by."""
 
 
 class PromisedDelivery(Struct, frozen=True, gc=False):
@@ -144,8 +146,8 @@ def follow(events: Iterable[Event]) -> Iterator[PromisedDelivery]:
 
 
 def _move(current: _Current, event: Event) -> None:
-    # A forwarded action may be older than the message by the difference of two brokers' clocks.
-    acted_ms = max(event.timestamp_ms, current.accepted_ms)
+    # By rules 1, a forwarded action that is older than its message, by the difference of two brokers' clocks, has the message's time.
+    acted_ms = max(event.timestamp_ms, current.accepted_ms) if event.rules == 1 else event.timestamp_ms
     if event.verb == FIRE_NOW and current.place_ms <= max(acted_ms, event.cursor_due_ms + 1):
         return
     due_ms = acted_ms if event.verb == FIRE_NOW or event.due_ms is None else event.due_ms

@@ -40,6 +40,7 @@ def counted(report: Report, cells: Iterable[Row]) -> Report:
         expired=left_out["expired"],
         too_large=left_out["too-large"],
         no_target=left_out["no-target"],
+        compacted=left_out["compacted"],
         first_due_ms=min((cell["first"] for cell in planned), default=None),
         last_due_ms=max((cell["last"] for cell in planned), default=None),
         outcomes=dict(_by("outcome", planned)),

@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
-from chronos.spark import ledger
+from chronos.spark import inventory, ledger
 from chronos.spark.archive.claim import check_cluster_id
-from chronos.spark.audit.job import Judgement, default_span, judge
+from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.counts import TARGETS_MAX, counted, counts_of
@@ -39,7 +39,7 @@ from chronos.spark.progress import Step, Watch, ignore, running_tasks
 from chronos.spark.requests import BackfillRun, GonePartition, PlanSample, Report, Request
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, ArchiveBrokers, check_format
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import last_read_ms, open_tables
+from chronos.spark.tables import open_tables
 
 log = structlog.get_logger("chronos.backfill")
 
@@ -121,7 +121,9 @@ class Backfill:
         """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it begins."""
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
-        span = self._span(request)
+        needs_window = request.mode != "pending" and request.to_ms is None and request.from_ms is None
+        archived_ms = archive_end(self._tables, self._storage.uri, needs_window=needs_window)
+        span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
         judgement = judge(self._tables, self.topic, span)
         deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
@@ -130,7 +132,7 @@ class Backfill:
         report = Report(
             run=name, state="planned", request=structs.replace(request, from_ms=span.from_ms, to_ms=span.to_ms),
             messages=0, bytes=0, sent_before=sum(numbers.values()) - sum(targets.values()), expired=0, first_due_ms=None, last_due_ms=None, outcomes={},
-            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged,
+            targets={}, absent_targets=[], samples=[], planned_ms=planned_ms, judged=judged, archived_ms=archived_ms,
             changed_targets=self._changed_targets(request, judgement),
             gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
         )  # fmt: skip
@@ -138,14 +140,9 @@ class Backfill:
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
-    def _span(self, request: Request) -> Span:
+    def _span(self, request: Request, archived_ms: int) -> Span:
         if request.mode == "pending":
             return Span(from_ms=request.from_ms or 0, to_ms=request.to_ms or EVERYTHING.to_ms)
-        archived_ms = last_read_ms(self._tables.offsets)
-        if archived_ms is None:
-            raise ArchiveFailed(
-                f"the archive at {self._storage.uri} holds no record of the delay topic yet; run `chronos archive`"
-            )
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
     def _deliveries(
@@ -203,14 +200,14 @@ class Backfill:
             log.warning("the delay topic is not the archived one: ids and due times are compared too", topic=self.topic)
         return selection.without_present(deliveries, self._reconciliation.records(partitions), self.topic, runs=runs)
 
-    def _topic_ids(self, table: str) -> dict[str, str]:
-        """The id of each topic of a table when it was last archived."""
+    def _last_of(self, table: str, column: str) -> dict[str, Any]:
+        """A column of the table `offsets` for each topic of a table when it was last archived."""
         rows = self._tables.offsets.where(f.col("table") == table).groupBy("topic")
-        return {row["topic"]: row["id"] for row in rows.agg(f.max_by("topic_id", "read_ms").alias("id")).collect()}
+        return {row["topic"]: row["last"] for row in rows.agg(f.max_by(column, "read_ms").alias("last")).collect()}
 
     def _is_archived_topic(self, info: Any) -> bool:
         """True if the delay topic that the brokers describe is the one in the archive."""
-        return info is not None and self._topic_ids("messages").get(self.topic) == info.id
+        return info is not None and self._last_of("messages", "topic_id").get(self.topic) == info.id
 
     def _changed_targets(self, request: Request, judgement: Judgement) -> dict[str, str]:
         """The requested targets that no longer hold what was archived from them, and why, as in the table `offsets`."""
@@ -221,7 +218,7 @@ class Backfill:
             if any(fnmatchcase(each.target, pattern) for pattern in wanted)
         }
         changed = {name: why for name, why in seen.items() if why in (RECREATED, TRUNCATED)}
-        ids, ends = self._topic_ids("deliveries"), self._archived_ends()
+        ids, ends = self._last_of("deliveries", "topic_id"), self._archived_ends()
         for name, info in (self._brokers.describe(sorted(seen)) if seen else {}).items():
             if info is None:
                 changed[name] = DELETED
@@ -242,7 +239,7 @@ class Backfill:
 
     def _gone(self, deliveries: DataFrame, targets: Sequence[str], span: Span) -> list[GonePartition]:
         """The messages to send by the partition that held them; records before its first offset apart from lost ones."""
-        ids = self._topic_ids("deliveries")
+        ids = self._last_of("deliveries", "topic_id")
         starts = [
             (name, partition, self._brokers.watermarks(name, partition).start)
             for name, info in self._brokers.describe(targets).items()
@@ -303,10 +300,18 @@ class Backfill:
         )
 
     def _topics(self, request: Request, targets: Sequence[str]) -> tuple[DataFrame, list[str]]:
-        """For each target `bytes_max` and `compacted` of the topic to send to; and the targets that do not exist."""
-        found = self._brokers.describe(targets) if request.direct else dict.fromkeys(targets, self._delay_topic())
-        rows = [(name, info.bytes_max, info.compacted) for name, info in found.items() if info is not None]
-        topics = self._spark.createDataFrame(rows, "target string, bytes_max long, compacted boolean")
+        """For each target `bytes_max` and `compacted` of the topic to send to, and `target_compacted`; and the targets that do not exist."""
+        there = self._brokers.describe(targets) if targets else {}
+        was = self._last_of("deliveries", "compacted")
+        found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
+        rows = [
+            (name, info and info.bytes_max, info and info.compacted, now.compacted if now else was.get(name))
+            for name in targets
+            for info, now in [(found[name], there[name])]
+        ]
+        topics = self._spark.createDataFrame(
+            rows, "target string, bytes_max long, compacted boolean, target_compacted boolean"
+        )
         return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
 
     def _delay_topic(self) -> Any:
@@ -455,7 +460,9 @@ class Backfill:
         named = self._spark.range(0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX)))
         sent = named.mapInArrow(rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS)
         rows = ledger.ledger_rows(sent, run)
+        inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
         rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
+        inventory.record(self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done)))
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), Report)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)

@@ -177,14 +177,18 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
 
 
 def left_out(request: Request, planned_ms: int, topic: str) -> Column:
-    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic it goes to.
+    """Why a row of `PLAN` is not sent; null if it is. `bytes_max` and `compacted` are of the topic it goes to, `target_compacted` of
+    its target.
 
-    A record that its topic refuses would block all records behind it for ever.
+    A record that its topic refuses would block all records behind it for ever. In a compacted target a replay of an old message takes
+    the place of a newer record of its key; what was still pending is no replay.
     """
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
     has_no_target = f.col("bytes_max").isNull() | (f.col("compacted") & f.col("target_key").isNull())
+    is_older = f.lit(not request.compacted and request.mode != "pending") & f.coalesce("target_compacted", f.lit(False))
     is_large = replay_bytes(request, topic) > f.col("bytes_max")
-    return f.when(is_expired, "expired").when(has_no_target, "no-target").when(is_large, "too-large")
+    refused = f.when(is_expired, "expired").when(has_no_target, "no-target")
+    return refused.when(is_older, "compacted").when(is_large, "too-large")
 
 
 def replay_bytes(request: Request, topic: str) -> Column:
