@@ -236,7 +236,7 @@ FAULTS: dict[str, list[Change]] = {
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
     "the text of a decision's reason is not recorded": [
-        (WriterEpoch, "progress", "details=tuple(details)", "details=()"),
+        (WriterEpoch, "progress", "details=tuple(texts)", "details=()"),
     ],
     "one description is enough to dead-letter": [
         (push, "second_look_ms", "target.is_missing and known_ms <=", "known_ms <="),
