@@ -263,8 +263,13 @@ BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
         "chronos_broker_unavailable_seconds", "gauge",
         "For how long messages without a key still avoid the broker; 0: they do not.",
     ),
+    (
+        "chronos_hops_ahead_total", "counter",
+        "Forwarded records whose first timestamp, by the clock of `broker`, was more than 0.5 s ahead of the clock of `home_broker`,"
+        " which leads the partition of their id: one of the two clocks is wrong. Their own timestamp counts instead.",
+    ),
 )  # fmt: skip
-"""Metrics with the label `broker`, of the brokers that this node has sent messages to."""
+"""Metrics with the label `broker`: the first two of the brokers that this node has sent messages to."""
 
 
 class Exposition(Collector):
@@ -309,12 +314,20 @@ class Exposition(Collector):
 
     def _brokers(self) -> Iterator[Metric]:
         now_ms = self._context.now_ms()
-        latency, unavailable = (GaugeMetricFamily(*metric[::2], labels=["broker"]) for metric in BROKER_METRICS)
+        latency, unavailable = (GaugeMetricFamily(*metric[::2], labels=["broker"]) for metric in BROKER_METRICS[:2])
         for broker, found in sorted(self._context.node.selector.brokers().items()):
             latency.add_metric([str(broker)], found.latency_ms / 1_000)
             left_ms = 0 if found.is_available(now_ms) else found.available_ms - now_ms
             unavailable.add_metric([str(broker)], left_ms / 1_000)
         yield from (latency, unavailable)
+        ahead = CounterMetricFamily(*BROKER_METRICS[2][::2], labels=["broker", "home_broker"])
+        leaders = dict(enumerate(self._context.node.delay_leaders))
+        pairs: Counter[tuple[str, str]] = Counter()
+        for (source, home), count in self._context.node.outcomes.hops_ahead().items():
+            pairs[str(leaders.get(source, "unknown")), str(leaders.get(home, "unknown"))] += count
+        for pair, count in pairs.items():
+            ahead.add_metric(pair, count)
+        yield ahead
 
     def _lanes(self) -> Metric:
         """The messages in lanes, by topic."""
@@ -405,6 +418,7 @@ def reference() -> str:
         '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were dead-lettered for that reason;'
         " `/v1/shards` has their targets.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
+        "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",
         "",
     ]

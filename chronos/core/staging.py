@@ -36,7 +36,7 @@ from chronos.core.order import (
     with_cancel,
     with_cancel_1,
 )
-from chronos.core.placement import first_shard
+from chronos.core.placement import ahead_ms, first_shard
 from chronos.core.repetition import moved, shift_ms
 from chronos.core.rules import Rules
 from chronos.core.step import Parsed, Staged, StoreView, placed_ms
@@ -129,6 +129,8 @@ class _Staging:
                     else:
                         placed[offset] = place
                     if message_id is not None:
+                        if command.order is not None:  # type: ignore[union-attr]
+                            self._note_clock(record)
                         id_states[message_id] = IdState(
                             PENDING, due_ms, offset, 0, None, command.timestamp_ms, None, command.order  # type: ignore[union-attr]
                         )  # fmt: skip
@@ -178,6 +180,12 @@ class _Staging:
                 found[message_id] = IdState(state, due_ms, offset, 0, None, entry.timestamp_ms, None, entry.order)
         return found
 
+    def _note_clock(self, record: Record) -> None:
+        """Note a hop whose first timestamp is further ahead than the clocks of two brokers may differ."""
+        hop_ms = ahead_ms(record)
+        if hop_ms > CLOCK_TOLERANCE_MS and self.replayed is None and self.rules.number > 1:
+            self.staged.ahead.append((first_shard(record, self.rules.shard), hop_ms))
+
     def _note_cancel(self, record: Record, command: Command, reason: int) -> None:
         """Keep the first timestamp of a cancel that changed nothing: an older record of its id may still be forwarded."""
         if type(command) is not Action or command.verb is not Verb.CANCEL:
@@ -211,6 +219,8 @@ class _Staging:
         if command.verb is Verb.PROBE:
             self.staged.probes += 1
             return None
+        if command.first_ms is not None:
+            self._note_clock(record)
         id_state = self._id_state(command.id)
         if id_state is None or id_state.state == ABSENT:
             return Rejection(Reason.UNKNOWN, "no message has this id")
@@ -259,6 +269,8 @@ class _Staging:
             self._place(command.entry, record)
             self.staged.accepted += 1
             return None
+        if command.entry.order is not None:
+            self._note_clock(record)
         id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
         if id_state is None and command.verb is Verb.REPLAY:
             id_state = self._id_state(message_id) or self._look_up_generated_ids(frozenset({message_id})).get(

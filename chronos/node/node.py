@@ -329,6 +329,11 @@ class Node:
         """What is wrong with the topics, for people, although the shards work; None if nothing is."""
         return self._topic_watch.problem
 
+    @property
+    def delay_leaders(self) -> tuple[int, ...]:
+        """The broker that leads each partition of the delay topic, as of the last check; empty: not known."""
+        return self._topic_watch.leaders
+
     def disk_free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to the disk of the data directory."""
         return self.directory.free_bytes()

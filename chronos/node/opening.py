@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.rocksdb.store import BlockCache, RocksStore
 from chronos.config import Config
-from chronos.core.codec import PENDING, Identity, pack_identity, unpack_id_state, unpack_identity
-from chronos.core.keys import ID_STATE, IDENTITY_KEY, PLACED_KEY, id_key, parse_generated_id
-from chronos.core.placement import partitions_of
+from chronos.core.codec import Identity, pack_identity, unpack_identity
+from chronos.core.keys import IDENTITY_KEY
 from chronos.core.progress import progress_bytes_max
 from chronos.errors import ConfigurationError, LogMismatch
 from chronos.node.directory import DataDirectory
@@ -27,9 +26,6 @@ PROGRESS_BYTES = 4 * 1024 * 1024
 
 CLUSTER_BYTES = 4 * 1024 * 1024
 """Largest record that the cluster topic accepts: the report of a node with some thousands of shards."""
-
-SCAN_ROWS, SCAN_BYTES = 1_000, 1_000_000
-"""Rows and bytes of one scan of id states: it bounds the memory."""
 
 EMBEDDED_REMEDY = (
     "Restore a copy of the whole data directory: the embedded log is trimmed behind the stores, so that pending messages"
@@ -177,9 +173,9 @@ def identity(config: Config, shard: int, infos: Mapping[str, TopicInfo]) -> Iden
 
 def check_identity(store: Store, mine: Identity, path: Path) -> None:
     """Give the store in `path` this identity if it has none yet. Raises LogMismatch when it has another one."""
-    data, placed = store.get([IDENTITY_KEY, PLACED_KEY])
+    (data,) = store.get([IDENTITY_KEY])
     if data is None:
-        store.write([(IDENTITY_KEY, pack_identity(mine)), (PLACED_KEY, b"")], [])
+        store.write([(IDENTITY_KEY, pack_identity(mine))], [])
         return
     known = unpack_identity(data)
     for name in Identity.__struct_fields__:
@@ -191,21 +187,3 @@ def check_identity(store: Store, mine: Identity, path: Path) -> None:
                 " from the log. Point Chronos to the right cluster and topics; or, to start anew, remove the data"
                 " directory and both the delay and the progress topic."
             )
-    if placed is None:
-        _check_places(store, mine, path)
-        store.write([(PLACED_KEY, b"")], [])
-
-
-def _check_places(store: Store, mine: Identity, path: Path) -> None:
-    """Raise LogMismatch if a pending message has an id that belongs to another shard: an older version accepted those."""
-    start, stop = id_key(b""), bytes([ID_STATE[0] + 1])
-    while rows := store.scan(start, stop, SCAN_ROWS, SCAN_BYTES):
-        ids = [key[1:] for key, data in rows if unpack_id_state(data).state == PENDING]
-        for message_id, home in zip(ids, partitions_of(ids, mine.shards), strict=True):
-            if home != mine.shard and parse_generated_id(message_id, mine.shards) is None:
-                raise LogMismatch(
-                    f"the store in {path} has the message {message_id!r:.80}, whose id belongs to shard {home}: an older version"
-                    " accepted it in this one, where no cancel would find it any more. Start that version again until such"
-                    " messages are delivered or cancelled"
-                )
-        start = rows[-1][0] + b"\0"

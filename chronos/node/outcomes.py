@@ -106,6 +106,7 @@ class Outcomes:
         self._dead: Counter[Reason] = Counter(dict.fromkeys(DEAD_REASONS, 0))
         self._rejected: Counter[Reason] = Counter(dict.fromkeys(REJECTION_REASONS, 0))
         self._targets = BusiestTargets()
+        self._ahead: Counter[tuple[int, int]] = Counter()
         self._recent: dict[int, deque[tuple[int, Counter[tuple[Reason, str]]]]] = {}
         """Shard -> time and cases of the dead letters of each slot."""
 
@@ -120,6 +121,8 @@ class Outcomes:
                 self._count_dead(shard, step.dead, step.committed_ms)
             for (reason, _), count in step.rejected.cases.items():
                 self._rejected[reason] += count
+            for source, _ in step.ahead:
+                self._ahead[source, shard] += 1
 
     def _count_dead(self, shard: int, letters: LetterCounts, now_ms: int) -> None:
         for (reason, target), count in letters.cases.items():
@@ -138,6 +141,11 @@ class Outcomes:
         """Return the dead letters and the rejected records by reason."""
         with self._lock:
             return dict(self._dead), dict(self._rejected)
+
+    def hops_ahead(self) -> Mapping[tuple[int, int], int]:
+        """Return the forwarded records whose first timestamp was too far ahead, by their first partition and their own."""
+        with self._lock:
+            return dict(self._ahead)
 
     def by_target(self) -> Mapping[str, TargetCounts]:
         """Return the counts of the busiest targets; those of all others together are under OTHER."""

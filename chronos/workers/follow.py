@@ -7,6 +7,8 @@ progress log (law 9).
 
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from chronos.core.message import SOURCE, Record
 from chronos.core.progress import Progress, unpack_progress
 from chronos.core.shard import Shard
@@ -113,6 +115,9 @@ class Follower:
                 " topics of its own for each cluster"
             )
         shard = self._shard
+        if shard.state.applied == 0:
+            # The epoch record of the first master pulls nothing: it names where the shard begins in the delay partition.
+            shard.state = replace(shard.state, pull_offset=progress.pull_offset)
         if progress.unreadable:
             staged = self._step_over(progress)
         else:

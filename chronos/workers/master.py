@@ -353,7 +353,7 @@ class Master:
             selection,
             staged.rejections,
             now_ms,
-            poison_offset=search.poison_offset,
+            poison=search.poison,
             refusals=search.refusals,
             look_ahead=self._look_ahead,
             defers_dead_letters=not letters.dead_letter.is_open(now_ms),
@@ -385,7 +385,7 @@ class Master:
         letters.dead_letter.judge(now_ms, failed=False)
         if selection.items:
             search.refusals.committed(selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms))
-            search.offset, search.poison_offset, search.separate = None, None, False
+            search.alone, search.poison, search.separate = None, None, False
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
@@ -422,7 +422,7 @@ class Master:
                         self._pusher.plan_next(
                             following,
                             self._clock.now_ms(),
-                            poison_offset=search.poison_offset,
+                            poison=search.poison,
                             refusals=search.refusals,
                             look_ahead=ahead,
                             lanes=self._occupied_lanes(),

@@ -13,7 +13,7 @@ from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.letters import LetterTopics
 from chronos.workers.planned import PlannedTransaction
 from chronos.workers.push import Pusher
-from chronos.workers.refusals import Refusals
+from chronos.workers.refusals import Attempt, Refusals, attempt_of
 
 log = structlog.get_logger("chronos.master")
 
@@ -38,12 +38,12 @@ class PoisonSearch(Struct, kw_only=True):
 
     messages_max: int
     """Messages that the next step selects: halved by a failure, doubled by a success."""
-    offset: int | None = None
-    """Source offset of the message that was alone in the last transaction that failed."""
+    alone: Attempt | None = None
+    """The attempt that was alone in the last transaction that failed."""
     failures: int = 0
-    """Consecutive failures of that message."""
-    poison_offset: int | None = None
-    """Source offset of the poison record: the next plan retries or dead-letters it."""
+    """Consecutive failures of that attempt."""
+    poison: Attempt | None = None
+    """The attempt that made its message the poison record: the next plan retries or dead-letters it, unless it was moved."""
     separate: bool = False
     """A message and rejected records failed together: from now on they take turns."""
     forwarded: bool = False
@@ -74,12 +74,13 @@ class PoisonSearch(Struct, kw_only=True):
                 attempted.messages_max = size // 2
                 attempted.end_turn(now_ms)
             return
-        offset = selection.items[0][1]
-        self.failures = self.failures + 1 if self.offset == offset else 1
-        self.offset = offset
+        due_ms, offset, _ = selection.items[0]
+        attempt = attempt_of(due_ms, offset, selection.entries[0])
+        self.failures = self.failures + 1 if self.alone == attempt else 1
+        self.alone = attempt
         if self.failures >= POISON_FAILURES:
             log.warning("message refused by the broker", shard=shard, offset=offset, messages=size, why=str(error))
-            self.poison_offset = offset
+            self.poison = attempt
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
     def _may_be_letters(self, failure: Failure, letters: LetterTopics, pusher: Pusher) -> bool:

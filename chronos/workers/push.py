@@ -32,7 +32,7 @@ from chronos.workers.letters import DESCRIBED_PAUSE_MS, REFUSED_PAUSE_MS, UNBOUN
 from chronos.workers.partitions import TURN_MESSAGES, Partitions
 from chronos.workers.planned import PlannedTransaction
 from chronos.workers.rates import Openings, RateLimits, ShardRates
-from chronos.workers.refusals import Refusals, Retries, SetAside
+from chronos.workers.refusals import Attempt, Refusals, Retries, SetAside, attempt_of
 from chronos.workers.series import turn_of
 from chronos.workers.step_letters import (
     MISSING,
@@ -107,7 +107,7 @@ class Pusher:
         rejections: Iterable[tuple[Record, Rejection]],
         now_ms: int,
         *,
-        poison_offset: int | None,
+        poison: Attempt | None,
         refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
         defers_dead_letters: bool = False,
@@ -118,7 +118,7 @@ class Pusher:
     ) -> PlannedTransaction:
         """Return the transaction for the selected messages, the rejected and the forwarded records. Raises LogUnavailable.
 
-        `poison_offset`: source offset of a message that failed a transaction on its own; it is retried or dead-lettered.
+        `poison`: an attempt that failed a transaction on its own; its message is retried or dead-lettered.
         `refusals`: messages of targets that are set aside are deferred, unless this selection attempts them.
         `lanes`: those that were not empty before this step.
         `defers_dead_letters`: messages that would be dead-lettered are deferred. `rejected_bytes_max`, `dead_letter_bytes_max`:
@@ -138,7 +138,7 @@ class Pusher:
         early = look_ahead.transaction(
             selection,
             now_ms,
-            lambda made: Basis(terms, poison_offset, plan.turn.changes, opened() if made.dead_letters else None),
+            lambda made: Basis(terms, poison, plan.turn.changes, opened() if made.dead_letters else None),
         )
         if early is not None:
             early.messages[:0] = plan.messages
@@ -168,7 +168,8 @@ class Pusher:
                 now_ms,
                 set_aside,
                 refusals.why if set_aside is None else set_aside.why,
-                is_poison=offset == poison_offset or (set_aside is not None and offset in set_aside.offsets),
+                is_poison=attempt_of(due_ms, offset, entry) == poison
+                or (set_aside is not None and set_aside.has_refused(due_ms, offset, entry)),
                 waits=set_aside is not attempted,
                 occupied=before,
                 left_lane=left_lane,
@@ -176,6 +177,7 @@ class Pusher:
             made = plan.decisions[decided:]
             plan.undelivered[entry.target] += sum(decision.outcome is not Outcome.AGAIN for decision in made)
 
+        poison_offset = None if poison is None else poison[0]
         letters = StepLetters(plan, self._letters, terms, opened, poison_offset, now_ms)
         self._write(plan, selection, letters, terms, poison_offset, decide, now_ms)
         return plan
@@ -202,7 +204,7 @@ class Pusher:
         selection: Selection,
         now_ms: int,
         *,
-        poison_offset: int | None,
+        poison: Attempt | None,
         refusals: Refusals,
         look_ahead: LookAhead[PlannedTransaction],
         lanes: Set[Lane] = frozenset(),
@@ -216,9 +218,10 @@ class Pusher:
         letter_topic = self.targets.known([self.dead_letter_topic]).get(self.dead_letter_topic)
         # One without an open partition is found by the step itself.
         info = letter_topic.info if letter_topic is not None and letter_topic.is_open else None
+        poison_offset = None if poison is None else poison[0]
         letters = StepLetters(plan, self._letters, terms, lambda: info, poison_offset, now_ms)
         if self._write(plan, selection, letters, terms, poison_offset, None, now_ms):
-            basis = Basis(terms, poison_offset, plan.turn.changes, info if plan.dead_letters else None)
+            basis = Basis(terms, poison, plan.turn.changes, info if plan.dead_letters else None)
             look_ahead.keep_transaction(
                 selection, plan, basis=basis, from_ms=letters.from_ms, until_ms=letters.until_ms
             )

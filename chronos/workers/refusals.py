@@ -14,7 +14,9 @@ from itertools import takewhile
 import structlog
 from msgspec import Struct, field
 
+from chronos.core.message import Entry
 from chronos.core.step import Selection
+from chronos.core.wheel import Item
 
 log = structlog.get_logger("chronos.push")
 
@@ -30,6 +32,15 @@ TURN_MS = 250
 
 COUNTED_MAX = 1_000
 """Targets whose poison records are counted."""
+
+Attempt = tuple[int, int, int, int]
+"""One attempt of a message: source offset, due time of its position (epoch ms), occurrence, number. An action that moves the message
+ends the attempt, and so does a decision of another master: what was refused then says nothing about the message any more."""
+
+
+def attempt_of(due_ms: int, offset: int, entry: Entry) -> Attempt:
+    """Return the attempt that comes next for a message selected at this position."""
+    return offset, due_ms, entry.occurrence, entry.attempt
 
 
 class Retries(Struct, frozen=True, kw_only=True):
@@ -79,8 +90,12 @@ class SetAside(Struct, kw_only=True):
     """The last attempt was the only one of its messages: they are dead-lettered."""
     why: str = ""
     """The error of the last attempt refused."""
-    offsets: set[int] = field(default_factory=set)
-    """Source offsets of messages that were refused and are not decided yet."""
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    """Source offset -> the attempt that was refused, of messages that are not decided yet."""
+
+    def has_refused(self, due_ms: int, offset: int, entry: Entry) -> bool:
+        """Return whether it has refused this attempt of a message, which is not decided yet."""
+        return offset in self.attempts and self.attempts[offset] == attempt_of(due_ms, offset, entry)
 
     def is_ready(self, now_ms: int) -> bool:
         """Return whether messages may be attempted now."""
@@ -114,14 +129,14 @@ class Refusals:
         """
         if not self.set_aside or not selection.entries or selection.leaving:
             return None
-        is_attempt = self._is_attempt(selection.entries[0].target, selection.items[0][1], now_ms)
+        is_attempt = self._is_attempt(selection.items[0], selection.entries[0], now_ms)
         return self.set_aside[selection.entries[0].target] if is_attempt else None
 
     def within_step(self, selection: Selection, now_ms: int) -> int:
         """Return how many leading messages one step may select: those before the next attempt, or those of the attempt."""
         target = self.attempted(selection, now_ms)
         attempts = (
-            entry.target if self._is_attempt(entry.target, item[1], now_ms) else None
+            entry.target if self._is_attempt(item, entry, now_ms) else None
             for entry, item in zip(selection.entries, selection.items, strict=True)
         )
         if target is None:
@@ -130,15 +145,18 @@ class Refusals:
         run = sum(1 for _ in takewhile(lambda topic: topic == first, attempts))
         return run if target.refuses_all else min(run, target.messages_max)
 
-    def _is_attempt(self, topic: str, offset: int, now_ms: int) -> bool:
-        target = self.set_aside.get(topic)
-        return target is not None and offset not in target.offsets and target.is_ready(now_ms)
+    def _is_attempt(self, item: Item, entry: Entry, now_ms: int) -> bool:
+        target = self.set_aside.get(entry.target)
+        return target is not None and target.is_ready(now_ms) and not target.has_refused(*item[:2], entry)
 
     def refuse(self, selection: Selection, now_ms: int, retries: Retries, why: str = "") -> None:
         """Record that these messages of one target were refused, with this error, in a transaction without any other."""
         topic = selection.entries[0].target
         self.why = why
-        offsets = {offset for _, offset, _ in selection.items}
+        attempts = {
+            offset: attempt_of(due_ms, offset, entry)
+            for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True)
+        }
         target = self.set_aside.get(topic)
         if target is None:
             if len(self._counts) >= COUNTED_MAX:
@@ -147,7 +165,7 @@ class Refusals:
             if self._counts[topic] < REFUSED_MAX:
                 return
             # The first attempt follows at once: three poison records in a long time say nothing about the others.
-            self.set_aside[topic] = SetAside(next_ms=now_ms, turn_ms=now_ms, why=why, offsets=offsets)
+            self.set_aside[topic] = SetAside(next_ms=now_ms, turn_ms=now_ms, why=why, attempts=attempts)
             log.warning("target set aside", topic=topic, refused=REFUSED_MAX)
             return
         target.refused += 1
@@ -160,7 +178,7 @@ class Refusals:
         target.refuses_all = target.final and not shared
         target.messages = PROVEN_AT - 1 if shared else target.messages
         target.messages_max = 1
-        target.offsets |= offsets
+        target.attempts |= attempts
         target.pause(now_ms, 1 if target.refuses_all else retries.target_pause_ms(target.refused))
 
     def committed(self, selection: Selection, now_ms: int, messages_max: int, *, delivered: bool) -> None:
@@ -169,8 +187,8 @@ class Refusals:
             return
         target = self.attempted(selection, now_ms)
         for each in self.set_aside.values():
-            if each.offsets:
-                each.offsets.difference_update(offset for _, offset, _ in selection.items)
+            for _, offset, _ in selection.items if each.attempts else ():
+                each.attempts.pop(offset, None)
         if target is None:
             return
         if not delivered:

@@ -45,7 +45,7 @@ from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import Pusher
-from chronos.workers.recovery import RecoveryCost, Replay, start_state
+from chronos.workers.recovery import RecoveryCost, Replay, begun, check_positions
 from chronos.workers.replica_state import TRANSITIONS, Assignment, ReplicaState
 from chronos.workers.replica_view import ReplicaView
 from chronos.workers.step_report import StepReport
@@ -241,24 +241,19 @@ class Replica(ReplicaView):
             self.store.reopen()
         self.shard = self._load()
         progress, delay = self._watermarks()
+        self.shard.state = begun(self.state, self._log, self.number, self._progress_topic, progress, delay)
         if self._restore_store(RecoveryCost.of(self.state, progress, delay), progress):
             self.shard = self._load()
             if self.state.applied:
                 # The restore may have taken long enough for the logs to be trimmed beyond it: check again.
                 return now_ms
         # If the logs are trimmed from here on, the first read finds it, and this turn is repeated with a checkpoint.
-        self.shard.state = start_state(
-            self.state, progress, delay, self.number, self._progress_topic, self._delay_topic
-        )
+        check_positions(self.state, progress, delay, self.number, self._progress_topic, self._delay_topic)
+        self._replay.end = progress.stable
         self._follower = Follower(
-            self._log,
-            self.store,
-            self.shard,
-            cluster=self._cluster,
-            delay_topic=self._delay_topic,
-            progress_topic=self._progress_topic,
-            bounded=self._bounded,
-        )
+            self._log, self.store, self.shard, cluster=self._cluster, delay_topic=self._delay_topic,
+            progress_topic=self._progress_topic, bounded=self._bounded,
+        )  # fmt: skip
         self._become(ReplicaState.RECOVERING)
         return now_ms
 
@@ -273,7 +268,7 @@ class Replica(ReplicaView):
             self._restart()
             return now_ms
         if assignment.kind == "follower":
-            return self._keep_following(now_ms)
+            return self._keep_following(follower, now_ms)
         if not assignment.confirmed:
             return self._sleep_until(now_ms + POLL_MS)
         if assignment.predecessor_active:
@@ -290,8 +285,9 @@ class Replica(ReplicaView):
         self._take_over_ms.append(self._clock.now_ms())
         return now_ms
 
-    def _keep_following(self, now_ms: int) -> int:
+    def _keep_following(self, follower: Follower, now_ms: int) -> int:
         """Delete what is past its retention, and wait for more progress records: the follower has caught up."""
+        self._replay.check_places(self.store, self._rules, follower.position, now_ms)
         if self._role != ReplicaState.FOLLOWER:
             self._become(ReplicaState.FOLLOWER)
             log.info("follower", shard=self.number, applied=self.state.applied, replayed=self._replay.records)
@@ -320,6 +316,7 @@ class Replica(ReplicaView):
             # Another node took over with a later role between 1 and 2, and this fence hit that node: step back.
             self._restart()
             return now_ms + POLL_MS
+        self._replay.check_places(self.store, self._rules, follower.position, now_ms)
         if self._replay.needs_flush:
             self.store.flush()
         reader = self._log.reader(self._delay_topic, self.number, self.state.pull_offset, bounded=self._bounded)
@@ -360,6 +357,10 @@ class Replica(ReplicaView):
         master = self._master
         assert master is not None
         if self._leadership_ended():
+            return now_ms
+        # The first epoch record names where the shard begins: it must not name records that were deleted since `_start`.
+        if not self.state.applied and self._watermarks()[1].start > self.state.pull_offset:
+            self._restart()
             return now_ms
         try:
             self._check_guard()

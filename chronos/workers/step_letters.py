@@ -16,6 +16,7 @@ from chronos.ports import TopicInfo
 from chronos.workers.letter_counts import IDS_SHOWN
 from chronos.workers.letter_records import LETTER_BYTES, LetterRecords, letter_headers, pack_reason
 from chronos.workers.planned import PlannedTransaction
+from chronos.workers.refusals import Attempt
 from chronos.workers.targets import SECOND_LOOK_MS, Target
 
 RECEIPT_BYTES = 512
@@ -32,7 +33,7 @@ class Basis(Struct, frozen=True):
     same."""
 
     terms: Mapping[str, "Terms"]
-    poison_offset: int | None
+    poison: Attempt | None
     partition_changes: int
     """`Turn.changes`."""
     dead_letter_topic: TopicInfo | None

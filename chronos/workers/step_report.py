@@ -5,15 +5,18 @@ several targets.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
+import structlog
 from msgspec import Struct
 
 from chronos.core.progress import Outcome
 from chronos.core.step import Selection, Staged
 from chronos.workers.letter_counts import LetterCounts, count_rejected
 from chronos.workers.planned import PlannedTransaction
+
+log = structlog.get_logger("chronos.master")
 
 LATE_MS = 1_000
 """A message that is delivered more than this after it was due is late."""
@@ -35,6 +38,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     """Target -> messages delivered."""
     late: Mapping[str, int]
     """Target -> those of them that were late."""
+    ahead: Sequence[tuple[int, int]] = ()
+    """Partition and milliseconds of every hop whose first timestamp is too far ahead to be believed."""
 
     @classmethod
     def of(
@@ -60,14 +65,20 @@ class StepReport(Struct, frozen=True, kw_only=True):
             rejected=count_rejected(staged.rejections, shard),
             delivered=delivered,
             late=_late(plan, selection, delivered, committed_ms - LATE_MS),
+            ahead=staged.ahead,
         )
 
     def write(self, shard: int) -> None:
-        """Write a log line for the dead letters, and one for the rejected records, if there are any."""
+        """Write a log line for the dead letters, one for the rejected records, and one for hops that are ahead, if there are any."""
         if self.dead.cases:
             self.dead.write("messages dead-lettered", shard)
         if self.rejected.cases:
             self.rejected.write("records rejected", shard)
+        if self.ahead:
+            source, most_ms = max(self.ahead, key=lambda hop: hop[1])
+            log.warning(
+                "clocks of two brokers disagree", shard=shard, records=len(self.ahead), source=source, ahead_ms=most_ms
+            )
 
 
 def _late(

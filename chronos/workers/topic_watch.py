@@ -40,6 +40,8 @@ class TopicWatch:
         self._letters = letters
         self._create = create
         self._ids = {spec.name: found[spec.name].id for spec in topics}
+        self.leaders = found[topics[0].name].leaders
+        """The broker that leads each partition of the first topic, as of the last check; empty: not known."""
         self._missed: set[str] = set()
         """Letter topics that the last check did not find."""
         self.problem: str | None = None
@@ -54,6 +56,8 @@ class TopicWatch:
             self._check_letters(infos)
             missing = [spec.name for spec in self._topics if infos[spec.name] is None]
             if not missing:
+                first = infos[self._topics[0].name]
+                self.leaders = () if first is None else first.leaders
                 self._compare(self._log.prepare(self._topics, create=False))
                 self._failed = 0
                 return now_ms + CHECK_EVERY_MS

@@ -144,7 +144,7 @@ def _series(watch: _Stopwatch, directory: Path) -> None:
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         plan = used.time(
             "series: plan",
-            lambda: pusher.plan(selection, (), now_ms, poison_offset=None, refusals=Refusals(), look_ahead=ahead),  # noqa: B023
+            lambda: pusher.plan(selection, (), now_ms, poison=None, refusals=Refusals(), look_ahead=ahead),  # noqa: B023
         )
         assert len(plan.messages) == len(plan.decisions) == BATCH
         _step(used, shard, store, staged, selection, "series", plan.decisions)
@@ -161,7 +161,7 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
         selection = watch.time("drain: select and unpack", lambda: shard.select(staged, until_ms, BATCH, 8_000_000))  # noqa: B023
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         plan = lambda: pusher.plan(  # noqa: E731
-            selection, (), until_ms, poison_offset=None, refusals=Refusals(), look_ahead=ahead  # noqa: B023
+            selection, (), until_ms, poison=None, refusals=Refusals(), look_ahead=ahead  # noqa: B023
         )  # fmt: skip
         watch.time("drain: plan", plan)
         _step(watch, shard, store, staged, selection, "drain")

@@ -12,15 +12,25 @@ from confluent_kafka import Consumer, TopicPartition
 
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH
-from chronos.core.keys import partition_of
+from chronos.core.keys import OFFSET_MAX, partition_of
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Entry, Record
+from chronos.core.progress import RULES, Progress, pack_progress
 from chronos.core.rules import Rules
 from chronos.core.selector import Selector
 from chronos.core.shard import Shard
 from chronos.core.step import Selection
-from chronos.errors import ConfigurationError, LogMismatch, LogUnavailable, ProducerLost, TransactionAborted
+from chronos.errors import (
+    ClockDisagrees,
+    ConfigurationError,
+    LogMismatch,
+    LogUnavailable,
+    ProducerLost,
+    TransactionAborted,
+)
 from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
+from chronos.workers.elsewhere import LOOK_EVERY_MS, Elsewhere
+from chronos.workers.horizon import UNPULLED_BEFORE_MS
 from chronos.workers.partitions import TURN_MESSAGES
 from chronos.workers.planned import PlannedTransaction
 from chronos.workers.push import Pusher
@@ -620,7 +630,7 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
             Shard(rules=Rules(shard=0, shards=PARTITIONS), state=FRESH, view=MemoryStore())
         )
         now_ms = case.clock.now_ms()
-        plan = pusher.plan(selection, [], now_ms, poison_offset=None, refusals=Refusals(), look_ahead=look_ahead)
+        plan = pusher.plan(selection, [], now_ms, poison=None, refusals=Refusals(), look_ahead=look_ahead)
         before = ends()
         with pusher.partitions.following(writer, case.clock):
             writer.send(plan.messages, b"progress")
@@ -647,3 +657,31 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
     assert [sent.failed for sent in writer.sent] == [False] * len(writer.sent)
     places = {(sent.topic, sent.partition) for sent in writer.sent}
     assert places == ({(case.progress, 0), (topic, home)} if case.bootstrap else set())
+
+
+def test_the_end_of_a_progress_partition_tells_how_far_a_shard_held_elsewhere_has_read(case: LogCase) -> None:
+    """Its last committed record, whatever was aborted after it; a cursor in the middle of a time tells nothing."""
+    now_ms = 1_700_000_000_000
+    writer = case.log.writer(1)
+    elsewhere = Elsewhere(case.log, case.progress, lambda: {0: FRESH, 1: FRESH})
+    elsewhere.step(now_ms, {1})
+    assert elsewhere.read_ms(0) == 0
+    for minute, offset in enumerate((OFFSET_MAX, OFFSET_MAX, 7)):
+        progress = Progress(
+            role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", cursor_due_ms=now_ms + minute * 60_000,
+            cursor_offset=offset, pull_offset=0, counts=(), rules=RULES,
+        )  # fmt: skip
+        commit(writer, [], pack_progress(progress))
+    writer.send([], b"aborted")
+    with pytest.raises(ClockDisagrees):
+        writer.commit(refuse)
+    writer.close()
+    settled_end(case, case.progress, 1)
+    elsewhere.step(now_ms + 1, {1})
+    assert elsewhere.read_ms(0) == 0, "it is not looked at all the time"
+    elsewhere.step(now_ms + LOOK_EVERY_MS, {1})
+    assert elsewhere.read_ms(0) == now_ms + 60_000 - UNPULLED_BEFORE_MS
+
+
+def refuse(timestamp_ms: int) -> None:
+    raise ClockDisagrees("the broker's clock is wrong", aborted=True)

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
+from chronos.core.keys import partition_of
 from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.foreign import (
@@ -180,23 +181,29 @@ def test_records_trimmed_before_they_were_pulled_end_the_service(place: Place) -
     place.arrived(b"a", b"b")
 
 
-def test_a_partition_added_at_run_time_is_noticed_and_can_become_a_shard(place: Place) -> None:
-    """No shard would read it. The remedy works: more shards, rebuilt from the logs, nothing doubled."""
+def test_partitions_added_at_run_time_end_the_service_and_a_rebuild_with_more_shards_finds_moved_ids(
+    place: Place,
+) -> None:
+    """No shard would read such a partition, and no cancel would find an id that moved. A message without an id moves nowhere."""
     place.begin()
+    moved = next(b"id-%d" % number for number in range(99) if partition_of(b"id-%d" % number, 2) == 1)
+    headers = schedule(place.target, delay="1h")
+    produce(place.broker.bootstrap, place.topics.delay, [Sent(b"moved", headers, key=moved, partition=0)])
+    place.service.wait_until(lambda: place.service.pending() == 2, "hold both messages")
     admin = place.broker.admin()
     admin.create_partitions([NewPartitions(place.topics.delay, 2)])[place.topics.delay].result(30)
 
     assert place.service.wait_exit() == CONFIGURATION_EXIT
-    check_log(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1")
+    check_log(place.service, f"{place.topics.delay} has 2 partitions where `shards` says 1", "a second set of topics")
 
     admin.create_partitions([NewPartitions(place.topics.progress, 2)])[place.topics.progress].result(30)
     shutil.rmtree(place.service.data_dir / "shards")
     place.service = place.make(shards=2)
-    place.service.start()
-    place.send(b"second", partition=1)
-    place.send(b"first", partition=0)
-    place.arrived(b"a", b"b", b"first", b"second")
-    assert place.service.pending() == 1
+    place.service.launch()
+    assert place.service.wait_exit() == MISMATCH_EXIT
+    text = f"the message {moved!r} is pending in shard 0, but its id belongs to shard 1: partitions were added"
+    check_log(place.service, text, "a second set of topics")
+    place.arrived(b"a", b"b")
 
 
 @pytest.mark.parametrize("which", ["delay", "progress"])
@@ -237,6 +244,36 @@ def test_a_topic_trimmed_before_the_first_start_is_read_from_its_first_offset(pl
     place.send(b"new")
 
     place.arrived(b"kept", b"new")
+
+
+def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_another_node(place: Place) -> None:
+    """The store is lost with the process, which had flushed nothing yet; a node that joins later never had one."""
+    place.broker.create_topic(place.topics.delay, config=STAMPED)
+    place.send(b"gone-1", b"gone-2", b"kept")
+    place.send(b"later", delay="1h")
+    place.trim(place.topics.delay, 2)
+    shared = {"coordinator__kind": "kafka", "topics__cluster": f"{place.topics.delay}.cluster"}
+    settings = place.topics.settings(**shared, node__id="n2")
+    with (
+        place.make(**shared, node__id="n1") as first,
+        Service(place.folder / "second", bootstrap=place.broker.bootstrap, settings=settings) as second,
+    ):
+        first.start()
+        place.arrived(b"kept")
+        first.kill()
+        first.start()
+        place.send(b"new")
+        place.arrived(b"kept", b"new")
+        assert first.pending() == 1
+
+        second.start()
+        found = [node.get("/v1/shards/0/digest") for node in (first, second)]
+        assert len({(each["digest"], each["applied"], each["pull_offset"]) for each in found}) == 1, found
+        first.kill()
+        second.wait_until(lambda: second.shards()[0]["role"] == "master", "take the shard over")
+        place.send(b"last")
+        place.arrived(b"kept", b"new", b"last")
+        assert second.pending() == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from chronos.core.step import Leaving, Selection, Staged
 from chronos.ports import Outgoing, TopicSpec
 from chronos.workers.planned import PlannedTransaction
 from chronos.workers.push import TARGETS_MAX, Pusher
-from chronos.workers.refusals import Refusals, SetAside
+from chronos.workers.refusals import Attempt, Refusals, SetAside, attempt_of
 from chronos.workers.step_report import LATE_MS, StepReport
 from tests.harness.clock import HandClock
 from tests.unit.test_replica import Case
@@ -78,31 +78,36 @@ def selected(*expiries: int | None) -> Selection:
 
 
 def planned(
-    pusher: Pusher, selection: Selection, look_ahead: LookAhead[PlannedTransaction], poison_offset: int | None = None
+    pusher: Pusher,
+    selection: Selection,
+    look_ahead: LookAhead[PlannedTransaction],
+    poison: Attempt | None = None,
+    refusals: Refusals | None = None,
 ) -> PlannedTransaction:
-    return pusher.plan(selection, [], NOW_MS, poison_offset=poison_offset, refusals=Refusals(), look_ahead=look_ahead)
+    refusals = Refusals() if refusals is None else refusals
+    return pusher.plan(selection, [], NOW_MS, poison=poison, refusals=refusals, look_ahead=look_ahead)
 
 
 def look_ahead() -> LookAhead[PlannedTransaction]:
     return LookAhead(Shard(rules=Rules(shard=0, shards=1), state=FRESH, view=MemoryStore()))
 
 
-@pytest.mark.parametrize("poison_offset", [None, 7, 8])
+@pytest.mark.parametrize("poison", [None, (7, NOW_MS - 9, 1, 1), (8, NOW_MS - 8, 1, 1)])
 @pytest.mark.parametrize("forget", [False, True])
 @pytest.mark.parametrize("expiries", [(None, None, None), (None, EXPIRED_MS, None), (EXPIRED_MS, None, NOW_MS + 5)])
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
-    log: EmbeddedLog, poison_offset: int | None, forget: bool, expiries: tuple[int | None, ...], seen: bool
+    log: EmbeddedLog, poison: Attempt | None, forget: bool, expiries: tuple[int | None, ...], seen: bool
 ) -> None:
     """Also if the descriptions of the targets or the poison record changed in between; no header is written twice."""
 
     def plan_once(*, early: bool) -> PlannedTransaction:
         pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
         if early:
-            pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+            pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
         if forget:
             pusher.targets.forget_all()
-        return planned(pusher, selection, ahead, poison_offset)
+        return planned(pusher, selection, ahead, poison)
 
     plan = plan_once(early=True)
     assert plan == plan_once(early=False)
@@ -115,7 +120,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
 
 def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
     pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
-    pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
 
@@ -129,7 +134,7 @@ def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
         replace(selection, leaving=(leaving,)),
         [],
         NOW_MS,
-        poison_offset=None,
+        poison=None,
         refusals=refusals,
         look_ahead=look_ahead(),
         lanes={lane},
@@ -144,7 +149,7 @@ def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
 
 def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(log: EmbeddedLog) -> None:
     pusher, ahead = pusher_on(log), look_ahead()
-    pusher.plan_next(selected(None, None, None), NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selected(None, None, None), NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
     plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
     assert plan.due_ms == [NOW_MS - 9]
@@ -189,7 +194,7 @@ def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configurati
     entry = replace(selection.entries[0], attempt=attempt, options=Options(attempts_max=own))
     selection = replace(selection, items=[(NOW_MS, 7, pack_entry(entry))], entries=[entry])
     refusals.refuse(selection, NOW_MS, pusher.retries, "MSG_SIZE_TOO_LARGE")
-    plan = pusher.plan(selection, [], NOW_MS, poison_offset=7, refusals=refusals, look_ahead=look_ahead())
+    plan = planned(pusher, selection, look_ahead(), attempt_of(NOW_MS, 7, entry), refusals)
     (decision,) = plan.decisions
     text = "refused by the broker every time: MSG_SIZE_TOO_LARGE" if dies else "MSG_SIZE_TOO_LARGE"
     assert decision.outcome is (Outcome.DEAD if dies else Outcome.RETRY)
@@ -199,6 +204,24 @@ def test_a_refused_message_is_retried_as_often_as_it_asks_within_the_configurati
     if dies:
         ((_, _, _, headers, _),) = plan.messages
         assert dict(headers)["chronos-attempts"] == b"%d" % own
+
+
+@pytest.mark.parametrize(
+    "now", [{"due_ms": NOW_MS}, {"occurrence": 2}, {"attempt": 2}], ids=lambda now: next(iter(now))
+)
+@pytest.mark.parametrize("is_set_aside", [False, True])
+def test_a_message_is_attempted_although_an_earlier_attempt_of_it_was_refused(
+    log: EmbeddedLog, now: dict[str, int], is_set_aside: bool
+) -> None:
+    """Before the refusal was decided, an action moved the message, or another master decided: the mark is of no use then."""
+    pusher, selection, refusals = pusher_on(log), selected(None), Refusals()
+    before, entry = selection.entries[0], replace(selection.entries[0], **now)
+    refused = attempt_of(before.due_ms, 7, before)
+    if is_set_aside:
+        refusals.set_aside["orders"] = SetAside(next_ms=NOW_MS, turn_ms=NOW_MS, attempts={7: refused})
+    selection = replace(selection, items=[(entry.due_ms, 7, pack_entry(entry))], entries=[entry])
+    plan = planned(pusher, selection, look_ahead(), None if is_set_aside else refused, refusals)
+    assert ([message[0] for message in plan.messages], plan.decisions) == (["orders"], [])
 
 
 def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_delivered(log: EmbeddedLog) -> None:

@@ -6,10 +6,10 @@ not all at the same moment. Until the marker is written, the transaction holds b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from chronos.core.keys import partition_of
-from chronos.core.message import Record
+from chronos.core.message import SOURCE, Record
 from chronos.workers.letters import ELECTION_MS
 from tests.sim.world import World
 
@@ -59,6 +59,8 @@ class Partition:
         """Records before this offset are trimmed for readers; the checker still sees them."""
         self.trimmed_ms = 0
         """When it was last trimmed."""
+        self.begins_at = 0
+        """Records before this offset were deleted before any node started."""
 
     @property
     def high(self) -> int:
@@ -69,10 +71,10 @@ class Partition:
         return min((first for first, _ in self.held), default=len(self.items))
 
     def committed(self) -> list[Record]:
-        """The records that a read_committed reader gets, in order."""
+        """The records that a read_committed reader gets, in order, trimmed ones included."""
         return [
             record
-            for record, transaction in self.items[: self.stable]
+            for record, transaction in self.items[self.begins_at : self.stable]
             if record is not None and (transaction is None or transaction.state == "committed")
         ]
 
@@ -105,6 +107,8 @@ class Brokers:
         """Topics that refuse records without a key."""
         self.refused_until_ms: dict[str, int] = {}
         """The latest time at which a topic refused records so far."""
+        self.attempted_ms: dict[bytes, int] = {}
+        """`chronos-source` -> when the message was last in a transaction."""
         self.slow_markers = 0.0
         self.slow_marker_ms = 2_000
         self.made = 0
@@ -146,6 +150,16 @@ class Brokers:
         return max(self.paused[partition.broker], self.leaderless.get(partition.name, 0))
 
     # Records
+
+    def attempted(self, headers: Mapping[str, bytes | None]) -> None:
+        """Note that a message is in a transaction, whatever becomes of it."""
+        self.attempted_ms[headers[SOURCE] or b""] = self.world.now_ms
+
+    def begin_late(self, partition: Partition, records: int) -> None:
+        """Have records in the partition that were deleted before any node started."""
+        for number in range(records):
+            self.append(partition, b"id-%d" % number, b"deleted", [("chronos-target-topic", b"a")])
+        partition.start = partition.begins_at = partition.high
 
     def append(
         self,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from chronos.core.keys import REJECTED as TO_REJECTED
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import Outcome, Progress, unpack_progress
+from chronos.core.progress import Decision, Outcome, Progress, unpack_progress
 from chronos.core.repetition import spread_shift_ms
 from chronos.workers.letters import REFUSED_PAUSE_MS
 from chronos.workers.refusals import PROVEN_AT
@@ -162,11 +162,19 @@ class Checker:
         for decision in progress.decisions:
             if decision.offset >= progress.pull_offset:
                 raise broken("9", f"shard {shard} decided offset {decision.offset}, beyond its pull offset")
+            if decision.reason == Reason.REFUSED_BY_BROKER and decision.outcome in (Outcome.RETRY, Outcome.DEAD):
+                self._check_attempted(shard, decision)
             if decision.outcome == Outcome.PARKED:
                 parked = (shard, decision.due_ms, decision.offset, decision.lane)
                 if parked in self.parked:
                     raise broken("8", f"{parked} was parked twice at one position")
                 self.parked.add(parked)
+
+    def _check_attempted(self, shard: int, decision: Decision) -> None:
+        """Law 8: each refusal that counts was one of the message at this time, also if an action moved it or another master led."""
+        attempted_ms = self.brokers.attempted_ms.pop(b"%b/%d/%d" % (DELAY.encode(), shard, decision.offset), 0)
+        if attempted_ms < (1 if self.clocks_jump else decision.due_ms - EARLY_MS):
+            raise broken("8", f"offset {decision.offset} of shard {shard} counts as refused, and was not attempted")
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""

@@ -54,6 +54,7 @@ class Cluster:
         self.replay_dice = random.Random(f"letter-replays {seed}")
         self.place_dice = random.Random(f"misplaced {seed}")
         self.health_dice = random.Random(f"watching {seed}")
+        self.late_dice = random.Random(f"late logs {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -88,6 +89,9 @@ class Cluster:
             self.ensemble.replace_after_ms = holder_dice.choice([1_000, 5_000, 20_000])
         for topic, partitions in ((DELAY, self.shards), (PROGRESS, self.shards), (REJECTED, 1), (DEAD_LETTER, 1)):
             brokers.create(topic, partitions)
+        if self.late_dice.random() < 0.2:
+            for partition in brokers.topics[DELAY]:
+                brokers.begin_late(partition, self.late_dice.choice([0, 1, 7]))
         for topic in ("a", "b", "flaky"):
             brokers.create(topic, draw.choice([1, 3]))
         self.nodes = [

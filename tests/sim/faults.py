@@ -20,7 +20,7 @@ from chronos.core.look_ahead import LookAhead, _NextSelection
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
-from chronos.workers import push
+from chronos.workers import push, replica
 from chronos.workers.checkpoint import Checkpointer
 from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
@@ -232,6 +232,10 @@ FAULTS: dict[str, list[Change]] = {
     "a target that is set aside is not attempted again": [
         (SetAside, "is_ready", "return not", "return False and not"),
     ],
+    "a refusal counts for a message that an action has moved since": [
+        (Pusher, "plan", "attempt_of(due_ms, offset, entry) == poison", "offset == poison_offset"),
+        (SetAside, "has_refused", "self.attempts[offset] == attempt_of(due_ms, offset, entry)", "True"),
+    ],
     "a target counts as refusing every message after one refusal": [
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
@@ -270,6 +274,12 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a follower that finds its log trimmed restores a checkpoint": [
         (Replica, "_turn_or_restore", "except LogMismatch as error:", "except ZeroDivisionError as error:"),
+    ],
+    "where a shard begins is not read from its log": [
+        (replica, "begun", "or not delay.start:", "or not delay.start or progress.high:"),
+    ],
+    "a replay begins with the first record of the delay log": [
+        (Follower, "_apply", "if shard.state.applied == 0:", "if False:"),
     ],
     "a node is known by its id, not by its data directory": [
         (Claim, "wait_ms", "if state.instance in (\"\", self.instance):", "if state.node in (\"\", self.node):"),

@@ -186,6 +186,8 @@ class SimWriter:
             raise self._lose("the last transaction is still being completed")
         transaction = self._transaction = brokers.begin(self._shard, self.epoch)
         for topic, key, value, headers, number in messages:
+            if topic not in (DELAY, REJECTED, DEAD_LETTER):
+                brokers.attempted(dict(headers))
             is_poison = value == POISON and topic not in (DELAY, REJECTED, DEAD_LETTER)
             if is_poison or not brokers.accepts(topic, key, value):
                 self._has_poison = True

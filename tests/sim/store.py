@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH, PENDING, State, unpack_id_state, unpack_state
-from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, STATE_KEY, entry_position
+from chronos.core.keys import COUNT, ENTRY, ID_STATE, LANE, LANE_STATE, PARKED, PLACED_KEY, STATE_KEY, entry_position
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from tests.sim.world import World
 
@@ -73,7 +73,7 @@ class SimStore(MemoryStore):
         if self._disk.full or self._error:
             raise NoSpace("no space left on device")
         super().write(puts, deletes)
-        if puts:
+        if puts and self.state is not None:
             self._wrote(self)
         if self._world.chance(self._disk.flush_chance):
             super().flush()
@@ -146,7 +146,8 @@ class SimStore(MemoryStore):
         rows = {}
         for key, value in self._rows.items():
             space = key[:1]
-            if (
+            # When the places of ids were checked is no part of the state.
+            if key != PLACED_KEY and (
                 settled_too
                 or (space == ENTRY and entry_position(key) > cursor)
                 or (space == ID_STATE and unpack_id_state(value).state == PENDING)

@@ -21,6 +21,7 @@ SCENARIOS = {
     "a lost producer is not used again after refused records could not be written": 103,
     "a poison record is isolated although refused records are in the same step": 58,
     "an end of the log found under a wrong clock is asked for again once the clock is right": 177,
+    "a refusal whose decision was committed without an answer is not counted again": 16,
     "a replica that was frozen before it fenced does not lead under a role that another node has": 524,
     "a committed step is not committed again when the store cannot be read": 529,
     "a node that returns with an empty disk before it was missed gets a later role": 144,

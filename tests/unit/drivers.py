@@ -398,7 +398,7 @@ class Master:
         assert self.store.rows == expected
         assert unpack_state(self.store.rows[STATE_KEY]) == self.shard.state
         check_wheel(self.shard, pending_rows(self.store, self.shard.state))
-        for message_id in self.model.id_states:
+        for message_id in self.model.id_states.keys() - self.model.forgotten:
             assert self._lookup(message_id) == self.model.lookup(message_id)
 
     def _lookup(self, message_id: bytes) -> str | None:

@@ -231,6 +231,8 @@ class Model:
     queue_starts: dict[int, int] = field(default_factory=dict)
     """Destination with held records -> none of them is before this offset."""
     horizon_ms: int = 0
+    forgotten: set[bytes] = field(default_factory=set)
+    """Forgotten ids whose rows are still in the store."""
 
     # Ids
 
@@ -251,8 +253,16 @@ class Model:
             if message_id in self.stored_ids:
                 self.other_rows[id_key(message_id)] = self._id_row(message_id)
                 self.stored_ids.discard(message_id)
-                for known in (self.id_states, self.failures, self.firsts, self.cancels, self.orders, self.noted):
+                self.forgotten.add(message_id)
+                for known in (self.failures, self.cancels, self.noted):
                     known.pop(message_id, None)  # type: ignore[attr-defined]
+                message = self.settled.get(self.id_states[message_id][1:3])
+                if message is not None and message.id == message_id and not message.user_id and not message.moved:
+                    # Its entry is still at the address that the id names, as of one that was delivered.
+                    self.id_states[message_id] = ("delivered", message.place_ms, message.offset, 0)
+                else:
+                    for known in (self.id_states, self.firsts, self.orders):
+                        known.pop(message_id, None)  # type: ignore[attr-defined]
 
     # One step
 
@@ -488,6 +498,7 @@ class Model:
         # The id space holds only what a generated id does not show.
         if message.user_id or message.moved or state not in ("pending", "delivered"):
             self.stored_ids.add(message.id)
+            self.forgotten.discard(message.id)
         if state != "pending":
             self.ended.append(message.id)
         if state in ("delivered", "cancelled"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from chronos.core.message import TARGET_TOPIC, Reason, Record, Rejection
 from chronos.node.outcomes import CANDIDATES_MAX, RECENT_MS, TARGETS_SHOWN, BusiestTargets, Outcomes, TargetCounts
 from chronos.workers.letter_counts import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
@@ -93,3 +95,10 @@ def test_rejected_records_are_counted_by_reason_and_named_target() -> None:
     assert found.ids == [b"k", b"4/2", b"\xff"]
     many = count_rejected([(record(at, None, b"t%d" % at), rejection) for at in range(2 * CASES_MAX)], 0)
     assert (len(many.cases), many.cases.total(), len(many.ids)) == (CASES_MAX + 1, 2 * CASES_MAX, IDS_SHOWN)
+
+
+def test_hops_that_are_too_far_ahead_are_counted_by_both_partitions() -> None:
+    outcomes = Outcomes()
+    for shard, ahead in ((1, [(0, 700), (2, 900)]), (1, [(0, 501)]), (2, [])):
+        outcomes.count(shard, replace(step(), ahead=ahead))
+    assert outcomes.hops_ahead() == {(0, 1): 2, (2, 1): 1}

@@ -79,7 +79,7 @@ def planned(
     pusher: Pusher, selection: Selection, ahead: LookAhead[PlannedTransaction] | None = None
 ) -> list[tuple[str, int]]:
     """The topic and the partition of each message."""
-    plan = pusher.plan(selection, [], NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead or look_ahead())
+    plan = pusher.plan(selection, [], NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead or look_ahead())
     return [(topic, partition) for topic, _, _, _, partition in plan.messages]
 
 
@@ -195,7 +195,7 @@ def test_an_answer_about_an_unknown_partition_is_ignored() -> None:
 def test_a_transaction_planned_early_is_planned_again_once_a_broker_is_avoided(latency_ms: int) -> None:
     pusher, selection, ahead = pusher_of(selector=Selector()), selected(4), look_ahead()
     planned(pusher, selected(1))
-    pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=Refusals(), look_ahead=ahead)
+    pusher.plan_next(selection, NOW_MS, poison=None, refusals=Refusals(), look_ahead=ahead)
     report(pusher, sent(1, latency_ms, "orders0"))
     is_slow = latency_ms > 1_000
     assert set(planned(pusher, selection, ahead)) == {("orders0", 2 if is_slow else 1)}

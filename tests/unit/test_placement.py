@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.adapters.memory import MemoryStore
-from chronos.core.codec import DELIVERED, FRESH, PENDING, Identity, IdState, pack_id_state, pack_identity
-from chronos.core.keys import IDENTITY_KEY, PLACED_KEY, id_key, partition_of
+from chronos.core.codec import DELIVERED, FRESH, PENDING, IdState, pack_id_state
+from chronos.core.keys import PLACED_KEY, id_key, partition_of
 from chronos.core.message import (
     Action,
     Command,
@@ -31,7 +29,7 @@ from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import nothing_selected
 from chronos.errors import LogMismatch
-from chronos.node.opening import check_identity
+from chronos.workers.recovery import check_places
 from tests.unit.model import Rows
 from tests.unit.records import AT, GENERATED_ID, IN, NOW_MS, TO, action
 
@@ -263,6 +261,22 @@ def test_no_hop_is_refused_for_its_time(ahead_ms: int, counts_ms: int) -> None:
     assert staged(action("cancel"), hop_ahead, key=HERE) == Action(Verb.CANCEL, HERE, None, NOW_MS + counts_ms)
 
 
+@pytest.mark.parametrize("headers", [MESSAGE, CANCEL, [AT, TO]], ids=["replace", "cancel", "plain"])
+def test_a_hop_that_is_too_far_ahead_is_reported_with_its_first_partition(headers: Headers) -> None:
+    """The metric names the brokers of both partitions by it."""
+    shard = Shard(rules=FORWARD, state=FRESH, view=Rows())
+    records = [
+        Record(at, NOW_MS, HERE, b"v", [*headers, ("chronos-forwarded", b"chronos.delay/3/%d;%d" % (at, first_ms))])
+        for at, first_ms in enumerate((NOW_MS - 9, NOW_MS + 500, NOW_MS + 501))
+    ]
+    assert shard.stage(records).ahead == [(3, 501)]
+    progress = Progress(
+        role_epoch=1, log_epoch=1, cluster="c", node="n", instance="i", pull_offset=3, cursor_due_ms=0,
+        cursor_offset=0, counts=count_outcomes(0, ()), refused=tuple(shard.stage(records).refused), rules=2,
+    )  # fmt: skip
+    assert shard.replay_stage(records, progress).ahead == []
+
+
 def test_a_late_message_whose_first_timestamp_is_ahead_does_not_wait_for_it() -> None:
     shard = Shard(rules=FORWARD, state=FRESH, view=Rows())
     ahead = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + 400))
@@ -284,23 +298,20 @@ def test_a_repetition_is_judged_by_its_first_timestamp_however_late_it_is_forwar
 
 
 def test_a_store_with_ids_of_other_shards_is_a_named_error_once() -> None:
-    """An older version accepted them: no cancel would find such a message any more. Settled ones do no harm."""
-    mine = Identity(
-        cluster="c",
-        shard=SHARD,
-        shards=SHARDS,
-        delay_topic="d",
-        delay_topic_id="1",
-        progress_topic="p",
-        progress_topic_id="2",
-    )
-    store, path = MemoryStore(), Path("shards/2")
-    store.write([(IDENTITY_KEY, pack_identity(mine))], [])
-    here, there = [pack_id_state(IdState(state, 5, 6, 7)) for state in (PENDING, DELIVERED)]
-    store.write([(id_key(HERE), here), (id_key(GENERATED_ID), here), (id_key(THERE), there)], [])
-    check_identity(store, mine, path)
+    """No cancel would find such a message. Settled ones do no harm once their id is free."""
+    store, old_ms = MemoryStore(), NOW_MS - FORWARD.deduplication_ms
+    here, gone, recent = [
+        pack_id_state(IdState(state, 5, 6, settled_ms))
+        for state, settled_ms in ((PENDING, 0), (DELIVERED, old_ms), (DELIVERED, old_ms + 1))
+    ]
+    store.write([(id_key(HERE), here), (id_key(GENERATED_ID), here), (id_key(THERE), gone)], [])
+    check_places(store, FORWARD, NOW_MS)
     store.write([(id_key(THERE), here)], [])
-    check_identity(store, mine, path)  # it was checked before
-    store.write([], [PLACED_KEY])
-    with pytest.raises(LogMismatch, match="whose id belongs to shard 1: an older version"):
-        check_identity(store, mine, path)
+    check_places(store, FORWARD, NOW_MS)  # it was checked before
+    for row, end in ((here, "is pending"), (recent, "was delivered at")):
+        # The row of an earlier version says nothing about what was replayed since.
+        store.write([(PLACED_KEY, b""), (id_key(THERE), row)], [])
+        with pytest.raises(
+            LogMismatch, match=f"{end}.* in shard 2, but its id belongs to shard 1: partitions were added"
+        ):
+            check_places(store, FORWARD, NOW_MS)

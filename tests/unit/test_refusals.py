@@ -58,6 +58,19 @@ def test_between_attempts_a_step_has_all_messages() -> None:
     assert refusals.within_step(run, end_ms) == 1
 
 
+def test_a_refused_message_that_an_action_moved_is_attempted_at_its_new_time() -> None:
+    """Its refusal is not decided yet. Once the message is decided, nothing of the mark is left."""
+    refusals = refusing()
+    before = selected("bad", first=50)
+    refusals.refuse(before, NOW_MS, RETRIES)
+    now_ms = target(refusals).next_ms
+    assert refusals.attempted(before, now_ms) is None
+    moved = replace(before, items=[(NOW_MS + 1, *before.items[0][1:])])
+    assert refusals.attempted(moved, now_ms) is target(refusals)
+    refusals.committed(moved, now_ms, MESSAGES, delivered=False)
+    assert target(refusals).attempts == {}
+
+
 def test_a_step_with_messages_that_leave_a_lane_is_no_attempt() -> None:
     refusals, run = refusing(), selected("bad", first=50)
     assert refusals.attempted(run, NOW_MS) is target(refusals)

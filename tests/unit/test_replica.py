@@ -11,6 +11,8 @@ import pytest
 from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.adapters.memory import MemoryStore
 from chronos.config import load
+from chronos.core.digest import digest
+from chronos.core.keys import PLACED, PLACED_KEY
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -40,7 +42,7 @@ def lead(epoch: int) -> Assignment:
 class Node:
     """A node with one shard, whose replica is stepped by hand."""
 
-    def __init__(self, case: Case, name: str, assignment: Assignment) -> None:
+    def __init__(self, case: Case, name: str, assignment: Assignment, *, shards: int = 1) -> None:
         self.assignment = assignment
         self.guard: str | None = None
         self.fetch: Callable[[RecoveryCost], bool] = lambda cost: False
@@ -49,7 +51,7 @@ class Node:
         self.store = MemoryStore()
         self.failures: list[ChronosError] = []
         self.driver: ShardDriver = make_shard(
-            load(None, {}, ["shards=1", f"node.id={name}"]),
+            load(None, {}, [f"shards={shards}", f"node.id={name}"]),
             0,
             log_port=case.log,
             store=self.store,
@@ -103,6 +105,25 @@ class Case:
     def trim(self) -> None:
         """Drop everything from the progress log."""
         self.log.trim(self.progress, 0, self.log.stable_end(self.progress, 0))
+
+    def schedule(self, count: int, *, deleted: int = 0, delay: bytes = b"1d") -> None:
+        """Append messages to the delay topic, and delete its first records, as retention does, down to this offset."""
+        headers = {"chronos-target-topic": b"t", "chronos-delay": delay}
+        self.log.append([(self.delay, b"%d" % number, b"v", headers, 0) for number in range(count)], 9.0)
+        self.log.trim(self.delay, 0, deleted)
+
+    def lead(self) -> None:
+        """Have the other node, which is the master, execute what is in the delay log."""
+        for _ in range(STEPS_MAX):
+            self.clock.now += 10
+            self.other.step()
+
+    def follow_from_nothing(self) -> None:
+        """Have the node under test follow with its empty store, and compare it with the other one's."""
+        follower(self)
+        self.node.steps(STEPS_MAX)
+        assert self.node.replica.state == self.other.replica.state
+        assert digest(self.node.store) == digest(self.other.store)
 
     def break_off(self) -> None:
         """A failure that the replica can only mend by starting again from its store."""
@@ -497,3 +518,100 @@ def test_a_replica_whose_log_lost_records_fails_with_the_reason(case: Case) -> N
     assert isinstance(failure, LogMismatch)
     assert case.node.driver.role == S.FAILED
     assert case.node.driver.paused == str(failure)
+
+
+# ------------------------------------------------------------------------------- A delay log that begins late
+
+
+def test_a_shard_whose_delay_log_begins_above_0_is_replayed_from_where_its_first_record_says(case: Case) -> None:
+    """Records that were deleted before the first start were never accepted; a node without a store must find that again."""
+    case.schedule(5, deleted=3)
+    case.commit()
+    case.lead()
+    assert (case.other.replica.state.pending, case.other.replica.state.pull_offset) == (2, 5)
+    case.follow_from_nothing()
+
+
+def test_a_follower_begins_where_the_first_master_began_although_it_saw_older_records(case: Case) -> None:
+    """It started before the records were deleted; the first master began after that."""
+    case.schedule(5)
+    follower(case)
+    case.schedule(0, deleted=3)
+    case.commit()
+    case.lead()
+    case.follow_from_nothing()
+    assert case.node.replica.state.totals.accepted == 2
+
+
+def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log(case: Case) -> None:
+    """Its disk is full when it has taken over, and records are deleted before there is room again."""
+    case.schedule(5)
+    case.other.until(S.TAKING_OVER)
+    while case.other.replica._master is None:
+        case.other.step()
+    case.other.guard = "1 MiB free"
+    case.other.step()
+    case.schedule(0, deleted=3)
+    case.other.guard = None
+    case.other.until(S.MASTER)
+    case.lead()
+    assert case.other.replica.state.totals.accepted == 2
+    case.follow_from_nothing()
+
+
+def test_a_delay_log_that_lost_accepted_records_is_an_error_of_an_empty_store(case: Case) -> None:
+    case.commit()
+    case.schedule(5, deleted=3)
+    with pytest.raises(LogMismatch, match="begins at 3, but the store needs it from 0 on"):
+        case.node.steps(STEPS_MAX)
+
+
+# -------------------------------------------------------------------------------- Partitions that were added
+
+
+@pytest.mark.parametrize("assignment", [FOLLOW, lead(9)], ids=["follower", "master"])
+@pytest.mark.parametrize("source", ["the logs", "a checkpoint"])
+def test_a_store_rebuilt_with_pending_ids_of_other_shards_is_a_named_error(
+    case: Case, assignment: Assignment, source: str
+) -> None:
+    """The delay topic got a second partition, and the configuration followed: no cancel would find what has moved."""
+    case.schedule(5)
+    case.commit()
+    case.lead()
+    grown = Node(case, "c", assignment, shards=2)
+
+    def fetch(cost: RecoveryCost) -> bool:
+        rows = case.other.store.scan(b"", b"\xff" * 9, 1_000, 1_000_000)
+        # The row said so before the logs were replayed.
+        grown.store.write([(key, b"" if key == PLACED_KEY else value) for key, value in rows], [])
+        return cost.store_empty
+
+    if source == "a checkpoint":
+        grown.fetch = fetch
+    with pytest.raises(
+        LogMismatch, match=r"is pending in shard 0, but its id belongs to shard 1: partitions were added"
+    ):
+        grown.steps(STEPS_MAX)
+    assert grown.replica.role != S.MASTER
+
+
+def test_a_store_rebuilt_with_delivered_ids_of_other_shards_is_an_error_until_they_are_free(case: Case) -> None:
+    """Until then, a repetition of such an id would be accepted by the shard that it belongs to now."""
+    case.schedule(5, delay=b"0")
+    case.commit()
+    case.lead()
+    assert case.other.replica.state.totals.delivered == 5
+    with pytest.raises(LogMismatch, match=r"was delivered at .* in shard 0, but its id belongs to shard 1"):
+        Node(case, "c", lead(9), shards=2).steps(STEPS_MAX)
+    case.clock.now += load(None, {}, []).retention.deduplication
+    Node(case, "d", lead(9), shards=2).until(S.MASTER)
+
+
+def test_the_places_of_ids_are_checked_once(case: Case) -> None:
+    """A store that was rebuilt keeps a note of it, so that neither a start nor a failover reads every id."""
+    case.schedule(5)
+    case.commit()
+    case.lead()
+    follower(case)
+    case.node.steps(STEPS_MAX)
+    assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [[PLACED], [PLACED]]

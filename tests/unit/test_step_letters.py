@@ -91,12 +91,12 @@ class Bench:
         self.pusher.targets.describe({*self.topics.infos, "orders", "missing"}, now_ms, age_ms_max=0)
 
     def plan(self, selection: Selection, now_ms: int = NOW_MS, **more: Any) -> PlannedTransaction:
-        given = {"poison_offset": None, "refusals": self.refusals, "look_ahead": self.ahead, **more}
+        given = {"poison": None, "refusals": self.refusals, "look_ahead": self.ahead, **more}
         return self.pusher.plan(selection, [], now_ms, **given)
 
     def prepare(self, selection: Selection) -> PlannedTransaction | None:
         """Plan ahead; the transaction that was kept."""
-        self.pusher.plan_next(selection, NOW_MS, poison_offset=None, refusals=self.refusals, look_ahead=self.ahead)
+        self.pusher.plan_next(selection, NOW_MS, poison=None, refusals=self.refusals, look_ahead=self.ahead)
         return self.ahead.kept
 
 
@@ -240,7 +240,7 @@ CHANGES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "a rate limit": limit,
     "a target that is set aside": set_aside,
     "a lane": lambda bench: {"lanes": {("orders", WHOLE_TOPIC)}},
-    "a poison record": lambda bench: {"poison_offset": 70},
+    "a poison record": lambda bench: {"poison": (70, DUE_MS, 1, 1)},
     "a target that takes more": redescribed("small", topic("small", 5_000)),
     "a target that takes less": redescribed("orders", topic("orders", 100)),
     "a target without a leader": redescribed("orders", replace(topic("orders"), leaderless=frozenset({0, 1, 2}))),

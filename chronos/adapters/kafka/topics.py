@@ -111,9 +111,9 @@ class KafkaTopics:
         problems = []
         if spec.per_shard and info.partitions != spec.partitions:
             problems.append(
-                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. Set `shards`"
-                " to what the topic has; if partitions were added, give the delay and the progress topic the same"
-                " number and remove `shards` in the data directory: the stores are rebuilt from the logs"
+                f"{spec.name} has {info.partitions} partitions where `shards` says {spec.partitions}. If it was created with"
+                f" {info.partitions}, set `shards` to that. If partitions were added, ids have moved to other shards, and this topic"
+                " cannot be used any more: give Chronos a second set of topics, with a data directory of its own"
             )
         actual = self._settings([spec.name])[spec.name]
         if not actual and spec.name not in self._unchecked:
