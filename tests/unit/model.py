@@ -261,8 +261,8 @@ class Model:
                     # Its entry is still at the address that the id names, as of one that was delivered.
                     self.id_states[message_id] = ("delivered", message.place_ms, message.offset, 0)
                 else:
-                    for known in (self.id_states, self.firsts, self.orders):
-                        known.pop(message_id, None)  # type: ignore[attr-defined]
+                    for each in (self.id_states, self.firsts, self.orders):
+                        each.pop(message_id, None)  # type: ignore[attr-defined]
 
     # One step
 
