@@ -19,6 +19,7 @@ from chronos.core.digest import digest
 from chronos.core.keys import partition_of
 from chronos.core.message import Reason, Record
 from chronos.core.progress import Progress, unpack_progress
+from chronos.core.query import holds_for
 from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -384,7 +385,11 @@ def test_other_shards_forget_nothing_that_a_held_record_may_need(service: Servic
     service.run(10)
     assert unforwarded_ms(service.shards[0].replica.state) == 0
     assert service.progress(0)[-1].held_forwards == 1
+    assert [holds_for(service.stores[0], service.shards[0].replica.state, home) for home in range(SHARDS)] == [
+        False, True, False,
+    ]  # fmt: skip
     service.log.leaderless.clear()
     service.run(2 * SECOND)
     assert unforwarded_ms(service.shards[0].replica.state) > 0
     assert service.progress(0)[-1].held_forwards == 0
+    assert not holds_for(service.stores[0], service.shards[0].replica.state, 1)
