@@ -148,7 +148,7 @@ class Master:
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and nothing is asked.
         open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
-        if self._write_on(now_ms, something_leaves=open_lanes):
+        if self._write_on(now_ms):
             return now_ms
         try:
             records, reached_ms = self._pull(now_ms, to_end=is_heartbeat, something_leaves=open_lanes)
@@ -192,15 +192,10 @@ class Master:
         log.warning("batch stepped over", shard=self._shard.rules.shard, first=first, last=last, why=str(error))
         return staged
 
-    def _write_on(self, now_ms: int, *, something_leaves: bool) -> bool:
-        """Commit a step that only writes held records to their destination; False if there is none.
-
-        It takes turns with the steps that pull, and after records were forwarded with those that deliver.
-        """
+    def _write_on(self, now_ms: int) -> bool:
+        """Commit a step that only writes held records to their destination, in turns with all other steps; False if there is none."""
         wrote_on, self._wrote_on = self._wrote_on, False
         if wrote_on or not self._shard.state.held:
-            return False
-        if self._poison_search.forwarded and self._is_proven(now_ms, something_leaves=something_leaves):
             return False
         staged = self._shard.stage_nothing(self._horizon_ms(now_ms))
         if not self._held.write_on(staged, now_ms):
@@ -210,12 +205,6 @@ class Master:
         self.last.write(self._shard.rules.shard)
         self._wrote_on = self._poison_search.forwarded = True
         return True
-
-    def _is_proven(self, now_ms: int, *, something_leaves: bool) -> bool:
-        """Return whether messages can be delivered by what was pulled before."""
-        due_ms = self._shard.next_due_ms() if self._limits.push else None
-        proven_ms = min(now_ms, max(self._reached_ms, self._shard.state.watermark_ms))
-        return something_leaves or (due_ms is not None and due_ms <= proven_ms)
 
     def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
         """Return whether a few records that are not due soon should wait for more before a transaction is spent on them."""
@@ -269,8 +258,9 @@ class Master:
             return [], now_ms if self._is_blind else self._reached_ms
         # Records are forwarded without deliveries, so that messages wait in other partitions for a short time only; then those
         # come first that are due by what was pulled before.
-        is_proven = search.forwarded and self._is_proven(now_ms, something_leaves=something_leaves)
-        self._delivers_only = is_proven and not to_end
+        proven_ms = max(self._reached_ms, self._shard.state.watermark_ms)
+        is_proven = something_leaves or (something_due and due_ms <= proven_ms)  # type: ignore[operator]
+        self._delivers_only = search.forwarded and is_proven and not to_end
         search.forwarded = False
         if self._delivers_only:
             return [], self._reached_ms

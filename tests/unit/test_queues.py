@@ -27,6 +27,7 @@ from chronos.node.shards import make_shard
 from chronos.ports import Appended, Outgoing, Sent, TopicInfo, Writer
 from chronos.workers.horizon import unforwarded_ms, unpulled_ms
 from chronos.workers.letters import ELECTION_MS, REFUSED_PAUSE_MS
+from chronos.workers.master import PULL_LINGER_MS
 from chronos.workers.replica_state import STANDALONE, Assignment, ReplicaState
 from tests.harness.clock import HandClock
 
@@ -232,6 +233,11 @@ def test_records_of_an_id_keep_their_order_behind_a_queue(service: Service) -> N
     service.run(10)
     assert service.waits(0) == (len(many) + 1,) * 2
     service.log.leaderless.clear()
+    while not service.progress(0)[-1].written:
+        service.run(100, only=[1])
+        service.shards[0].replica.step(service.clock.now)
+    assert service.waits(0)[0] > 0
+    service.clock.now += PULL_LINGER_MS
     service.write(0, (name, None, {}), service.message(name, 200, b"second"), (name, None, {}))
     service.write(2, service.message(IDS[1][41], 200, b"through another partition"))
     service.run(10 * SECOND)
