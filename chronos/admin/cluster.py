@@ -21,7 +21,16 @@ from chronos.admin.schemas import (
 from chronos.admin.waiting import poll
 from chronos.core.assignment import refused
 from chronos.core.health import ARM_REFUSED, OBSERVERS_MIN, OFF, UNHEALTHY, quorum
-from chronos.core.roles import UNREACHABLE, Change, Member, Request, Roles, ShardRoles, verdicts
+from chronos.core.roles import (
+    UNREACHABLE,
+    Change,
+    Member,
+    Request,
+    Roles,
+    ShardRoles,
+    hold_rules_back,
+    verdicts,
+)
 from chronos.core.timefmt import format_time
 from chronos.node import IN_PLACE
 from chronos.ports import ClusterSnapshot
@@ -49,6 +58,7 @@ class Cluster:
         membership = self._context.node.membership
         snapshot = None if membership is None else membership.snapshot()
         roles = None if snapshot is None else snapshot.roles
+        published = roles or Roles()
         own = self._context.node.describe()
         others = [] if snapshot is None else [m for _, m in sorted(snapshot.members.items()) if m.node != own.node]
         drained = () if roles is None else roles.drained
@@ -58,6 +68,11 @@ class Cluster:
             controller=None if roles is None else roles.controller or None,
             controller_epoch=None if roles is None else roles.controller_epoch,
             sure=snapshot is None or snapshot.confirmed,
+            rules=own.rules if snapshot is None else published.rules,
+            # A voter of an older version passes the reports of others on without their numbers.
+            rules_held_back_by=[]
+            if snapshot is None
+            else hold_rules_back({**snapshot.members, own.node: own}, published),
             history=[] if roles is None else [_change(change) for change in reversed(roles.history)],
         )
 
@@ -96,6 +111,7 @@ class Cluster:
             instance=member.instance,
             address=PASSWORD.sub("//", member.address),
             version=member.version,
+            rules=member.rules,
             coordinator=config.coordinator.kind,
             log=config.log.kind,
             delay_topic=config.topics.delay,

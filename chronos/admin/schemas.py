@@ -796,6 +796,7 @@ class NodeInfo(Struct, kw_only=True):
     instance: Annotated[str, Meta(description="Id of the node's data directory.")]
     address: Annotated[str, Meta(description="URL at which other nodes reach the node.")]
     version: str
+    rules: Annotated[int, Meta(ge=1, description="The newest rules number that the node knows.")]
     coordinator: Annotated[str, Meta(description="`standalone`, `kafka`, `zookeeper` or `raft`.")]
     log: Annotated[str, Meta(description="`embedded` or `kafka`.")]
     delay_topic: Annotated[str, Meta(description="The topic producers write delayed messages to.")]
@@ -847,6 +848,13 @@ class Nodes(Struct, kw_only=True):
     ]
     controller_epoch: Annotated[Count | None, Meta(description="Grows with every new controller; null: standalone.")]
     sure: Annotated[bool, Meta(description="True if the coordinator answers at the moment.")]
+    rules: Annotated[
+        int, Meta(ge=1, description="The rules number that every node has announced, which masters may write.")
+    ]
+    rules_held_back_by: Annotated[
+        list[str],
+        Meta(description="Nodes for which a greater number is not used yet: they do not announce it, or are away."),
+    ]
     history: Annotated[list[RoleChange], Meta(max_length=50, description="The last changes of roles, newest first.")]
 
 

@@ -121,7 +121,7 @@ def _reach(member: "Member", config: "Config") -> Iterator[Finding]:
 
 def _roles(found: "ClusterInspection") -> Iterator[Finding]:
     from chronos.core.health import is_unhealthy
-    from chronos.core.roles import verdicts
+    from chronos.core.roles import hold_rules_back, verdicts
     from chronos.core.timefmt import format_time
 
     roles = found.roles
@@ -142,6 +142,11 @@ def _roles(found: "ClusterInspection") -> Iterator[Finding]:
         yield problem("roles", f"no member is master of shard {shards}; `chronos status` shows since when and why")
     elif found.members:
         yield ok("roles", f"every shard has a master; {roles.controller} is the controller")
+    newest = max((member.rules for member in found.members.values()), default=roles.rules)
+    for node in hold_rules_back(found.members, roles):
+        member = found.members.get(node)
+        why = "is away" if member is None else f"runs version {member.version} and knows rules {member.rules}"
+        yield note("roles", f"rules {roles.rules} are in use; rules {newest} wait for node {node}, which {why}")
     for node, since_ms in sorted(roles.away.items()):
         yield note(
             "roles",

@@ -81,7 +81,7 @@ def _screen(found: dict[str, Any]) -> Any:
         parts.append(
             Text.assemble(
                 (printable(node["node"]), "bold"),
-                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, up ",
+                f"  cluster {node['cluster']}, {node['log']} log, version {node['version']}, rules {node.get('rules', 1)}, up ",
                 relative(node["started_at"]).removesuffix(" ago"),
                 "" if free is None else f", {size(free)} free", f"  {', '.join(words)}  " if words else "  ", state,
             )
@@ -91,6 +91,8 @@ def _screen(found: dict[str, Any]) -> Any:
         held = ", ".join(map(str, node["shards"]))
         parts.append(Text.assemble((printable(node["node"]), "bold"), f"  holds shards {held}  ",
                                    (f"away since {relative(node['since'])}", "red")))  # fmt: skip
+    if text := _rules_held_back(found):
+        parts.append(Text(wrapped(printable(text), "  ")))
     shards = found["shards"]
     pending = sum(shard["pending"] for shard in shards)
     delivered, cancelled = (sum(shard["totals"][name] for shard in shards) for name in ("delivered", "cancelled"))
@@ -160,6 +162,18 @@ def _other_reasons(found: dict[str, Any]) -> list[str]:
         if shard["paused"] and not any(shard["paused"] in reason for reason in named):
             paused.setdefault(shard["paused"], []).append(str(shard["shard"]))
     return [printable(f"paused: shard {', '.join(shards)}: {reason}") for reason, shards in paused.items()]
+
+
+def _rules_held_back(found: dict[str, Any]) -> str:
+    """Which nodes a newer rules number waits for; empty if there is none, or if the node asked is of a version without them."""
+    nodes = found.get("rules_held_back_by")
+    if not nodes:
+        return ""
+    newest = max(node.get("rules", 1) for node in found["nodes"])
+    return (
+        f"rules {found['rules']} are in use; rules {newest} wait for {', '.join(nodes)}: upgrade them, or `chronos forget` those"
+        " that will not come back"
+    )
 
 
 def _held_back(shard: dict[str, Any]) -> str:

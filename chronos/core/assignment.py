@@ -72,6 +72,7 @@ def plan(view: ClusterView) -> Roles:
     4. A shard whose master is gone, leaving, drained, cut off from the log, or far behind before it leads, gets another one, and one
        whose master a quorum of observers finds unhealthy, if that is permitted; all other masters stay.
     5. At most one shard is moved only to spread masters evenly.
+    6. The rules number is raised to the least that a member announces, unless a node is away.
     """
     table = _Table(view)
     table.record_progress()  # 1
@@ -87,7 +88,7 @@ def plan(view: ClusterView) -> Roles:
         if after == before:
             break
         before = after
-    return table.roles()
+    return table.roles()  # 6
 
 
 class _Table:
@@ -120,9 +121,18 @@ class _Table:
             limited=dict(self.limited),
             armed=dict(self.armed),
             history=tuple(self.history[-HISTORY_MAX:]),
+            rules=self.rules(),
         )
 
     # --- reports
+
+    def rules(self) -> int:
+        """Return the rules number that masters may write: the least that a member announces, and no less than was published before.
+
+        It is not raised while a node is away: that node may come back as the version that it was, and would have to stop.
+        """
+        announced = min((member.rules for member in self.members.values()), default=0)
+        return max(self.view.roles.rules, 0 if self.away else announced)
 
     def replica(self, shard: int, node: str | None) -> ReplicaReport:
         """Return the node's report of its replica; an empty one if there is none."""

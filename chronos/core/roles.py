@@ -84,6 +84,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reachability of the log's brokers: OK, DEGRADED or UNREACHABLE."""
     token: str = ""
     """Authenticates this node to other members. Only the coordinator holds it; it is never logged or shown."""
+    rules: Number = 1
+    """The newest rules number that this node knows (`core.progress.RULES`); a version that announces none knows 1."""
     replicas: Mapping[int, ReplicaReport] = {}
 
 
@@ -143,6 +145,9 @@ class Roles(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Shards for which an operator permitted one failover on failed probes -> the end of the permission (epoch ms)."""
     history: tuple[Change, ...] = ()
     """The last changes, newest last; at most HISTORY_MAX."""
+    rules: Number = 1
+    """The rules number that every node has announced, which masters may write. No controller lowers it; one of a version without rules
+    numbers leaves it out, and the shards whose logs have a greater one keep that."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -174,6 +179,16 @@ def verdicts(members: Mapping[str, Member], shard: int, epoch: int) -> dict[str,
     """
     reports = {node: member.replicas[shard] for node, member in members.items() if shard in member.replicas}
     return {node: not replica.unhealthy for node, replica in reports.items() if 0 < replica.judged == epoch}
+
+
+def hold_rules_back(members: Mapping[str, Member], roles: Roles) -> list[str]:
+    """Return the nodes, sorted, for which the rules number is not raised although a member knows a greater one.
+
+    They are the members that announce no greater one, and the nodes that are away.
+    """
+    if all(member.rules <= roles.rules for member in members.values()):
+        return []
+    return sorted({node for node, member in members.items() if member.rules <= roles.rules}.union(roles.away))
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):

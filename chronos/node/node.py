@@ -19,6 +19,7 @@ from chronos.config import Config
 from chronos.core.codec import FRESH, Identity, unpack_state
 from chronos.core.health import Verdict
 from chronos.core.keys import STATE_KEY
+from chronos.core.progress import RULES
 from chronos.core.roles import OK, Member
 from chronos.core.selector import Selector
 from chronos.core.timefmt import MS_MAX
@@ -305,6 +306,7 @@ class Node:
             eligible=config.failover.candidate,
             log=OK if self._cluster is None else self._cluster.reachability.verdict,
             token=self.token,
+            rules=RULES,
             replicas={
                 shard.number: report(shard, self._flushed[shard.number], self.verdict(shard.number))
                 for shard in self.shards

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from chronos.core.progress import RULES
 from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import Clock, ClusterSnapshot, Coordinator
@@ -129,19 +130,21 @@ class Membership:
         """Return the present assignment of this node's replica; called by the shards' own threads."""
         snapshot = self._coordinator.look()
         if snapshot.roles is None:
-            return Assignment(kind="follower", confirmed=False)
+            return Assignment(kind="follower", confirmed=False, rules=1)
+        rules = min(snapshot.roles.rules, RULES)
         roles = snapshot.roles.shards.get(shard)
         if roles is None:
-            return Assignment(kind="follower", confirmed=snapshot.confirmed)
+            return Assignment(kind="follower", confirmed=snapshot.confirmed, rules=rules)
         if roles.master == self._node:
             return Assignment(
                 kind="master",
                 epoch=roles.epoch,
                 confirmed=snapshot.confirmed,
                 predecessor_active=self._predecessor_active(snapshot, shard, roles),
+                rules=rules,
             )
         is_holder = not roles.replicas or self._node in roles.replicas
-        return Assignment(kind="follower" if is_holder else "none", confirmed=snapshot.confirmed)
+        return Assignment(kind="follower" if is_holder else "none", confirmed=snapshot.confirmed, rules=rules)
 
     def _predecessor_active(self, snapshot: ClusterSnapshot, shard: int, roles: ShardRoles) -> bool:
         """Return whether the previous master still reports that it is master, so that it may finish its step first."""

@@ -107,7 +107,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     predecessor_active: bool = False
     """The previous master may still be finishing its step; do not fence it yet."""
     rules: int = RULES
-    """The number of the newest rules that all nodes know; a standalone node's own."""
+    """The newest rules that all nodes know, at most RULES; a standalone node's own. It may grow while a leadership lasts, and does not
+    end it."""
 
     def continues(self, other: "Assignment | None") -> bool:
         """Return whether a leadership that began under `other` is still assigned."""

@@ -69,7 +69,7 @@ def _progress(shard: Shard, staged: Staged, selection: Selection, decisions: Seq
         role_epoch=1, log_epoch=1, cluster="shop",
                                    node="bench", instance="bench", pull_offset=staged.pull_offset,
         cursor_due_ms=selection.cursor[0], cursor_offset=selection.cursor[1], counts=count_outcomes(len(selection.items), decisions),
-        decisions=tuple(decisions),
+        decisions=tuple(decisions), rules=staged.rules, horizon_ms=staged.horizon_ms,
     )  # fmt: skip
 
 

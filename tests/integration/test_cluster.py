@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chronos.core.progress import RULES
 from tests.chaos.drill import Drill
 from tests.chaos.faults import FAULTS, Fault, epochs_complaints, lose_quorum
 from tests.chaos.fleet import SESSION_S, Fleet
@@ -88,6 +89,8 @@ def test_every_node_holds_every_shard_and_answers_for_it(fleet: Fleet, flow: Kaf
     assert sorted(node["node"] for node in seen_nodes["nodes"]) == ["n1", "n2", "n3"]
     assert seen_nodes["controller"] in fleet.nodes
     assert {change["shard"] for change in seen_nodes["history"]} == set(range(SHARDS))
+    assert {node["rules"] for node in seen_nodes["nodes"]} == {seen_nodes["rules"]} == {RULES}
+    assert seen_nodes["rules_held_back_by"] == []
 
 
 @pytest.mark.timeout(240)

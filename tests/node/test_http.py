@@ -33,6 +33,7 @@ from chronos.admin.schemas import (
 from chronos.client import AsyncClient, NotFound, ServiceFailed, headers
 from chronos.config import load
 from chronos.core.keys import partition_of
+from chronos.core.progress import RULES
 from chronos.node import Node
 from tests.harness.service import Service
 
@@ -690,6 +691,7 @@ def test_shards_and_nodes_show_their_state(service):
         (2, "master"),
     ]
     assert (found["controller"], found["history"], found["sure"]) == (None, [], True)
+    assert (node["rules"], found["rules"], found["rules_held_back_by"]) == (RULES, RULES, [])
 
 
 def test_the_metrics_are_those_of_the_reference(service):
@@ -702,8 +704,8 @@ def test_the_metrics_are_those_of_the_reference(service):
         # A node alone observes no other master, and has no follower.
         is_there = re.search(rf'^{name}{{shard="2"}} ', text, re.MULTILINE) is not None
         assert is_there == (series.name not in ("chronos_master_unhealthy", "chronos_in_sync_replicas")), series.name
-    for name, _, _ in metrics.BROKER_METRICS:
-        assert f"\n# TYPE {name} gauge" in text
+    for name, kind, _ in metrics.BROKER_METRICS:
+        assert f"\n# TYPE {name} {kind}" in text
     for name, _, _ in metrics.NODE_METRICS:
         assert f"\n{name}" in text
     buckets = [

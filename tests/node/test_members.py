@@ -1,22 +1,33 @@
-"""The wait of a request for a node that this node does not see yet."""
+"""The members of a cluster as a node shows them, and the wait of a request for a node that this node does not see yet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from copy import copy
+from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
+import pytest
+from rich.console import Console
+
+from chronos.admin.cluster import Cluster as Handlers
 from chronos.admin.cluster import wait_for_member
 from chronos.admin.context import silence
 from chronos.admin.waiting import poll
+from chronos.cli.doctor_cluster import _roles
+from chronos.cli.status import _screen
+from chronos.core.assignment import plan
 from chronos.core.codec import State
+from chronos.core.progress import RULES
 from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import CoordinatorFull
-from chronos.ports import ClusterSnapshot
+from chronos.ports import ClusterInspection, ClusterSnapshot
 from chronos.workers.claim import FOREIGN_SILENCE_MS
 from chronos.workers.membership import Membership
+from chronos.workers.reachability import LogReachability
 from tests.harness.inside import Inside
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -26,12 +37,18 @@ class Cluster(NamedTuple):
     """The part of a node that has its membership."""
 
     membership: Membership
+    reachability: LogReachability | None = None
     in_sync: None = None
 
+    def verdict(self, _: int) -> None:
+        """The node observes no master."""
 
-def member(node: str) -> Member:
+
+def member(node: str, *, rules: int = 1) -> Member:
     """A node without replicas."""
-    return Member(node=node, instance=f"i-{node}", address=f"http://{node}", version="0", started_ms=0)
+    return Member(
+        node=node, instance=f"i-{node}", address=f"http://{node}", version=f"0.{rules}", started_ms=0, rules=rules
+    )
 
 
 def snapshots(*nodes: tuple[str, ...]) -> Iterator[ClusterSnapshot]:
@@ -133,6 +150,85 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
         coordinator.tick()
         assert context.reasons() == []
         assert context.details() == ["the coordinator does not answer this node: its roles do not change"]
+
+
+@pytest.mark.parametrize(
+    ("announced", "roles", "held_back_by"),
+    [
+        pytest.param({"n2": RULES}, Roles(rules=RULES), [], id="all nodes know it"),
+        pytest.param({"n2": 1, "n3": 1}, Roles(), ["n2", "n3"], id="older nodes"),
+        pytest.param({"n2": RULES}, Roles(away={"n3": 5}), ["n3"], id="a node is away"),
+        pytest.param({"n2": RULES}, Roles(), [], id="it is published in a moment"),
+    ],
+)
+def test_people_see_the_rules_numbers_and_the_nodes_that_hold_a_newer_one_back(
+    tmp_path: Path, announced: dict[str, int], roles: Roles, held_back_by: list[str]
+) -> None:
+    """Over HTTP, by `chronos status`, and by the doctor, which gives a reason for each."""
+    members = {node: member(node, rules=rules) for node, rules in {"n1": RULES, **announced}.items()}
+    found = seen_by_n1(tmp_path, members, roles)
+    assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, **announced}
+    assert (found["rules"], found["rules_held_back_by"]) == (roles.rules, held_back_by)
+    for name in (*announced, "n1"):
+        (line,) = [line for line in screen(found) if line.startswith(f"{name} ") and "version" in line]
+        assert f", rules {announced.get(name, RULES)}, up " in line
+    waits = f"rules 1 are in use; rules {RULES} wait for {', '.join(held_back_by)}: upgrade them"
+    assert (waits in " ".join(" ".join(screen(found)).split())) == bool(held_back_by)
+    findings = [finding.text for finding in _roles(ClusterInspection(checked="", members=members, roles=roles))]
+    reasons = {node: f"runs version 0.{rules} and knows rules {rules}" for node, rules in announced.items()}
+    for node in held_back_by:
+        why = reasons.get(node, "is away")
+        assert f"rules 1 are in use; rules {RULES} wait for node {node}, which {why}" in findings
+    assert len([text for text in findings if "wait for" in text]) == len(held_back_by)
+
+
+def test_a_node_counts_by_what_it_knows_itself_while_an_older_voter_passes_its_report_on(tmp_path: Path) -> None:
+    """The voter leaves out a field that it does not know."""
+    found = seen_by_n1(tmp_path, {node: member(node, rules=1) for node in ("n1", "n2")}, Roles())
+    assert {node["node"]: node["rules"] for node in found["nodes"]} == {"n1": RULES, "n2": 1}
+    assert found["rules_held_back_by"] == ["n2"]
+
+
+def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict[str, Any]:
+    """The answer of node n1 to `/v1/nodes` in a cluster whose coordinator has these members and roles."""
+    with Inside(tmp_path, node__id="n1", shards=1) as service:
+        world = World(0)
+        ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
+        clients = {node: SimCoordinator(ensemble, node, lambda _: None) for node in members}
+        for node, client in clients.items():
+            client.join(members[node])
+        ensemble.publish(roles, 0)
+        while len(clients["n1"].look().members) < len(members) or clients["n1"].look().roles is None:
+            world.pass_time(20)
+        context = copy(service.server._context)
+        assert context is not None
+        context.node = copy(service.node)
+        clock = service.node.clock
+        context.node._cluster = Cluster(  # type: ignore[assignment]
+            Membership(clients["n1"], node="n1", clock=clock, describe=service.node.describe, plan=plan),
+            LogReachability(service.node.log, unreachable_ms=60_000, clock=clock),
+        )
+        _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
+        return dict(msgspec.to_builtins(shown))
+
+
+def test_the_status_of_a_node_of_a_version_without_rules_numbers_is_shown() -> None:
+    """It sends none, and knows the first."""
+    node = {
+        "node": "n1", "cluster": "c", "log": "kafka", "version": "0", "started_at": "2026-01-01T00:00:00Z", "ready": True,
+        "disk_free_bytes": None, "leaving": False, "drained": False, "reasons": [],
+    }  # fmt: skip
+    lines = screen({"nodes": [node], "away": [], "controller": None, "sure": True, "history": []})
+    assert ", version 0, rules 1, up " in lines[0]
+    assert "wait for" not in " ".join(lines)
+
+
+def screen(found: dict[str, Any]) -> list[str]:
+    """The lines of `chronos status` for an answer to `/v1/nodes`, without shards."""
+    shown = Console(width=200, file=StringIO())
+    shown.print(_screen({**found, "shards": [], "timeline": {"intervals": [], "start": None, "end": None}}))
+    assert isinstance(shown.file, StringIO)
+    return shown.file.getvalue().splitlines()
 
 
 def test_a_shard_whose_master_has_been_silent_is_named_by_the_time_of_its_last_record() -> None:

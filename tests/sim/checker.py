@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from chronos.core.keys import REJECTED as TO_REJECTED
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
-from chronos.core.progress import Decision, Outcome, Progress, unpack_progress
+from chronos.core.progress import RULES, Decision, Outcome, Progress, unpack_progress
 from chronos.core.repetition import spread_shift_ms
 from chronos.workers.letters import REFUSED_PAUSE_MS
 from chronos.workers.refusals import PROVEN_AT
@@ -109,6 +109,10 @@ class Checker:
         self.rates: dict[str, RateBound] = {}
         """Target -> the rate that it has from now on, whatever happens."""
         self.digests: dict[tuple[int, int], bytes] = {}
+        self.rules_published: Callable[[], int] = lambda: RULES
+        """The greatest rules number that a controller published; without a coordinator, every node uses its own."""
+        self.rules: dict[int, int] = {}
+        """Shard -> rules number of its last progress record."""
         self.deliveries = 0
 
     # Called as it happens
@@ -138,6 +142,7 @@ class Checker:
         if len(records) != 1:
             raise broken("3", f"a transaction of shard {shard} holds {len(records)} progress records")
         progress = unpack_progress(records[0].value)
+        self._check_rules(shard, progress.rules)
         self._check_order(shard, progress)
         steps = self.steps[shard]
         steps.append(Committed(self.world.now_ms, offset, progress))
@@ -175,6 +180,14 @@ class Checker:
         attempted_ms = self.brokers.attempted_ms.pop(b"%b/%d/%d" % (DELAY.encode(), shard, decision.offset), 0)
         if attempted_ms < (1 if self.clocks_jump else decision.due_ms - EARLY_MS):
             raise broken("8", f"offset {decision.offset} of shard {shard} counts as refused, and was not attempted")
+
+    def _check_rules(self, shard: int, rules: int) -> None:
+        """No record has rules that a node may not know, and those of a shard do not go back."""
+        if rules > self.rules_published():
+            raise broken("9", f"shard {shard} is decided by rules {rules}, and {self.rules_published()} were published")
+        if rules < self.rules.get(shard, 1):
+            raise broken("9", f"shard {shard} goes back from rules {self.rules[shard]} to {rules}")
+        self.rules[shard] = rules
 
     def _check_order(self, shard: int, progress: Progress) -> None:
         """Laws 4 and 5."""

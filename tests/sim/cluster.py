@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from functools import partial
 
-from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, Request, Roles, ShardRoles
+from chronos.core.roles import AWAY_MS, REBALANCE_AFTER_MS, ClusterView, Request, Roles, ShardRoles
 from chronos.workers.checkpoint import CHECKPOINTS_MIN
 from chronos.workers.limits import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
@@ -55,6 +55,7 @@ class Cluster:
         self.place_dice = random.Random(f"misplaced {seed}")
         self.health_dice = random.Random(f"watching {seed}")
         self.late_dice = random.Random(f"late logs {seed}")
+        self.rules_dice = random.Random(f"rules {seed}")
         world = self.world = World(seed, lines=lines)
         draw = world.random
         self.checker = checker = Checker(world)
@@ -105,6 +106,8 @@ class Cluster:
             )
             for node in self.nodes:
                 node.duplicated = True
+        if self.ensemble is not None:
+            self._check_versions(self.ensemble)
         self.moves: Moves | None = None
         """The changes of roles, where masters are observed."""
         if self.ensemble is not None and (observed or self.health_dice.random() < OBSERVED):
@@ -156,11 +159,34 @@ class Cluster:
             poll_ms=draw.choice([200, 1_000, 3_000]),
         )
 
+    def _check_versions(self, ensemble: Ensemble) -> None:
+        """Check the rules numbers of roles and of progress records, and run older versions on some nodes for a time."""
+        self.checker.rules_published = lambda: ensemble.rules
+        ensemble.planned.append(self._check_rules)
+        # Of two nodes with one id, only one is a member.
+        if not self.duplicated and self.rules_dice.random() < 0.25:
+            for node in self.rules_dice.sample(self.nodes, self.rules_dice.choice([1, len(self.nodes)])):
+                node.rules, node.publishes_rules = 1, self.rules_dice.random() < 0.5
+
+    def _check_rules(self, view: ClusterView, roles: Roles) -> None:
+        """The rules number is raised only when every node that has a place knows it, and goes back with an older controller only."""
+        assert self.ensemble is not None
+        placed = {node.node_id: node.knows for node in self.nodes if node.node_id in {*roles.nodes, *view.members}}
+        older = sorted(node for node, rules in placed.items() if rules < roles.rules)
+        if roles.rules > view.roles.rules:
+            if view.roles.shards:
+                self.world.trace(f"rules {roles.rules}")
+            if older:
+                raise broken("9", f"rules {roles.rules} were published, unknown to {', '.join(older)}")
+        controls = next(node for node in self.nodes if node.node_id == view.controller)
+        if roles.rules < view.roles.rules and (controls.knows > 1 or controls.publishes_rules):
+            raise broken("9", f"the rules number went back from {view.roles.rules} to {roles.rules}")
+
     def _observe_masters(self, ensemble: Ensemble) -> None:
         """Run an observer in each node."""
         settings = HealthSettings.draw(self.health_dice)
         self.moves = Moves(self.world, settings)
-        ensemble.planned = self.moves.published
+        ensemble.planned.append(self.moves.published)
         self.moves.is_disturbed = self._is_disturbed
         for node in self.nodes:
             node.health, node.health_dice = settings, self.health_dice

@@ -36,11 +36,13 @@ class Ensemble:
         """The roles as last published; None before the first time."""
         self.version = 0
         """Number of times that roles were published."""
+        self.rules = 1
+        """The greatest rules number that was published."""
         self.controller: int | None = None
         """The session that holds the lock."""
         self.requests: list[Request] = []
         self.clients: list[SimCoordinator] = []
-        self.planned: Callable[[ClusterView, Roles], None] = lambda view, roles: None
+        self.planned: list[Callable[[ClusterView, Roles], None]] = []
         """Called with roles that were published, and the view that they were planned for."""
         self._heartbeat_ms: dict[int, int] = {}
         """Time of the last heartbeat of each session."""
@@ -113,6 +115,7 @@ class Ensemble:
             return False
         self.version += 1
         self.published = roles
+        self.rules = max(self.rules, roles.rules)
         self.world.trace(f"roles {self.version}: " + " ".join(
             f"{shard}={given.master}@{given.epoch}" for shard, given in sorted(roles.shards.items())
         ))  # fmt: skip
@@ -260,7 +263,8 @@ class SimCoordinator:
         is_news = bool(requests) or planned != ensemble.published
         if is_news and ensemble.controller == session and ensemble.publish(planned, version):
             del ensemble.requests[: len(requests)]
-            ensemble.planned(view, planned)
+            for check in ensemble.planned:
+                check(view, planned)
             self.refresh()
         return True
 

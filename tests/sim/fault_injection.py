@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chronos.core.progress import RULES
 from tests.sim.broker import BROKERS, DEAD_LETTER, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
@@ -143,6 +144,12 @@ class FaultInjection(ClusterPart):
         if self.cluster.leavers:
             for _ in range(dice.choice([1, 3, 8])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._leave)
+
+        dice = self.cluster.rules_dice
+        for node in [node for node in self.nodes if node.rules < RULES]:
+            if dice.random() < 0.3:
+                node.joins_ms = world.now_ms + dice.randrange(self.fault_ms)
+            world.after(dice.randrange(500, self.fault_ms), node.upgrade, dice.choice([100, 2_000, 8_000]))
 
         dice = self.cluster.health_dice
         if self.cluster.moves is not None:

@@ -44,6 +44,21 @@ Change = tuple[type | ModuleType, str, str, str]
 """Class or module, function, the text in it, its replacement."""
 
 FAULTS: dict[str, list[Change]] = {
+    "the newest rules number of any member is published": [
+        (_Table, "rules", "min((member.rules", "max((member.rules"),
+    ],
+    "the rules number is raised while a node is away": [
+        (_Table, "rules", "0 if self.away else announced", "announced"),
+    ],
+    "the rules number follows the members down": [
+        (_Table, "rules", "max(self.view.roles.rules, 0 if self.away else announced)", "announced"),
+    ],
+    "a master decides by the rules that it knows itself": [
+        (Membership, "assignment", "rules = min(snapshot.roles.rules, RULES)", "rules = RULES"),
+    ],
+    "the rules number is never raised": [
+        (_Table, "rules", "max(self.view.roles.rules, 0 if self.away else announced)", "self.view.roles.rules"),
+    ],
     "a record is forwarded twice": [
         (Forwards, "records", "for record, partition in forwards:", "for record, partition in [*forwards, *forwards[:1]]:"),
     ],

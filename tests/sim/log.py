@@ -116,6 +116,7 @@ class SimReader:
             size += len(record.value or b"")
             if records and size > bytes_max:
                 break
+            log.reading(partition, record)
             records.append(record)
             self.position = at
         return records
@@ -276,6 +277,8 @@ class SimLog:
         self.faults = caller.node.faults
         self.reads_trimmed = False
         """Offsets that were trimmed can still be read."""
+        self.reading: Callable[[Partition, Record], None] = lambda partition, record: None
+        """Called with each record before a reader returns it."""
 
     def prepare(self, topics: Sequence[TopicSpec], *, create: bool) -> dict[str, TopicInfo]:
         for spec in topics:

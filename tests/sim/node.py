@@ -15,8 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core import assignment
+from chronos.core.progress import RULES
 from chronos.core.rates import Rate, parse_rate
-from chronos.core.roles import OK, Member, ReplicaReport
+from chronos.core.roles import OK, ClusterView, Member, ReplicaReport, Roles
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import NodeIdTaken, StoreCorrupt
 from chronos.node.cluster import HAND_OVER_S
@@ -125,6 +126,12 @@ class SimulatedNode:
         """Until when no broker can be reached from here."""
         self.lost_broker = self.lost_broker_ms = 0
         """A broker that cannot be reached from here, and until when."""
+        self.rules = RULES
+        """The newest rules number of the version that its next process runs."""
+        self.publishes_rules = True
+        """False: while it is older, its version publishes no rules number when it controls."""
+        self.joins_ms = 0
+        """When it is started first, at the earliest."""
         self.health: HealthSettings | None = None
         """None: no observers, and `failover.on_unhealthy` is off."""
         self.health_dice = Random(0)
@@ -140,7 +147,9 @@ class SimulatedNode:
         return self.frozen_ms > self.world.now_ms
 
     def start(self) -> None:
-        if self.process is None and not self.gone:
+        if self.world.now_ms < self.joins_ms:
+            self.world.at(self.joins_ms, self.start)
+        elif self.process is None and not self.gone:
             self.world.trace(f"{self.name} starts")
             self.process = Process(self)
 
@@ -165,6 +174,18 @@ class SimulatedNode:
         """Shut down in order, as for an upgrade, and start again after a while."""
         if self.process is not None:
             self.process.leave(down_ms)
+
+    def upgrade(self, down_ms: int) -> None:
+        """Replace the version by the present one, with an orderly restart."""
+        if self.rules < RULES:
+            self.world.trace(f"{self.name} is upgraded")
+            self.rules = RULES
+            self.leave(down_ms)
+
+    @property
+    def knows(self) -> int:
+        """The newest rules number that its process knows, or the next one that it starts."""
+        return self.rules if self.process is None else self.process.rules
 
     def end(self, down_ms: int) -> None:
         """End the process; the disk keeps what was flushed."""
@@ -210,6 +231,8 @@ class Process:
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.world = node.world
+        self.rules = node.rules
+        """The newest rules number that its version knows."""
         self.dead = False
         self.leaving = False
         self.stopping = False
@@ -226,7 +249,7 @@ class Process:
             self.coordinator = SimCoordinator(node.ensemble, node.node_id, self.touch)
             self.coordinator.asleep = lambda: self.dead or node.frozen
             self.membership = Membership(
-                self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=assignment.plan
+                self.coordinator, node=node.node_id, clock=node.clock, describe=self._member, plan=self._plan
             )
         self.observer: ObserverThread | None = None
         self.in_sync: InSyncWatch | None = None
@@ -373,6 +396,11 @@ class Process:
         if self.dead:
             raise Crashed
 
+    def _plan(self, view: ClusterView) -> Roles:
+        """As the controller does; one of a version without rules numbers leaves them out."""
+        roles = assignment.plan(view)
+        return roles if self.rules > 1 or self.node.publishes_rules else replace(roles, rules=1)
+
     def _member(self) -> Member:
         node = self.node
         return Member(
@@ -383,6 +411,7 @@ class Process:
             started_ms=self.started_ms,
             leaving=self.leaving,
             log=OK if self.reach is None else self.reach.verdict,
+            rules=self.rules,
             replicas={thread.shard: self._replica_report(thread) for thread in self.threads},
         )
 
@@ -435,4 +464,7 @@ class Process:
 
     def role(self, shard: int) -> Assignment:
         """The assignment of this node for a shard."""
-        return STANDALONE if self.membership is None else self.membership.assignment(shard)
+        if self.membership is None:
+            return STANDALONE
+        assigned = self.membership.assignment(shard)
+        return replace(assigned, rules=min(assigned.rules, self.rules))

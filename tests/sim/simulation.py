@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from chronos.core.codec import FRESH
 from chronos.core.keys import MINUTE_MS
+from chronos.core.progress import RULES
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.roles import ShardRoles
 from chronos.core.rules import Rules
@@ -192,6 +193,8 @@ class Simulation(ClusterPart):
         vacant = sorted(ids - {node.node_id for node in self.cluster.present()})
         if vacant:
             return [f"no node has joined as {node_id}" for node_id in vacant]
+        if self.ensemble is not None and self.ensemble.roles.rules != RULES:
+            return [f"rules {self.ensemble.roles.rules} are published, although every node knows {RULES}"]
         if self.ensemble is None or self.cluster.replication is None:
             return []
         present = self.cluster.present()

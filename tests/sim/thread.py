@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from chronos.core.codec import State
 from chronos.core.cron import next_cron
+from chronos.core.message import Record
+from chronos.core.progress import RULES, unpack_progress
 from chronos.core.roles import AWAY_MS
 from chronos.core.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
@@ -14,7 +16,7 @@ from chronos.workers.rates import ShardRates
 from chronos.workers.replica import Replica
 from chronos.workers.replica_state import ReplicaState
 from chronos.workers.stall import STALLED_MS, StallJudge, facts_of
-from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
+from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Partition
 from tests.sim.log import SimLog
 from tests.sim.world import CRASH, Crashed, Finding, broken
 
@@ -42,6 +44,7 @@ class ReplicaThread:
         self.shard = shard
         self.name = f"{node.name}/{shard}"
         self.log = SimLog(self, node.brokers)
+        self.log.reading = self._check_rules
         self.judge = StallJudge()
         self.steps = 0
         self.step_began_ms: int | None = None
@@ -258,6 +261,14 @@ class ReplicaThread:
             raise broken("9", f"{self.name} is still counted on: {text}")
         # Not a member yet, not heard of yet by the node that trims, or frozen for longer than trimming waits for it.
         self.world.trace(f"{self.name} is behind: {text}")
+
+    def _check_rules(self, partition: Partition, record: Record) -> None:
+        """A version that does not know the rules of a progress record stops, and is upgraded."""
+        if partition.topic == PROGRESS and unpack_progress(record.value).rules > self.process.rules:
+            self.world.trace(f"{self.name} does not know the rules of a progress record")
+            self.node.rules = RULES
+            self.node.crash(REFUSED_MS)
+            raise Crashed
 
     def sleep(self, wait_ms: int) -> None:
         """Wait inside a call while all other threads run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from chronos.core.message import Reason, Rejection, entry_id
 from chronos.core.progress import (
     DETAIL_BYTES_MAX,
     DETAILS_MAX,
+    RULES,
     Decision,
     Outcome,
     Progress,
@@ -119,14 +121,22 @@ class Master:
 
     rules = MASTER_RULES
 
-    def __init__(self, chunk: int = 1_000_000, rules: Rules | None = None, kept_ms: int | None = None) -> None:
-        """`kept_ms`: how long settled ids are remembered; None: for ever."""
+    def __init__(
+        self,
+        chunk: int = 1_000_000,
+        rules: Rules | None = None,
+        kept_ms: int | None = None,
+        adopts_at: int | None = None,
+    ) -> None:
+        """`kept_ms`: how long settled ids are remembered by rules 2; None: for ever. `adopts_at`: the step from which on a master of
+        rules 1 decides by rules 2; None: none."""
         self.kept_ms = kept_ms
-        self.rules = self.rules if rules is None else rules
+        self.adopts_at = adopts_at
+        self.rules = copy(self.rules if rules is None else rules)
         self.store = Rows(chunk=chunk)
         self._open()
         self.model = Model(SHARD, DEDUPLICATION_MS, self.rules.number)
-        self.producers = Producers(self.rules.number)
+        self.producers = Producers(self.rules.number, newest=None if adopts_at is None else RULES)
         self.progress: list[tuple[int, int, bytes]] = []
         self.snapshots = [dict(self.store.rows)]
         self.delivered: list[Message] = []
@@ -137,7 +147,10 @@ class Master:
         self.look_ahead: LookAhead[None] = LookAhead(self.shard)
 
     def play(self, history: Sequence[Step]) -> None:
-        for step in history:
+        for at, step in enumerate(history):
+            if at == self.adopts_at:
+                self.rules.number = self.model.number = RULES
+                self.look_ahead = LookAhead(self.shard)
             self.now_ms += step.waited_ms
             for sent in step.sent:
                 self.producers.send(sent, self.now_ms)
@@ -174,7 +187,9 @@ class Master:
             rejection = Rejection(Reason.UNREADABLE, f"offsets {first_offset} to {last_offset}")
             staged.rejections.append((unreadable_record(first_offset), rejection))
         else:
-            horizon_ms = 0 if self.kept_ms is None else max(0, shard.state.progress_ms - self.kept_ms)
+            horizon_ms = 0
+            if self.kept_ms is not None and self.rules.number > 1:
+                horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
         texts = {record.offset: rejection.detail for record, rejection in staged.rejections}
         closed = {*step.closed} | shard.queues.states.keys() if self.rules.number > 1 else frozenset[int]()

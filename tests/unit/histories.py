@@ -147,9 +147,10 @@ histories = st.lists(steps, min_size=1, max_size=12)
 class Producers:
     """Writes records as clients would, and keeps the intent of each."""
 
-    def __init__(self, number: int = RULES) -> None:
-        """`number`: of the rules that the records are read by."""
+    def __init__(self, number: int = RULES, *, newest: int | None = None) -> None:
+        """`number`: of the rules that the records are read by first; `newest`: and last."""
         self.number = number
+        self._newest = number if newest is None else newest
         self.intents: list[Intent] = []
         self.records: list[Record] = []
         self._offset = 0
@@ -161,7 +162,7 @@ class Producers:
         self._timestamp_ms = max(self._timestamp_ms + sent.after_ms, now_ms - 3)
         intent = self._intent(sent)
         self.intents.append(intent)
-        self.records.append(render(intent, sent.form, self.number))
+        self.records.append(render(intent, sent.form, self._newest))
 
     def skip_to(self, offset: int) -> None:
         """The next record comes behind this offset."""

@@ -261,8 +261,8 @@ class Model:
                     # Its entry is still at the address that the id names, as of one that was delivered.
                     self.id_states[message_id] = ("delivered", message.place_ms, message.offset, 0)
                 else:
-                    for each in (self.id_states, self.firsts, self.orders):
-                        each.pop(message_id, None)  # type: ignore[attr-defined]
+                    for gone in (self.id_states, self.firsts, self.orders):
+                        gone.pop(message_id, None)  # type: ignore[attr-defined]
 
     # One step
 
@@ -383,15 +383,27 @@ class Model:
         """Note the first timestamp of a cancel, and where it came to first; return whether that changes the state of the id."""
         assert cancel.id is not None
         if self.number > 1:
-            before = self.id_order(cancel.id)
+            before = self.cancels.get(cancel.id), self.id_order(cancel.id)
+            self._convert(cancel.id)
             self.noted.setdefault(cancel.id, []).append((cancel.first_ms, cancel.first_shard))
-            return before != self.id_order(cancel.id)
+            return before != (self.cancels.get(cancel.id), self.id_order(cancel.id))
         first_ms = self.firsts.get(cancel.id, 0)
         if cancel.first_ms < first_ms:
             return False
         same = self.cancels.get(cancel.id, set()) if cancel.first_ms == first_ms else set()
         self.firsts[cancel.id], self.cancels[cancel.id] = cancel.first_ms, same | {cancel.first_shard}
         return cancel.first_ms > first_ms or self._noted(same) != self._noted(same | {cancel.first_shard})
+
+    def remembered(self, message_id: bytes) -> list[tuple[int, int]]:
+        """The cancels that are remembered, of rules 1 too."""
+        shard = self._noted(self.cancels.get(message_id, set()))
+        return self.noted.get(message_id, []) + ([] if shard is None else [(self.firsts[message_id], shard)])
+
+    def _convert(self, message_id: bytes) -> None:
+        """Note the cancel of rules 1 as rules 2 do: what time its message had is not known."""
+        if self.cancels.get(message_id):
+            self.noted[message_id] = self.remembered(message_id)
+            self.firsts[message_id], self.cancels[message_id] = 0, set()
 
     def id_order(self, message_id: bytes) -> IdOrder | None:
         """What the state of an id shows: the latest cancel, and the latest one that came to another partition than that."""
@@ -415,9 +427,11 @@ class Model:
         if self.number > 1:
             if any(
                 first_ms >= intent.first_ms - SKEW_MS and shard != intent.first_shard
-                for first_ms, shard in self.noted.get(intent.id, [])
+                for first_ms, shard in self.remembered(intent.id)
             ):
                 return True
+            if self.cancels.get(intent.id):
+                return False
             order = self.orders.get(intent.id)
             came_first = self.shard if order is None or order.source is None else order.source
             return came_first != intent.first_shard and self.firsts.get(intent.id, 0) > intent.first_ms + SKEW_MS
@@ -467,6 +481,7 @@ class Model:
             expire_at_ms=intent.expire_at_ms,
         )
         if self.number > 1:
+            self._convert(message.id)
             source = None if intent.hop_ms is None else intent.hop_from
             self.orders[message.id] = None if source is None else IdOrder(source)
             message = replace(message, order=self.id_order(message.id))
@@ -580,7 +595,7 @@ class Model:
     def _kept_ms(self, message_id: bytes) -> int:
         """The time from which a settled id is kept: that of its end, or of a cancel that came more than a moment later."""
         settled_ms = self.id_states[message_id][3]
-        last_ms = max((first_ms for first_ms, _ in self.noted.get(message_id, [])), default=0)
+        last_ms = max((first_ms for first_ms, _ in self.remembered(message_id)), default=0)
         return last_ms if last_ms > settled_ms + SKEW_MS else settled_ms
 
     def _park(self, message: Message, partition: int) -> None:

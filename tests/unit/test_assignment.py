@@ -44,6 +44,7 @@ def member(
     applied: int | None = 10,
     shards: int = 4,
     eligible: bool = True,
+    rules: int = 1,
 ) -> Member:
     """A member with the same report for all shards, or the given ones."""
     reports = replicas or tuple(ReplicaReport(applied=applied) for _ in range(shards))
@@ -56,6 +57,7 @@ def member(
         leaving=leaving,
         log=log,
         eligible=eligible,
+        rules=rules,
         replicas=dict(enumerate(reports)),
     )
 
@@ -442,6 +444,61 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     assert roles.history[-1].epoch == roles.shards[0].epoch
 
 
+# --- The rules number ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("announced", "published", "expected"),
+    [
+        pytest.param((2,), 1, 2, id="the first member of a new cluster is alone"),
+        pytest.param((2, 3, 3), 1, 2, id="the least that a member knows"),
+        pytest.param((3, 3, 3), 1, 3, id="a number may be left out"),
+        pytest.param((2, 1, 2), 1, 1, id="one member announces none"),
+        pytest.param((1, 1, 1), 2, 2, id="an older node joined after it was raised"),
+        pytest.param((), 2, 2, id="no member is there"),
+    ],
+)
+def test_the_rules_number_is_the_least_that_a_member_announces_and_never_goes_back(
+    announced: tuple[int, ...], published: int, expected: int
+) -> None:
+    members = [member(node, rules=rules) for node, rules in zip(NODES, announced, strict=False)]
+    assert plan(view(*members, roles=Roles(rules=published))).rules == expected
+
+
+def test_a_rolling_upgrade_raises_the_rules_number_with_its_last_node() -> None:
+    """Whichever order the nodes take: while one is away, it may come back as the version that it was."""
+    known = {node: member(node) for node in "abc"}
+    cluster = view(*known.values())
+    for node in "cab":
+        others = [each for each in known.values() if each.node != node]
+        cluster = later(cluster, 1_000, *others)
+        assert plan(cluster).rules == 1, f"{node} is away"
+        known[node] = member(node, rules=2)
+        cluster = later(cluster, 1_000, *known.values())
+        assert plan(cluster).rules == (2 if node == "b" else 1)
+
+
+@pytest.mark.parametrize("rules", [1, 2])
+def test_a_node_that_is_away_holds_the_rules_number_back_until_it_is_back_or_forgotten(rules: int) -> None:
+    """Its last announcement does not count: it may come back as any version."""
+    before = view(member("a", rules=2), member("b", rules=rules), roles=Roles(rules=1))
+    kept = plan(replace(before, members={**before.members, "c": member("c")}))
+    away = later(replace(before, roles=kept), REPLACE_AFTER_MS, member("a", rules=2))
+    assert set(plan(away).away) == {"b", "c"}
+    assert plan(away).rules == 1
+    asked = tuple(Request(kind="forget", node=node) for node in "bc")
+    assert plan(replace(away, requests=asked)).rules == 2
+    assert plan(replace(away, requests=asked[:1])).rules == 1
+    assert plan(later(away, AWAY_MS)).rules == 2
+    assert plan(later(away, 1, member("a", rules=2), member("b", rules=2), member("c", rules=2))).rules == 2
+
+
+def test_the_rules_number_is_a_decision_that_is_published_at_once() -> None:
+    """Roles that differ only in progress are published every other second."""
+    before = plan(view(member("a", rules=1), member("b", rules=2)))
+    assert plan(view(member("a", rules=2), member("b", rules=2), roles=before)).decisions != before.decisions
+
+
 # --- Unhealthy masters -----------------------------------------------------------------------------
 
 
@@ -667,8 +724,8 @@ REPLICAS = st.builds(
 )
 SHARDS = 3
 MEMBERS = st.builds(
-    lambda nodes, reports, leaving, logs, eligible: {
-        node: member(node, *reports[at], leaving=leaving[at], log=logs[at], eligible=eligible[at])
+    lambda nodes, reports, leaving, logs, eligible, rules: {
+        node: member(node, *reports[at], leaving=leaving[at], log=logs[at], eligible=eligible[at], rules=rules[at])
         for at, node in enumerate(sorted(nodes))
     },
     st.sets(st.sampled_from(NODES)),
@@ -676,6 +733,7 @@ MEMBERS = st.builds(
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.lists(st.sampled_from((OK, OK, DEGRADED, UNREACHABLE)), min_size=4, max_size=4),
     st.lists(st.sampled_from((True, True, False)), min_size=4, max_size=4),
+    st.lists(st.integers(1, 3), min_size=4, max_size=4),
 )
 ASSIGNMENTS = st.builds(
     ShardRoles,
@@ -707,6 +765,7 @@ VIEWS = st.builds(
         drained=st.sets(st.sampled_from(NODES)).map(lambda nodes: tuple(sorted(nodes))),
         away=st.dictionaries(st.sampled_from(NODES), st.integers(NOW_MS - 700_000, NOW_MS) | st.just(NOW_MS - AWAY_MS)),
         armed=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(NOW_MS - 1, NOW_MS + ARMED_MS)),
+        rules=st.integers(1, 3),
     ),
     requests=st.lists(REQUESTS, max_size=3).map(tuple),
     in_sync_from=st.dictionaries(st.integers(0, SHARDS - 1), st.integers(0, 2_000)),
@@ -818,6 +877,16 @@ def test_planning_again_changes_nothing(before: ClusterView, epoch: int) -> None
     assert read == once
     again = plan(replace(before, roles=read, requests=(), controller="d", controller_epoch=epoch))
     assert replace(again, controller=once.controller, controller_epoch=once.controller_epoch) == once
+
+
+@examples(40, 300)
+@given(VIEWS)
+def test_the_rules_number_is_raised_only_to_one_that_every_node_knows(before: ClusterView) -> None:
+    roles = plan(before)
+    assert roles.rules >= before.roles.rules
+    if roles.rules > before.roles.rules:
+        assert roles.nodes <= set(before.members)
+        assert all(each.rules >= roles.rules for each in before.members.values())
 
 
 @examples(40, 300)

@@ -83,6 +83,34 @@ def test_a_roles_record_has_these_bytes_and_is_read_from_them() -> None:
     assert ROLES_RECORD.epoch == 2
 
 
+NEWER: list[tuple[Heartbeat | RolesRecord, bytes]] = [
+    (
+        Heartbeat(member=replace(MEMBER, replicas={}, rules=2), life="l", number=4),
+        b'{"type":"heartbeat","member":{"node":"a","instance":"i","address":"http://a","version":"1","started_ms":5,"rules":2},'
+        b'"life":"l","number":4}',
+    ),
+    (
+        RolesRecord(life="l", version=3, roles=Roles(controller="a", controller_epoch=2, rules=2)),
+        b'{"type":"roles","life":"l","version":3,"roles":{"controller":"a","controller_epoch":2,"rules":2}}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "value"), NEWER, ids=[type(record).__name__ for record, _ in NEWER])
+def test_a_rules_number_is_written_where_it_is_not_the_first(record: Heartbeat | RolesRecord, value: bytes) -> None:
+    """So the bytes of a cluster without it stay as they are, and a version that does not know the field reads the rest."""
+    assert pack_record(record) == value
+    unpack = unpack_roles if isinstance(record, RolesRecord) else unpack_record
+    assert unpack(value) == record
+    unknown = value.replace(b'"rules"', b'"a field of a newer version"')
+    part = (
+        {"roles": replace(record.roles, rules=1)}
+        if isinstance(record, RolesRecord)
+        else {"member": replace(record.member, rules=1)}
+    )
+    assert unpack(unknown) == replace(record, **part)
+
+
 def test_fields_of_a_newer_version_are_ignored() -> None:
     value = b'{"type":"announcement","node":"a","life":"l","number":1,"reason":["new"]}'
     assert unpack_record(value) == Announcement(node="a", life="l", number=1)

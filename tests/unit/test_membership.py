@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from chronos.core.progress import RULES
 from chronos.core.roles import UNREACHABLE, ClusterView, Member, ReplicaReport, Request, Roles, ShardRoles
 from chronos.errors import CoordinatorFull, CoordinatorUnavailable
 from chronos.ports import ClusterSnapshot
@@ -68,13 +71,14 @@ class Case:
         self.world = World(0)
         self.ensemble = Ensemble(self.world, shards=2, replication=None, session_ms=SESSION_MS)
         self.shards: dict[int, ShardRoles] = {}
+        self.rules = 1
         self.a, self.b = Node(self, "a"), Node(self, "b")
         self.a.membership.join()
         self.b.membership.join()
         self.step()
 
     def plan(self, view: ClusterView) -> Roles:
-        return replace(view.roles, controller=view.controller, controller_epoch=1, shards=self.shards)
+        return replace(view.roles, controller=view.controller, controller_epoch=1, shards=self.shards, rules=self.rules)
 
     def step(self, wait_ms: int = SPREAD_MS) -> None:
         """The nodes take a step, and time passes."""
@@ -93,6 +97,11 @@ class Case:
         return other.membership.snapshot().members[node.name]
 
 
+def assigned(**fields: Any) -> Assignment:
+    """An assignment by roles with the rules number 1."""
+    return Assignment(rules=1, **fields)
+
+
 @pytest.fixture
 def case() -> Case:
     return Case()
@@ -104,15 +113,15 @@ def case() -> Case:
 @pytest.mark.parametrize(
     ("roles", "expected"),
     [
-        pytest.param(None, Assignment(kind="follower"), id="the shard is not assigned yet"),
-        pytest.param(ShardRoles(), Assignment(kind="follower"), id="every node holds the shard"),
-        pytest.param(ShardRoles(master="b", epoch=3), Assignment(kind="follower"), id="another node is its master"),
+        pytest.param(None, assigned(kind="follower"), id="the shard is not assigned yet"),
+        pytest.param(ShardRoles(), assigned(kind="follower"), id="every node holds the shard"),
+        pytest.param(ShardRoles(master="b", epoch=3), assigned(kind="follower"), id="another node is its master"),
         pytest.param(
-            ShardRoles(master="b", epoch=3, replicas=("b", "a")), Assignment(kind="follower"), id="it is a holder"
+            ShardRoles(master="b", epoch=3, replicas=("b", "a")), assigned(kind="follower"), id="it is a holder"
         ),
-        pytest.param(ShardRoles(master="b", epoch=3, replicas=("b",)), Assignment(kind="none"), id="others hold it"),
+        pytest.param(ShardRoles(master="b", epoch=3, replicas=("b",)), assigned(kind="none"), id="others hold it"),
         pytest.param(
-            ShardRoles(master="a", epoch=3, replicas=("a",)), Assignment(kind="master", epoch=3), id="it is its master"
+            ShardRoles(master="a", epoch=3, replicas=("a",)), assigned(kind="master", epoch=3), id="it is its master"
         ),
     ],
 )
@@ -129,7 +138,7 @@ def test_without_published_roles_a_node_follows_and_begins_nothing() -> None:
     """Also a node that has not joined."""
     case = Case()
     outsider = Node(case, "c")
-    assert outsider.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
+    assert outsider.membership.assignment(0) == assigned(kind="follower", confirmed=False)
 
 
 def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: Case) -> None:
@@ -137,13 +146,31 @@ def test_a_master_that_cannot_reach_the_coordinator_continues_unconfirmed(case: 
     case.publish(0, ShardRoles(master="a", epoch=2))
     case.a.coordinator.cut_ms = case.world.now_ms + 2 * SESSION_MS
     case.step()
-    assert case.a.membership.assignment(0) == Assignment(kind="master", epoch=2, confirmed=False)
+    assert case.a.membership.assignment(0) == assigned(kind="master", epoch=2, confirmed=False)
     while case.world.now_ms < case.a.coordinator.cut_ms:
         case.step(1_000)
     case.a.coordinator.tick()
-    assert case.a.membership.assignment(0) == Assignment(kind="follower", confirmed=False)
+    assert case.a.membership.assignment(0) == assigned(kind="follower", confirmed=False)
     case.step()
-    assert case.a.membership.assignment(0) == Assignment(kind="master", epoch=2)
+    assert case.a.membership.assignment(0) == assigned(kind="master", epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [(1, 1), (RULES, RULES), (RULES + 1, RULES)],
+    ids=["older nodes", "every node knows this version's", "newer than this version"],
+)
+def test_the_rules_number_reaches_a_master_while_it_leads(case: Case, published: int, expected: int) -> None:
+    """The leadership continues under the new number."""
+    case.publish(0, ShardRoles(master="a", epoch=2))
+    before = case.a.membership.assignment(0)
+    assert before.rules == 1
+    case.rules = published
+    case.step()
+    after = case.a.membership.assignment(0)
+    assert (after.kind, after.rules) == ("master", expected)
+    assert after.continues(before)
+    assert {case.b.membership.assignment(shard).rules for shard in (0, 1)} == {expected}
 
 
 PREVIOUS = ShardRoles(master="a", epoch=2, previous="b")

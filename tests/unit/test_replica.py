@@ -13,6 +13,7 @@ from chronos.adapters.memory import MemoryStore
 from chronos.config import load
 from chronos.core.digest import digest
 from chronos.core.keys import PLACED, PLACED_KEY
+from chronos.core.progress import unpack_progress
 from chronos.errors import ChronosError, Deposed, LogMismatch, Retry
 from chronos.node.driver import ShardDriver
 from chronos.node.opening import own_topics
@@ -615,3 +616,37 @@ def test_the_places_of_ids_are_checked_once(case: Case) -> None:
     follower(case)
     case.node.steps(STEPS_MAX)
     assert [node.store.get([PLACED_KEY]) for node in (case.node, case.other)] == [[PLACED], [PLACED]]
+
+
+def numbers(case: Case) -> list[int]:
+    """The rules of each record in the progress log."""
+    reader = case.log.reader(case.progress, 0, 0)
+    found = [unpack_progress(record.value).rules for record in reader.read(1_000, 10**7)]
+    reader.close()
+    return found
+
+
+def test_a_master_decides_by_new_rules_once_all_nodes_know_them_and_never_goes_back(case: Case) -> None:
+    """It writes the first record of new rules at once, whether or not there is something to do."""
+    case.other.assignment = Assignment(kind="master", epoch=3, rules=1)
+    case.other.until(S.MASTER)
+    case.schedule(2)
+    case.lead()
+    assert set(numbers(case)) == {1}
+    before = len(numbers(case))
+    case.other.assignment = Assignment(kind="master", epoch=3, rules=2)
+    case.other.step()
+    assert numbers(case)[before:] == [2]
+    case.other.assignment = Assignment(kind="master", epoch=3, rules=1)
+    case.commit()
+    case.schedule(2)
+    case.lead()
+    assert set(numbers(case)[before:]) == {2}
+    # A later master that was told an older number finds the newer one in the log.
+    case.other.assignment = FOLLOW
+    case.other.step()
+    case.node.assignment = Assignment(kind="master", epoch=4, rules=1)
+    case.node.until(S.MASTER)
+    assert numbers(case)[-1] == 2
+    case.other.steps(STEPS_MAX)
+    assert digest(case.node.store) == digest(case.other.store)

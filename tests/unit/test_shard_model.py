@@ -27,11 +27,13 @@ from tests.unit.settings import examples
     chunk=st.sampled_from([1, 2, 3, 1_000_000]),
     rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
     kept_ms=st.sampled_from([None, 0, 20, MINUTE_MS]),
+    adopts_at=st.integers(0, 12),
 )
 def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
-    history: list[Step], chunk: int, rules: Rules, kept_ms: int | None
+    history: list[Step], chunk: int, rules: Rules, kept_ms: int | None, adopts_at: int
 ) -> None:
-    master = Master(chunk, rules, kept_ms if rules.number > 1 else None)
+    """By rules 1, by rules 2, and by both, one after the other."""
+    master = Master(chunk, rules, kept_ms, adopts_at if rules is FIRST_RULES else None)
     master.play(history)
     master.drain(master.now_ms + 10 * MAX_DELAY_MS)
     places = [message.position for message in master.delivered]
@@ -49,11 +51,12 @@ def test_a_shard_agrees_with_the_model_whatever_disturbs_its_memory(
     chunk=st.sampled_from([1, 3, 1_000_000]),
     disturbed=st.lists(st.sampled_from(["", "clear", "shrink", "ahead", "restart"]), min_size=1, max_size=5),
     rules=st.sampled_from([MASTER_RULES, MASTER_RULES, FIRST_RULES]),
+    adopts_at=st.integers(0, 12),
 )
 def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
-    history: list[Step], start: int, other: int, chunk: int, disturbed: list[str], rules: Rules
+    history: list[Step], start: int, other: int, chunk: int, disturbed: list[str], rules: Rules, adopts_at: int
 ) -> None:
-    master = Master(rules=rules)
+    master = Master(rules=rules, kept_ms=20, adopts_at=adopts_at if rules is FIRST_RULES else None)
     master.play(history)
     start = min(start, len(master.progress))
     replica = Replica(master, start, OTHER_RULES[other], chunk)
