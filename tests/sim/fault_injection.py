@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chronos.core.progress import RULES
-from tests.sim.broker import BROKERS, DEAD_LETTER, REJECTED
+from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, REJECTED
 from tests.sim.cluster import Cluster, ClusterPart
 from tests.sim.log import Faults
 from tests.sim.node import SimulatedNode
@@ -133,6 +133,10 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.3:
             for _ in range(dice.choice([1, 2, 6])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_leaders)
+        dice = self.cluster.held_dice
+        if dice.random() < 0.3:
+            for _ in range(dice.choice([1, 3, 8])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_home)
         dice = self.cluster.replay_dice
         if self.cluster.replays is not None:
             for _ in range(dice.choice([3, 10])):
@@ -240,6 +244,25 @@ class FaultInjection(ClusterPart):
             self.world.after(dice.randrange(wait_ms), self.producers.send)
         for _ in range(dice.choice([0, 20])):
             # Actions while the parked messages leave their lanes, some in the very step.
+            self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
+
+    def _lose_home(self) -> None:
+        """A delay partition, or all of the rejected topic, loses its leader; records that go there come meanwhile."""
+        dice = self.cluster.held_dice
+        partitions = self.brokers.topics[REJECTED]
+        if dice.random() < 0.7:
+            partitions = [dice.choice(self.brokers.topics[DELAY])]
+        wait_ms = dice.choice([200, 1_000, 8_000, 40_000])
+        for partition in partitions:
+            self.world.trace(f"{partition.name} has no leader for {wait_ms}")
+            self.brokers.leaderless[partition.name] = self.world.now_ms + wait_ms
+        for topic in (REJECTED, DELAY):
+            until_ms = max(self.brokers.refused_until_ms.get(topic, 0), self.world.now_ms + wait_ms)
+            self.brokers.refused_until_ms[topic] = until_ms
+        for _ in range(dice.choice([0, 5, 20])):
+            self.world.after(dice.randrange(wait_ms), self.producers.send)
+        for _ in range(dice.choice([0, 20])):
+            # Actions while the held records are written on, some in the very step.
             self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
 
     def _set_clock(self) -> None:
