@@ -21,9 +21,9 @@ from chronos.admin.routes import table
 from chronos.cli.app import app
 from chronos.config.catalogue import PROPERTIES, keys
 from chronos.core import message
-from chronos.core.codec import Identity, IdState, LaneState, State, Totals
+from chronos.core.codec import HeldRecord, Identity, IdState, LaneState, QueueState, State, Totals
 from chronos.core.message import Entry, Reason
-from chronos.core.progress import Decision, LaneCursor, Progress
+from chronos.core.progress import Decision, Hold, LaneCursor, Progress, Written
 from tests.harness.pages import DOCS, PAGES, ROOT, inline, page_name, prose, rows
 
 README_LINES_MAX = 150
@@ -304,7 +304,7 @@ def test_every_text_that_stops_or_pauses_a_node_is_explained_to_operators() -> N
 
 @pytest.mark.parametrize(
     "value",
-    [Entry, IdState, State, LaneState, Identity, Progress, Decision, LaneCursor],
+    [Entry, IdState, State, LaneState, HeldRecord, QueueState, Identity, Progress, Decision, LaneCursor, Hold, Written],
     ids=lambda value: value.__name__,
 )
 def test_every_field_of_a_format_is_written_down_in_its_order(value: type) -> None:

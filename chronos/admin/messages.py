@@ -33,7 +33,7 @@ from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
-from chronos.core.query import Found, MessageRow, find, page
+from chronos.core.query import Found, MessageRow, find, holds_for, page
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -150,7 +150,8 @@ class Messages:
     async def _look_in(
         self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool
     ) -> tuple[MessageInfo | None, list[int]]:
-        """The message as one of these shards knows it, a pending one first; those that had not applied their log in time."""
+        """The message as one of these shards knows it, a pending one first; those that had not applied their log in time, or that
+        hold records for the partition of its id."""
         context = self._context
         held, missing = context.peers.split(shards)
         groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
@@ -158,14 +159,22 @@ class Messages:
             asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
             asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), asked) for group in groups)),
         )
-        found = await context.in_thread(lambda: [self._message_info(shard, message_id, payload) for shard in held])
+        home, _ = self._shards_of(message_id)
+        found, holding = await context.in_thread(
+            lambda: (
+                [self._message_info(shard, message_id, payload) for shard in held],
+                [holds_for(context.shards[shard].store, context.shards[shard].state, home) for shard in held],
+            )
+        )
         for status, body in answers:
             if status == 200:
                 found.append(_decode_message_info(body))
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
         known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
-        behind = [shard for shard, is_current in zip(held, caught_up, strict=True) if not is_current]
+        behind = [
+            shard for shard, is_current, holds in zip(held, caught_up, holding, strict=True) if holds or not is_current
+        ]
         return known[0] if known else None, behind
 
     def _message_info(self, shard: int, message_id: bytes, payload: bool) -> MessageInfo | None:

@@ -97,6 +97,7 @@ METRICS: tuple[Series, ...] = (
     _total("carried", "Times a message stayed pending with a new due time: a retry or a deferral.", "carried"),
     _total("parked", "Times a message was parked, because its partition had no leader or the rate of its target was used up when it was due.", "parked"),
     _total("forwarded", "Records written on to the partition that their id belongs to.", "forwarded"),
+    _total("held", "Records that had to wait to be forwarded or rejected; they count as such when they are written on.", "held"),
     _total("ignored", "Records dropped without effect: a message with `ignore` whose id is taken, or a cancel of a cancelled message.", "ignored"),
     Series(
         name="chronos_pending_messages", kind="gauge", meaning="Messages accepted and not settled yet.",
@@ -106,6 +107,11 @@ METRICS: tuple[Series, ...] = (
         name="chronos_parked_messages", kind="gauge",
         meaning="Pending messages that are due and wait until their partition has a leader, or the rate of their target allows them.",
         read=lambda _, shard: shard.state.parked,
+    ),
+    Series(
+        name="chronos_held_records", kind="gauge",
+        meaning="Records that wait to be forwarded or rejected, because the partition of their id, or the rejected topic, takes none.",
+        read=lambda _, shard: shard.state.held,
     ),
     Series(
         name="chronos_oldest_overdue_seconds", kind="gauge",

@@ -113,6 +113,7 @@ class Overview:
             progress_at=format_time(state.progress_ms) if state.progress_ms else None,
             pending=state.pending,
             parked=state.parked,
+            held=state.held,
             next_due_at=None if next_ms is None else format_time(next_ms),
             oldest_overdue_ms=0 if next_ms is None else max(0, now_ms - next_ms),
             lateness=_lateness(shard.lateness),

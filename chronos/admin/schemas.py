@@ -602,6 +602,13 @@ class Counters(Struct, kw_only=True):
             description="Times a message was parked, because its partition had no leader or the rate of its target was used up.",
         ),
     ]
+    held: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Records that had to wait to be forwarded or rejected; they count as such when they are written on.",
+        ),
+    ] = 0
 
 
 class ReplicaInfo(Struct, kw_only=True):
@@ -696,6 +703,14 @@ class Shard(Struct, kw_only=True):
     parked: Annotated[
         int, Meta(ge=0, description="Pending messages that are due and wait until their partition has a leader.")
     ]
+    held: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Records that wait to be forwarded or rejected, because the partition of their id, or the rejected"
+            " topic, takes none.",
+        ),
+    ] = 0
     next_due_at: Annotated[
         Instant | None, Meta(description="When the next message is due; null: none is pending that is not parked.")
     ]

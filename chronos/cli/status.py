@@ -98,8 +98,12 @@ def _screen(found: dict[str, Any]) -> Any:
     delivered, cancelled = (sum(shard["totals"][name] for shard in shards) for name in ("delivered", "cancelled"))
     parked = sum(shard["parked"] for shard in shards)
     waiting = f" ({number(parked)} of them wait in lanes, see `chronos rates`)" if parked else ""
+    held = sum(shard.get("held", 0) for shard in shards)
+    held_text = f", {number(held)} records wait to be forwarded or rejected" if held else ""
     parts.append(
-        Text(f"{number(pending)} pending{waiting}, {number(delivered)} delivered, {number(cancelled)} cancelled\n")
+        Text(
+            f"{number(pending)} pending{waiting}, {number(delivered)} delivered, {number(cancelled)} cancelled{held_text}\n"
+        )
     )
     if not found["sure"]:
         parts.append(Text("the coordinator does not answer; roles stay as they are", "red"))

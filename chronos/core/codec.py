@@ -20,7 +20,7 @@ from chronos.core.message import Entry, EntryHead, IdOrder
 from chronos.errors import StoreCorrupt
 
 ENTRY_VERSION, ID_STATE_VERSION, STATE_VERSION, IDENTITY_VERSION = b"\x01", b"\x01", b"\x01", b"\x01"
-LANE_STATE_VERSION = b"\x01"
+LANE_STATE_VERSION, HELD_VERSION, QUEUE_STATE_VERSION = b"\x01", b"\x01", b"\x01"
 
 PENDING, DELIVERED, CANCELLED, EXPIRED, DEAD, ABSENT = 1, 2, 3, 4, 5, 6
 """States of an id. A replaced message has no state of its own: its id belongs to the message that replaced it. No message has an
@@ -82,6 +82,9 @@ class Totals(Struct, frozen=True, array_like=True, gc=False):
     """Times a message was parked in a lane."""
     forwarded: int = 0
     """Records written on to the partition that their id belongs to."""
+    held: int = 0
+    """Refused records that had to wait for the partition or topic they are written to. They count as forwarded or rejected
+    when they are written."""
 
 
 class LaneState(Struct, frozen=True, array_like=True, gc=False):
@@ -92,6 +95,31 @@ class LaneState(Struct, frozen=True, array_like=True, gc=False):
     due_ms: int
     """With `offset`: no message of the lane is before this position (epoch ms)."""
     offset: int
+
+
+class HeldRecord(Struct, frozen=True, array_like=True, gc=False):
+    """A refused record that waits for its destination. Field order is the layout."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    """None if they cannot be read."""
+    timestamp_ms: int
+    reason: int = 0
+    """The `Reason` of a rejected record; 0 for one that is to be forwarded."""
+    detail: str = ""
+    """The reason in words; empty if the progress record has none."""
+
+
+class QueueState(Struct, frozen=True, array_like=True, gc=False):
+    """The state of a queue of held records that is not empty. Field order is the layout."""
+
+    length: int
+    """Number of records in it."""
+    bytes: int
+    """Bytes of their rows."""
+    offset: int
+    """No record of the queue is before this offset."""
 
 
 class State(Struct, frozen=True, array_like=True, gc=False):
@@ -123,6 +151,12 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     """The number of the rules of the last progress record."""
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this broker time (epoch ms) are forgotten."""
+    held: int = 0
+    """Refused records that wait for their destination."""
+    held_bytes: int = 0
+    """Bytes of their rows."""
+    held_forwards: int = 0
+    """Those of the held records that wait for another partition of the delay topic."""
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -159,6 +193,9 @@ _ID_STATE_WITHOUT_ORDER = ID_STATE_VERSION + bytes([0x90 + len(IdState.__struct_
 _FIRST_STATE_FIELDS = State.__struct_fields__.index("rules")
 """Fields of the states of rules 1."""
 
+_TOTALS, _FIRST_TOTALS = State.__struct_fields__.index("totals"), Totals.__struct_fields__.index("held")
+"""The place of the totals in a state, and the number of their fields in the states of rules 1."""
+
 
 def pack_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry."""
@@ -178,13 +215,28 @@ def pack_lane_state(lane_state: LaneState) -> bytes:
     return LANE_STATE_VERSION + _encode(lane_state)
 
 
+def pack_held(held: HeldRecord) -> bytes:
+    """Return the bytes of a held record."""
+    return HELD_VERSION + _encode(held)
+
+
+def pack_queue_state(queue_state: QueueState) -> bytes:
+    """Return the bytes of the state of a queue."""
+    assert queue_state.length > 0, "an empty queue has no state"
+    assert queue_state.bytes > 0, "every row has bytes"
+    return QUEUE_STATE_VERSION + _encode(queue_state)
+
+
 def pack_state(state: State) -> bytes:
     """Return the bytes of a shard's state."""
     assert state.pending >= 0, "the number of pending messages is negative"
     assert 0 <= state.parked <= state.pending, "parked messages are counted wrongly"
     assert state.applied >= 0, "a position in the progress log is negative"
+    assert 0 <= state.held_forwards <= state.held, "held records are counted wrongly"
     if state.rules == 1:
-        return STATE_VERSION + _encode(astuple(state)[:_FIRST_STATE_FIELDS])
+        fields = [*astuple(state)[:_FIRST_STATE_FIELDS]]
+        fields[_TOTALS] = astuple(state.totals)[:_FIRST_TOTALS]
+        return STATE_VERSION + _encode(fields)
     return STATE_VERSION + _encode(state)
 
 
@@ -229,5 +281,7 @@ unpack_head = _unpacker(EntryHead, ENTRY_VERSION, "an entry")
 """Decodes the first fields of an entry only."""
 unpack_id_state = _unpacker(IdState, ID_STATE_VERSION, "an id state")
 unpack_lane_state = _unpacker(LaneState, LANE_STATE_VERSION, "a lane's state")
+unpack_held = _unpacker(HeldRecord, HELD_VERSION, "a held record")
+unpack_queue_state = _unpacker(QueueState, QUEUE_STATE_VERSION, "the state of a queue")
 unpack_state = _unpacker(State, STATE_VERSION, "the state")
 unpack_identity = _unpacker(Identity, IDENTITY_VERSION, "the identity")

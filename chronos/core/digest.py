@@ -1,6 +1,6 @@
 """The digest of a shard: one short text, equal for any two replicas at the same progress record.
 
-It covers the state, every pending message and every lane, every id state that is still in force, and the counts. It does not cover what
+It covers the state, every pending message and every lane, every held record, every id state that is still in force, and the counts. It does not cover what
 the delete worker may drop at any moment (settled entries, expired id states, the cursor history), so it does not depend
 on when that worker ran. Digests are only compared: any change of the computation takes the next version.
 """
@@ -15,11 +15,13 @@ from chronos.core.keys import (
     COUNT,
     ENTRY,
     EXPIRY,
+    HELD,
     ID_STATE,
     LANE,
     LANE_STATE,
     OFFSET_MAX,
     PARKED,
+    QUEUE_STATE,
     STATE_KEY,
     entry_key,
     expiry_key,
@@ -69,7 +71,7 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
         found.update(b"".join(map(_pack, rows)))
     for rows in _portions(view, COUNT, _beyond(COUNT)):
         found.update(b"".join(map(_pack, rows)))
-    for space in (LANE, PARKED, LANE_STATE):
+    for space in (LANE, PARKED, LANE_STATE, HELD, QUEUE_STATE):
         for rows in _portions(view, space, _beyond(space)):
             found.update(b"".join(map(_pack, rows)))
     return found.hexdigest()

@@ -9,11 +9,13 @@ Layout of the store: a one-byte space prefix, then big-endian integers, so that 
     l  lane  due_ms u64  offset u64   lane: a parked message
     p  due_ms u64  offset u64     parked: the lane of the parked message at that position
     n  lane                       lane state: the number of messages in a lane that is not empty, and where it begins
+    h  destination u32  offset u64    held record: a refused record that waits for the partition it is to be written to
+    q  destination u32            queue state: the number of held records for a destination, if there are any
     t  minute u64                 cursor history: the cursor when that minute began
     m  name                       meta
 
 The bytes of a lane are its topic, a zero byte (no topic name contains one), and its partition plus two, u32; LIMITED is the
-greatest u32.
+greatest u32. The destination of held records is a partition of the delay topic, or REJECTED, the greatest u32.
 """
 
 import re
@@ -21,6 +23,7 @@ from struct import Struct
 
 ENTRY, ID_STATE, EXPIRY, COUNT, CURSOR_HISTORY, META = b"e", b"i", b"x", b"c", b"t", b"m"
 LANE, PARKED, LANE_STATE = b"l", b"p", b"n"
+HELD, QUEUE_STATE = b"h", b"q"
 
 Lane = tuple[str, int]
 """A queue of parked messages: its target topic, and a partition of it, WHOLE_TOPIC, UNCREATED or LIMITED."""
@@ -33,6 +36,9 @@ UNCREATED = -2
 
 LIMITED = -3
 """Partition of the lane of all messages for a topic that has a rate limit."""
+
+REJECTED = -1
+"""Destination of held records that wait for the rejected topic."""
 
 OFFSET_MAX = 2**64 - 1
 """As the offset of a position: after every message due at that time (`u64`)."""
@@ -50,6 +56,9 @@ _position_alone = Struct(">xQQ")
 _number = Struct(">cQ")
 _lane_partition = Struct(">xI")
 _lane_position = Struct(">QQ")
+_held = Struct(">cIQ")
+_held_offset = Struct(">Q")
+_queue = Struct(">cI")
 _GENERATED_ID = re.compile(rb"(0|[1-9][0-9]{0,3})-(0|[1-9][0-9]{0,14})-(0|[1-9][0-9]{0,18})")
 
 STATE_KEY = META + b"state"
@@ -131,6 +140,28 @@ parked_position = _position_alone.unpack
 def lane_state_key(lane: Lane) -> bytes:
     """Return the key of the state of a lane."""
     return LANE_STATE + pack_lane(lane)
+
+
+def held_key(destination: int, offset: int) -> bytes:
+    """Return the key of a held record; those of a destination are ordered by offset."""
+    return _held.pack(HELD, destination % _PARTITIONS, offset)
+
+
+def held_offset(key: bytes) -> int:
+    """Return the offset of a held record's key."""
+    (offset,) = _held_offset.unpack(key[-8:])
+    return int(offset)
+
+
+def queue_state_key(destination: int) -> bytes:
+    """Return the key of the state of the queue of a destination."""
+    return _queue.pack(QUEUE_STATE, destination % _PARTITIONS)
+
+
+def queue_of(key: bytes) -> int:
+    """Return the destination of a queue state's key."""
+    destination = int.from_bytes(key[1:], "big")
+    return REJECTED if destination == _PARTITIONS - 1 else destination
 
 
 def generated_id(shard: int, due_ms: int, offset: int) -> bytes:

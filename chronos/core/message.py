@@ -81,6 +81,7 @@ class Reason(IntEnum):
     UNREADABLE = 21
     CREATE_TIME = 23
     BEYOND_EXPIRY = 24
+    HELD = 25
     EXPIRED = 32
     TARGET_MISSING = 33
     TOO_LARGE = 34

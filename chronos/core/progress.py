@@ -27,7 +27,7 @@ RULES = 2
 """The newest rules that this version of Chronos knows.
 
     1   the first ones
-    2   no hop is refused for its time; the order of records that came through different partitions; the horizon
+    2   no hop is refused for its time; the order of records that came through different partitions; the horizon; held records
 """
 
 
@@ -75,6 +75,26 @@ class LaneCursor(Struct, frozen=True, array_like=True, gc=False):
     offset: int
 
 
+class Hold(Struct, frozen=True, array_like=True, gc=False):
+    """A refused record that is kept in the store until its destination takes it. Field order is the layout."""
+
+    offset: int
+    destination: int
+    """The partition of the delay topic that it is forwarded to, or `keys.REJECTED`: the rejected topic."""
+    detail: int = 0
+    """The number, from 1 on, of the text of a rejected record among `Progress.details`; 0: none."""
+
+
+class Written(Struct, frozen=True, array_like=True, gc=False):
+    """The first held records of a destination, which were written to it in this step. Field order is the layout."""
+
+    destination: int
+    offset: int
+    """That of the last one."""
+    too_large: tuple[int, ...] = ()
+    """Offsets of those among them that the partition would not take any more: they went to the rejected topic."""
+
+
 class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The progress record of one step. Field order is the layout."""
 
@@ -112,6 +132,13 @@ class Progress(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     horizon_ms: int = 0
     """Ids settled, and cancels noted, before this broker time (epoch ms) were forgotten in this step, whether or not the delete
     worker has removed them yet."""
+    held: tuple[Hold, ...] = ()
+    """Those of the refused records that wait for their destination. A record that is to be forwarded has the reason `HELD`, a
+    rejected one its own."""
+    written: tuple[Written, ...] = ()
+    """The queues of held records of which the beginning was written on; such a step pulls and delivers nothing."""
+    held_forwards: int = 0
+    """Held records that wait for another partition of the delay topic after this step."""
 
     @property
     def selected(self) -> int:
@@ -150,6 +177,10 @@ DECISION_BYTES_MAX = 1 + 9 + 9 + 1 + 2 + 9 + 9 + 5 + 5 + 1
 
 REFUSED_BYTES_MAX = 1 + 9 + 2
 """Most bytes of a refused record: its array, an offset, a reason."""
+
+HOLDS_PER_DECISION = 2
+"""Held records for which a step selects one message fewer, so that the bound of a record of older versions still holds: a `Hold`
+takes at most 16 bytes."""
 
 LANE_BYTES_MAX = 1 + 251 + 5 + 9 + 9
 """Most bytes of a lane's cursor: its array, a topic's name, then the other fields of `LaneCursor`."""

@@ -32,6 +32,7 @@ from chronos.core.keys import (
     parked_key,
     parked_position,
     parse_generated_id,
+    queue_state_key,
     unpack_lane,
 )
 from chronos.core.lanes import lane_of
@@ -89,6 +90,11 @@ class MessageRow(Struct, frozen=True, kw_only=True):
     def position(self) -> Position:
         """Its position in the store."""
         return self.place_ms, self.offset
+
+
+def holds_for(view: StoreView, state: State, destination: int) -> bool:
+    """Return whether a shard holds records that are to be forwarded to this partition."""
+    return state.held_forwards > 0 and view.get([queue_state_key(destination)])[0] is not None
 
 
 def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:

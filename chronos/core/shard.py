@@ -22,6 +22,7 @@ from chronos.core.codec import (
     PENDING,
     IdState,
     LaneState,
+    QueueState,
     State,
     pack_entry,
     pack_id_state,
@@ -48,6 +49,7 @@ from chronos.core.order import kept_from_ms
 from chronos.core.parsing import parse
 from chronos.core.placement import check_places
 from chronos.core.progress import RULES, Decision, LaneCursor, Outcome, Progress, count_outcomes
+from chronos.core.queues import Queues, held_by
 from chronos.core.repetition import carried
 from chronos.core.rules import Rules
 from chronos.core.staging import stage, stage_nothing, stage_unreadable
@@ -92,6 +94,7 @@ class Shard:
         self.state = state
         self.wheel = Wheel(state.cursor)
         self.lanes = Lanes(view, rules.shard, parked=state.parked)
+        self.queues = Queues(view, held=state.held)
         self._view = view
         self._counts: dict[int, int] = {}
         # Replay never decides again: its rules reject nothing that a setting could reject.
@@ -119,7 +122,10 @@ class Shard:
         replica's side. Raises LogMismatch if another record cannot be executed."""
         rules = self._replay_rules[progress.rules]
         parsed, refused = self._parse(records, rules), progress.rejections()
-        return stage(parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused)
+        staged = stage(parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused)
+        staged.held = held_by(progress, records)
+        staged.written = self.queues.replay(progress.written)
+        return staged
 
     def stage_nothing(self, horizon_ms: int) -> Staged:
         """Return the changes of a master's step that pulls nothing."""
@@ -132,7 +138,9 @@ class Shard:
         """
         if progress is None:
             return stage_unreadable(ranges, self.state, self.rules.number, self.state.horizon_ms)
-        return stage_unreadable(ranges, self.state, progress.rules, progress.horizon_ms)
+        staged = stage_unreadable(ranges, self.state, progress.rules, progress.horizon_ms)
+        staged.held = held_by(progress, ())
+        return staged
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
         commands = [parse(record, rules) for record in records]
@@ -282,6 +290,13 @@ class Shard:
                 delta[due_ms // MINUTE_MS] -= 1
             for source in parked:
                 delta[decisions[source].due_ms // MINUTE_MS] += 1
+        queues: dict[int, QueueState | None] = {}
+        held = held_bytes = 0
+        if staged.held or staged.written:
+            queued = self.queues.writes(staged, progress)
+            puts += queued.puts
+            deletes += queued.deletes
+            queues, held, held_bytes = queued.queues, queued.held, queued.held_bytes
         return Writes(
             puts=puts,
             deletes=deletes,
@@ -291,6 +306,9 @@ class Shard:
             rescheduled=rescheduled,
             lanes=lanes,
             parked=parked_delta,
+            queues=queues,
+            held=held,
+            held_bytes=held_bytes,
         )
 
     def apply(
@@ -361,6 +379,9 @@ class Shard:
             parked=state.parked + writes.parked,
             rules=progress.rules,
             horizon_ms=progress.horizon_ms,
+            held=state.held + writes.held,
+            held_bytes=state.held_bytes + writes.held_bytes,
+            held_forwards=progress.held_forwards,
         )
         assert applied.pending >= 0, "more messages were settled than were pending"
         assert applied.pull_offset >= state.pull_offset, "the pull offset only moves forward"
@@ -376,6 +397,7 @@ class Shard:
             removed=[(due_ms, source) for source, due_ms in staged.removed.items()],
             arrived=self._arrived(staged.placed, cursor) + self._arrived(writes.rescheduled, cursor),
             lanes=writes.lanes,
+            queues=writes.queues,
         )
 
     def _arrived(self, placed: Mapping[int, Placed], cursor: Position) -> list[Item]:
@@ -399,6 +421,13 @@ class Shard:
             ("their outcomes", _all_counts(progress.counts), count_outcomes(len(selection.items), progress.decisions)),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
             ("refused records", len(progress.refused), len(staged.refused)),
+            ("queues written on", len(progress.written), len(staged.written)),
+            ("records held", len(progress.held), len(staged.held)),
+            (
+                "held records for other partitions",
+                progress.held_forwards,
+                self.state.held_forwards + staged.held_forwards,
+            ),
             ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
             ("decisions about messages that were not selected", 0, unselected),
         ):
@@ -496,6 +525,8 @@ class Shard:
         self._counts.update(changes.counts)
         if changes.lanes:
             self.lanes.install(changes.lanes)
+        if changes.queues:
+            self.queues.install(changes.queues)
         wheel = self.wheel
         for due_ms, offset in changes.removed:
             wheel.forget(due_ms, offset)

@@ -5,14 +5,14 @@ makes it has returned. `Staged` is the one that is not frozen: its counters are 
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from chronos.core.codec import IdState, LaneState, State, Totals, unpack_entry
-from chronos.core.keys import MINUTE_MS, Lane
+from chronos.core.codec import HeldRecord, IdState, LaneState, QueueState, State, Totals, unpack_entry
+from chronos.core.keys import MINUTE_MS, REJECTED, Lane
 from chronos.core.message import Command, Entry, Reason, Record, Rejection
 from chronos.core.progress import Decision, Outcome
 from chronos.core.size import count_within
@@ -62,6 +62,28 @@ class Parsed(Struct, frozen=True, kw_only=True):
     """Ids that an action names: only these can be generated ids."""
 
 
+class Held(Struct, frozen=True, gc=False):
+    """A refused record that begins to wait for its destination."""
+
+    record: Record
+    destination: int
+    """A partition of the delay topic, or REJECTED."""
+    reason: int = 0
+    """The `Reason` of a rejected record; 0 for one that is to be forwarded."""
+    detail: str = ""
+    """The reason in words, as the master has it; empty on replay, where the progress record has it."""
+
+
+class Prefix(Struct, frozen=True, kw_only=True):
+    """The first held records of a destination, which are written to it."""
+
+    destination: int
+    rows: list[tuple[int, HeldRecord, int]]
+    """Offset, record, and bytes of the row of each, in order, at least one."""
+    too_large: tuple[int, ...] = ()
+    """Offsets of those that go to the rejected topic instead, because the partition would not take them any more."""
+
+
 class Staged(Struct, kw_only=True):
     """The changes that a batch of delay records asks for. `Shard.stage` fills it; afterwards it is read-only."""
 
@@ -84,9 +106,13 @@ class Staged(Struct, kw_only=True):
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(offset, Reason)` of every refused record, in order."""
     rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
-    """Records that go to the rejected topic; empty on replay."""
+    """Records that go to the rejected topic, of this step or held; empty on replay."""
     forwards: list[tuple[Record, int]] = msgspec.field(default_factory=list)
-    """Records that go on to another partition of the delay topic, and its number; empty on replay."""
+    """Records that go on to another partition of the delay topic, and its number, of this step or held; empty on replay."""
+    held: list[Held] = msgspec.field(default_factory=list)
+    """Those of the refused records that wait for their destination, as many as the progress record has, in its order."""
+    written: list[Prefix] = msgspec.field(default_factory=list)
+    """What leaves the queues of held records; such a step stages no record."""
     accepted: int = 0
     cancelled: int = 0
     replaced: int = 0
@@ -121,6 +147,30 @@ class Staged(Struct, kw_only=True):
             (offset, Reason.TOO_LARGE if offset in too_large else reason) for offset, reason in self.refused
         ]
         self.forwarded -= len(too_large)
+
+    def hold_forwards(self, destinations: Collection[int]) -> None:
+        """Hold the records that were to be forwarded to these partitions."""
+        held = [Held(record, partition) for record, partition in self.forwards if partition in destinations]
+        if not held:
+            return
+        self.forwards = [forward for forward in self.forwards if forward[1] not in destinations]
+        self.held += held
+        offsets = {each.record.offset for each in held}
+        self.refused = [(offset, Reason.HELD if offset in offsets else reason) for offset, reason in self.refused]
+        self.forwarded -= len(held)
+
+    def hold_rejections(self) -> None:
+        """Hold the rejected records."""
+        self.held += [
+            Held(record, REJECTED, rejection.reason, rejection.detail) for record, rejection in self.rejections
+        ]
+        self.rejections = []
+
+    @property
+    def held_forwards(self) -> int:
+        """Change of the number of held records that wait for another partition."""
+        enter = sum(held.destination != REJECTED for held in self.held)
+        return enter - sum(len(prefix.rows) for prefix in self.written if prefix.destination != REJECTED)
 
 
 class Leaving(Struct, frozen=True, kw_only=True):
@@ -172,6 +222,12 @@ class Writes(Struct, frozen=True, kw_only=True):
     """Every lane that changed -> its new state; None: it is empty."""
     parked: int
     """Change of the number of parked messages."""
+    queues: dict[int, QueueState | None]
+    """Every destination whose queue of held records changed -> its new state; None: it is empty."""
+    held: int
+    """Change of the number of held records."""
+    held_bytes: int
+    """Change of the bytes of their rows."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -189,6 +245,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     """Entries that the wheel must hold."""
     lanes: dict[Lane, LaneState | None]
     """Every lane that changed -> its new state; None: it is empty."""
+    queues: dict[int, QueueState | None]
+    """Every destination whose queue of held records changed -> its new state; None: it is empty."""
 
 
 def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
@@ -240,6 +298,11 @@ def add_totals(totals: Totals, staged: Staged, selection: Selection, decisions: 
     rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
     # `again` reschedules the series, but this occurrence was delivered.
     again = outcomes.count(Outcome.AGAIN)
+    # Held records count as rejected or forwarded when they are written on.
+    written = sum(len(prefix.rows) for prefix in staged.written)
+    rejected = sum(
+        len(prefix.rows) if prefix.destination == REJECTED else len(prefix.too_large) for prefix in staged.written
+    )
     return Totals(
         accepted=totals.accepted + staged.accepted,
         delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
@@ -249,9 +312,12 @@ def add_totals(totals: Totals, staged: Staged, selection: Selection, decisions: 
         expired=totals.expired + outcomes.count(Outcome.EXPIRED),
         dead=totals.dead + outcomes.count(Outcome.DEAD),
         carried=totals.carried + rescheduled,
-        rejected=totals.rejected + len(staged.refused) - staged.ignored - staged.forwarded,
+        rejected=totals.rejected
+        + (len(staged.refused) - staged.ignored - staged.forwarded - len(staged.held))
+        + rejected,
         ignored=totals.ignored + staged.ignored,
         probes=totals.probes + staged.probes,
         parked=totals.parked + outcomes.count(Outcome.PARKED),
-        forwarded=totals.forwarded + staged.forwarded,
+        forwarded=totals.forwarded + staged.forwarded + written - rejected,
+        held=totals.held + len(staged.held),
     )

@@ -1,4 +1,5 @@
-"""How far the other shards have read: one of them may still forward a record of any later time to a shard of this node.
+"""How far the other shards have read and forwarded: one of them may still forward a record of any later time to a shard of this
+node.
 
 The state of a replica on this node tells it, however old the state is. For a shard that this node does not hold, the end of its
 progress partition tells it. Runs in the maintenance thread; the shards' threads only ask.
@@ -14,7 +15,7 @@ from chronos.core.progress import unpack_progress
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
 from chronos.ports import Log
-from chronos.workers.horizon import UNPULLED_BEFORE_MS, unpulled_ms
+from chronos.workers.horizon import UNPULLED_BEFORE_MS, unforwarded_ms
 
 log = structlog.get_logger("chronos.node")
 
@@ -42,7 +43,7 @@ class Elsewhere:
 
     def read_ms(self, shard: int) -> int:
         """Return a time (epoch ms) that no record lies before that another shard may still forward to this one."""
-        others = {number: unpulled_ms(state) for number, state in self._states().items() if number != shard}
+        others = {number: unforwarded_ms(state) for number, state in self._states().items() if number != shard}
         return min((max(known, self._read_ms.get(number, 0)) for number, known in others.items()), default=MS_MAX)
 
     def step(self, now_ms: int, foreign: Set[int]) -> None:
@@ -59,7 +60,7 @@ class Elsewhere:
             self._read_ms[number] = max(found_ms, self._read_ms.get(number, 0))
 
     def _tail_ms(self, number: int) -> int:
-        """Return the time that the last progress record of a shard shows (epoch ms); 0 if it shows none."""
+        """Return the time that the last progress records of a shard show (epoch ms); 0 if they show none."""
         watermarks = self._log.watermarks(self._topic, number)
         reader = self._log.reader(self._topic, number, max(watermarks.start, watermarks.stable - TAIL_OFFSETS))
         found_ms = 0
@@ -67,7 +68,7 @@ class Elsewhere:
             for _ in range(READS_MAX):
                 for record in reader.read(TAIL_OFFSETS, 1):
                     progress = unpack_progress(record.value)
-                    if progress.cursor_offset == OFFSET_MAX:
+                    if progress.cursor_offset == OFFSET_MAX and not progress.held_forwards:
                         found_ms = progress.cursor_due_ms - UNPULLED_BEFORE_MS
                 if reader.position >= watermarks.stable:
                     break

@@ -1,17 +1,16 @@
 """Forwarded records: those whose id belongs to another partition, to which they are written in the transaction of their step.
 
-Keeps its part of law 8: a partition that takes no records at the moment pauses only pulling, and a record that has become too
+Keeps its part of law 8: records for a partition that takes none at the moment are held (`queues`), and a record that has become too
 large for the delay topic is rejected.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chronos.core.message import FORWARDED, Headers, Record
 from chronos.core.placement import hop
 from chronos.core.size import batch_bytes, batch_bytes_max
-from chronos.core.step import Staged
 from chronos.ports import Log, Outgoing, TopicInfo
-from chronos.workers.letters import Refusal
+from chronos.workers.letters import UNBOUNDED, Refusal
 from chronos.workers.targets import DESCRIBE_EVERY_MS
 
 HOP_BYTES_MAX = 400
@@ -38,39 +37,46 @@ class Forwards:
     def _headers(self, record: Record) -> Headers:
         return [*(record.headers or ()), (FORWARDED, hop(self._source_prefix, record))]
 
-    def refusal(self, staged: Staged, now_ms: int) -> Refusal | None:
-        """Return why a partition that records go to takes none, by its description; None if all take them.
+    def refusals(
+        self, partitions: Iterable[int], now_ms: int, *, age_ms_max: int = DESCRIBE_EVERY_MS
+    ) -> dict[int, Refusal]:
+        """Return those of the partitions that take no records, by the description of the topic, and why. Raises LogUnavailable.
 
-        Raises LogUnavailable.
+        `age_ms_max`: that of the description.
         """
-        info = self._describe(now_ms)
+        info = self._describe(now_ms, age_ms_max)
         if info is None:
-            return Refusal(why=f"{self.topic} does not exist", passing=False)
-        closed = sorted({partition for _, partition in staged.forwards} & info.closed)
+            missing = Refusal(why=f"{self.topic} does not exist", passing=False)
+            return dict.fromkeys(partitions, missing)
+        closed = sorted({*partitions} & info.closed)
         if closed:
             self.forget()
-            return Refusal(why=f"{self.topic}/{closed[0]} has no leader with enough in-sync replicas", passing=True)
-        return None
+        return {
+            partition: Refusal(why=f"{self.topic}/{partition} has no leader with enough in-sync replicas", passing=True)
+            for partition in closed
+        }
 
-    def reject_too_large(self, staged: Staged, bytes_max: int, now_ms: int) -> None:
-        """Turn the records that the delay topic would not take with their hop, or of more than `bytes_max`, into rejections."""
+    def too_large(
+        self, forwards: Iterable[tuple[Record, int]], bytes_max: Mapping[int, int], now_ms: int
+    ) -> dict[int, str]:
+        """Return the records that the delay topic would not take with their hop, or of more bytes than their partition takes:
+        offset -> why. A topic that is missing has no limit. Raises LogUnavailable."""
         info = self._describe(now_ms)
-        assert info is not None, "a topic that is missing is not written to"
-        limit = min(bytes_max, info.bytes_max)
-        too_large = {}
-        for record, _ in staged.forwards:
+        topic_max = UNBOUNDED if info is None else info.bytes_max
+        found = {}
+        for record, partition in forwards:
+            limit = min(bytes_max[partition], topic_max)
             if batch_bytes_max(record.key, record.value, record.headers or ()) + HOP_BYTES_MAX > limit:
                 size = batch_bytes(record.key, record.value, self._headers(record))
                 if size > limit:
-                    too_large[record.offset] = f"{size} bytes with its hop; {self.topic} takes {limit}"
-        if too_large:
-            staged.reject_forwards(too_large)
+                    found[record.offset] = f"{size} bytes with its hop; {self.topic} takes {limit}"
+        return found
 
     def forget(self) -> None:
         """Drop the description of the topic: after a failure it is not trusted."""
         self._info = None
 
-    def _describe(self, now_ms: int) -> TopicInfo | None:
-        if self._info is None or not 0 <= now_ms - self._described_ms < DESCRIBE_EVERY_MS:
+    def _describe(self, now_ms: int, age_ms_max: int = DESCRIBE_EVERY_MS) -> TopicInfo | None:
+        if self._info is None or not 0 <= now_ms - self._described_ms < age_ms_max:
             self._info, self._described_ms = self._log.describe([self.topic])[self.topic], now_ms
         return self._info

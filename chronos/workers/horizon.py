@@ -31,6 +31,12 @@ def unpulled_ms(state: State) -> int:
     return max(state.watermark_ms, reached_ms(state)) - UNPULLED_BEFORE_MS
 
 
+def unforwarded_ms(state: State) -> int:
+    """Return a time (epoch ms) that no timestamp of a record lies before that the shard may still forward; 0 if it is not known."""
+    # A held record may be of any time since the last look; what was seen before it was held stays true.
+    return 0 if state.held_forwards else unpulled_ms(state)
+
+
 class Horizon:
     """The horizon of one shard while this node is its master."""
 

@@ -1,11 +1,15 @@
 """Whether the rejected and the dead-letter topic take records at the moment, and the other partitions forwarded ones.
 
-Keeps its part of law 8: one of them that takes no records stops only what would go there. While the rejected topic takes
-none, or another partition takes no forwarded record, no further record is pulled; while the dead-letter topic takes none,
-messages that would go there are deferred. Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
+Keeps its part of law 8: one of them that takes no records stops only what would go there. Records for the rejected topic, or for
+another partition, are held meanwhile (`queues`; by rules 1 no further record is pulled); messages that would go to the dead-letter
+topic are deferred. Everything else is delivered. Outlives a leadership, because a refusal may cost the producer.
 """
 
-from msgspec import Struct
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from chronos.core.keys import REJECTED
 
 REFUSED_PAUSE_MS = 5_000
 """Time until a topic is tried again whose records failed a transaction: each attempt may cost another one."""
@@ -39,7 +43,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class LetterTopic(Struct, kw_only=True):
-    """One of the two topics, as one shard finds it, or the partitions that records are forwarded to."""
+    """One of the two topics, as one shard finds it, or a partition that records are forwarded to."""
 
     problem: str | None = None
     """Why it takes no records; None as long as it is not known to refuse any."""
@@ -112,17 +116,27 @@ class LetterTopic(Struct, kw_only=True):
 class LetterTopics(Struct, kw_only=True):
     """Both topics, and the other partitions of the delay topic."""
 
-    rejected: LetterTopic
-    dead_letter: LetterTopic
-    forwards: LetterTopic
+    rejected: LetterTopic = field(default_factory=LetterTopic)
+    dead_letter: LetterTopic = field(default_factory=LetterTopic)
+    homes: dict[int, LetterTopic] = field(default_factory=dict)
+    """Those of the other partitions that records were forwarded to."""
 
-    def holding(self, now_ms: int) -> list[LetterTopic]:
-        """Return those that take no records, for which pulling pauses."""
-        return [topic for topic in (self.rejected, self.forwards) if not topic.is_open(now_ms)]
+    def of(self, destination: int) -> LetterTopic:
+        """Return that of a destination of held records."""
+        return self.rejected if destination == REJECTED else self.homes.setdefault(destination, LetterTopic())
 
-    def degraded(self, rejected_topic: str, dead_letter_topic: str) -> list[str]:
-        """Return what cannot be done while one of them takes no records, for people."""
-        rejected, dead_letter, forwards = self.rejected.problem, self.dead_letter.problem, self.forwards.problem
+    def bound(self, now_ms: int) -> int:
+        """Return the most bytes of a step whose records may all be rejected or forwarded."""
+        return min(topic.bound(now_ms) for topic in (self.rejected, *self.homes.values()))
+
+    def closed(self, destinations: Iterable[int], now_ms: int) -> list[LetterTopic]:
+        """Return those of the destinations that take no records."""
+        return [topic for topic in map(self.of, destinations) if not topic.is_open(now_ms)]
+
+    def pausing(self, rejected_topic: str) -> list[str]:
+        """Return what cannot be done by rules 1 while the rejected topic or another partition takes no records, for people."""
+        rejected = self.rejected.problem
+        forwards = next((home.problem for home in self.homes.values() if home.problem is not None), None)
         texts = []
         if rejected is not None:
             texts.append(
@@ -134,9 +148,13 @@ class LetterTopics(Struct, kw_only=True):
                 f"records cannot be forwarded to the partition of their id ({forwards}): nothing more is pulled until they can,"
                 " and cancels are not seen; what is pending is delivered"
             )
-        if dead_letter is not None:
-            texts.append(
-                f"{dead_letter_topic} takes no records ({dead_letter}): messages that would go there wait, all others are"
-                " delivered"
-            )
         return texts
+
+    def deferring(self, dead_letter_topic: str) -> list[str]:
+        """Return what cannot be done while the dead-letter topic takes no records, for people."""
+        if self.dead_letter.problem is None:
+            return []
+        return [
+            f"{dead_letter_topic} takes no records ({self.dead_letter.problem}): messages that would go there wait, all others"
+            " are delivered"
+        ]

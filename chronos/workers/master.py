@@ -5,7 +5,7 @@ record. Keeps laws 2 (never early), 3 (exactly once), 6 (a cancel that was reada
 never stops the others).
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from chronos.core.keys import Lane
 from chronos.core.look_ahead import LookAhead
 from chronos.core.message import Reason, Record, Rejection
-from chronos.core.progress import LANES_MAX, RULES, Progress, pack_progress
+from chronos.core.progress import HOLDS_PER_DECISION, LANES_MAX, RULES, Decision, Progress, pack_progress
+from chronos.core.queues import unreadable_record
 from chronos.core.shard import Shard
 from chronos.core.step import Selection, Staged, nothing_selected
 from chronos.core.timefmt import format_time
@@ -37,6 +38,7 @@ from chronos.workers.planned import PlannedTransaction
 from chronos.workers.poison import Failure, PoisonSearch
 from chronos.workers.pull import Puller
 from chronos.workers.push import TARGETS_MAX, Pusher, within_targets
+from chronos.workers.queues import HeldQueues
 from chronos.workers.step_report import StepReport
 from chronos.workers.writer_epoch import WriterEpoch
 
@@ -90,6 +92,7 @@ class Master:
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
+        self._held = HeldQueues(shard, letters, pusher, limits)
         self._horizon = horizon
         self._rules_number = rules_number
         self.lanes = LaneTurns(shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend)
@@ -100,6 +103,10 @@ class Master:
         """With `wait_for_transactions`: a time (epoch ms), and the high watermark after it that is not reached yet."""
         self._delivers_only = False
         """This step pulls nothing: the last one forwarded records, and messages are due by what was pulled before."""
+        self._wrote_on = False
+        """The last step wrote held records on: the next one does not."""
+        self._is_paused = False
+        """This step pulls nothing, because what it would pull cannot be written or held."""
         self._is_blind = False
         """This step selects messages without regard to records that are not pulled."""
         self._stepped_ms = clock.stepped_ms()
@@ -141,6 +148,8 @@ class Master:
         is_heartbeat = now_ms - self._committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and nothing is asked.
         open_lanes = self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
+        if self._write_on(now_ms):
+            return now_ms
         try:
             records, reached_ms = self._pull(now_ms, to_end=is_heartbeat, something_leaves=open_lanes)
         except BatchUnreadable as error:
@@ -150,13 +159,8 @@ class Master:
             parsed = self._look_ahead.parsed(records)
             staged = self._shard.stage(records, parsed, horizon_ms=self._horizon_ms(now_ms))
         self._check_pulled(staged, now_ms)
-        if staged.forwards and not self._can_forward(staged, now_ms):
+        if (staged.forwards or staged.rejections) and not self._held.admit(staged, now_ms):
             return now_ms
-        if staged.rejections:
-            refusal = self._pusher.refusal(self._pusher.rejected_topic, now_ms)
-            if refusal is not None:
-                self._letters.rejected.refuse(now_ms, refusal)
-                return now_ms
         until_ms = min(now_ms, max(reached_ms, staged.watermark_ms))
         selection = self._select(staged, until_ms, now_ms, open_lanes=open_lanes)
         if not selection.items and not records and not staged.unreadable and not is_heartbeat:
@@ -182,19 +186,24 @@ class Master:
         """Decide to step over the batch that cannot be read; the error is raised instead when it is met for the first time."""
         first, last = self._puller.unreadable(error)
         staged = self._shard.stage_unreadable([(first, last)])
-        record = Record(offset=first, timestamp_ms=0, key=None, value=None, headers=())
-        staged.rejections.append((record, Rejection(Reason.UNREADABLE, f"offsets {first} to {last}: {error}")))
+        staged.rejections.append(
+            (unreadable_record(first), Rejection(Reason.UNREADABLE, f"offsets {first} to {last}: {error}"))
+        )
         log.warning("batch stepped over", shard=self._shard.rules.shard, first=first, last=last, why=str(error))
         return staged
 
-    def _can_forward(self, staged: Staged, now_ms: int) -> bool:
-        """Return whether the partitions that records are forwarded to take them; those that are too large are rejected."""
-        forwards, letter = self._pusher.forwards, self._letters.forwards
-        refusal = forwards.refusal(staged, now_ms)
-        if refusal is not None:
-            letter.refuse(now_ms, refusal)
+    def _write_on(self, now_ms: int) -> bool:
+        """Commit a step that only writes held records to their destination, in turns with all other steps; False if there is none."""
+        wrote_on, self._wrote_on = self._wrote_on, False
+        if wrote_on or not self._shard.state.held:
             return False
-        forwards.reject_too_large(staged, letter.bound(now_ms), now_ms)
+        staged = self._shard.stage_nothing(self._horizon_ms(now_ms))
+        if not self._held.write_on(staged, now_ms):
+            return False
+        selection = nothing_selected(self._shard.state.cursor, complete=True)
+        self.last = self._commit(staged, selection, 0, now_ms, now_ms)
+        self.last.write(self._shard.rules.shard)
+        self._wrote_on = self._poison_search.forwarded = True
         return True
 
     def _may_linger(self, staged: Staged, pulled: int, now_ms: int) -> bool:
@@ -211,13 +220,11 @@ class Master:
     @property
     def lingering(self) -> bool:
         """True if pulled records wait for more, or nothing is pulled: the caller sleeps instead of waiting for records."""
-        letters = self._letters
-        is_held = letters.rejected.problem is not None or letters.forwards.problem is not None
-        return self._puller.waiting > 0 or not self._limits.pull or is_held
+        return self._puller.waiting > 0 or not self._limits.pull or self._is_paused
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if it can do everything."""
-        texts = self._letters.degraded(self._pusher.rejected_topic, self._pusher.dead_letter_topic)
+        texts = self._held.degraded() + self._letters.deferring(self._pusher.dead_letter_topic)
         if self._awaited is not None and self.due_ms is not None:
             since_ms = self._awaited[0]
             if max(since_ms + HELD_BACK_MS, self.due_ms) < self._clock.now_ms():
@@ -236,18 +243,18 @@ class Master:
         """
         limits = self._limits
         due_ms = self.due_ms = self._shard.next_due_ms()
-        self._delivers_only = False
+        self._delivers_only = self._is_paused = False
         self._is_blind = not limits.pull
         if self._is_blind:
             return [], now_ms
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
         something_due = limits.push and due_ms is not None and due_ms <= now_ms
-        letters, search = self._letters, self._poison_search
-        bytes_max = min(limits.bytes, letters.rejected.bound(now_ms), letters.forwards.bound(now_ms))
-        if holding := letters.holding(now_ms):
-            # Law 8 before law 6: a refused record that cannot be written must not hold back what is pending for long.
-            self._is_blind = not all(topic.is_patient(now_ms) for topic in holding)
+        search = self._poison_search
+        bytes_max = min(limits.bytes, self._letters.bound(now_ms))
+        if (pausing := self._held.pausing(now_ms)) is not None:
+            # Law 8 before law 6: refused records that cannot be written must not hold back what is pending for long.
+            self._is_paused, self._is_blind = True, not all(topic.is_patient(now_ms) for topic in pausing)
             return [], now_ms if self._is_blind else self._reached_ms
         # Records are forwarded without deliveries, so that messages wait in other partitions for a short time only; then those
         # come first that are due by what was pulled before.
@@ -292,17 +299,18 @@ class Master:
 
     def _select(self, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool) -> Selection:
         limits, search = self._limits, self._poison_search
+        messages_max = max(1, min(search.messages_max, limits.messages - len(staged.held) // HOLDS_PER_DECISION))
         apart = search.separate or self._letters.rejected.failures > 0
         if not limits.push or staged.forwards or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         if not open_lanes:
-            return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, search.messages_max, limits.bytes)
+            return self._select_due(staged, until_ms, now_ms, TARGETS_MAX, messages_max, limits.bytes)
 
         def is_apart(due: Selection) -> bool:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
         alone = search.messages_max < limits.messages
-        batch = Batch(messages=search.messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
+        batch = Batch(messages=messages_max, bytes=limits.bytes, alone=alone, now_ms=now_ms)
         select_due = partial(self._select_due, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX)
         return self.lanes.select(staged, batch, select_due, is_apart)
 
@@ -348,7 +356,7 @@ class Master:
             search.forwarded = True
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
-        progress = self._writer_epoch.progress(staged, selection, plan.decisions, plan.details)
+        progress = self._progress(staged, selection, plan.decisions, plan.details)
         try:
             with self._pusher.partitions.following(self._writer, self._clock):
                 produced_ms = self._clock.now_ms()
@@ -360,8 +368,8 @@ class Master:
             raise
         if staged.rejections:
             letters.rejected.took()
-        if staged.forwards:
-            letters.forwards.took()
+        for home in {partition for _, partition in staged.forwards}:
+            letters.of(home).took()
         if plan.dead_letters:
             letters.dead_letter.took()
         letters.dead_letter.judge(now_ms, failed=False)
@@ -373,6 +381,16 @@ class Master:
         self._apply(staged, selection, progress, appended)
         shard, committed_ms = self._shard.rules.shard, self._committed_ms
         return StepReport.of(plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms)
+
+    def _progress(
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Sequence[Decision] = (),
+        details: Sequence[str] = (),
+    ) -> Progress:
+        held_forwards = self._shard.state.held_forwards
+        return self._writer_epoch.progress(staged, selection, decisions, details, held_forwards=held_forwards)
 
     def _prepare_next(
         self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
@@ -464,7 +482,7 @@ class Master:
         record of new rules."""
         nothing = self._shard.stage_nothing(self._horizon_ms(self._clock.now_ms()))
         none = nothing_selected(self._shard.state.cursor, complete=True)
-        progress = self._writer_epoch.progress(nothing, none)
+        progress = self._progress(nothing, none)
         produced_ms = self._clock.now_ms()
         self._writer.send([], pack_progress(progress))
         self._apply(nothing, none, progress, self._finish(produced_ms))
@@ -497,9 +515,12 @@ class Master:
         wake_ms = self._committed_ms + HEARTBEAT_MS
         if limits.push and self._shard.state.parked:
             wake_ms = min(wake_ms, self.lanes.next_look_ms())
-        if holding := self._letters.holding(now_ms):
-            wake_ms = min(wake_ms, *(topic.until_ms for topic in holding))
-            if all(topic.is_patient(now_ms) for topic in holding):
+        if self._shard.state.held:
+            look_ms = self._held.next_look_ms(now_ms)
+            wake_ms = wake_ms if look_ms is None else min(wake_ms, look_ms)
+        if pausing := self._held.pausing(now_ms):
+            wake_ms = min(wake_ms, *(topic.until_ms for topic in pausing))
+            if all(topic.is_patient(now_ms) for topic in pausing):
                 return wake_ms
         elif due_ms is not None and due_ms <= now_ms and self._awaited is not None:
             due_ms = now_ms + TRANSACTION_POLL_MS

@@ -91,9 +91,9 @@ class PoisonSearch(Struct, kw_only=True):
         plan, now_ms, why = failure.plan, failure.now_ms, str(failure.error)
         letter_topic = pusher.rejected_topic if failure.staged.rejections else pusher.dead_letter_topic
         refused_bytes = _bytes_for(letter_topic, plan) if failure.error.too_large else 0
-        if failure.staged.forwards:
-            refused_bytes_forwarded = _bytes_for(pusher.forwards.topic, plan) if failure.error.too_large else 0
-            letters.forwards.fail(now_ms, why, refused_bytes_forwarded)
+        for home in {partition for _, partition in failure.staged.forwards}:
+            home_bytes = _bytes_for(pusher.forwards.topic, plan, home) if failure.error.too_large else 0
+            letters.of(home).fail(now_ms, why, home_bytes)
         if failure.staged.rejections:
             if failure.selection.items:
                 self.separate = True
@@ -108,6 +108,10 @@ class PoisonSearch(Struct, kw_only=True):
         return True
 
 
-def _bytes_for(topic: str, plan: PlannedTransaction) -> int:
-    """Return the size of the transaction's records for a topic."""
-    return sum(batch_bytes(key, value, headers) for name, key, value, headers, _ in plan.messages if name == topic)
+def _bytes_for(topic: str, plan: PlannedTransaction, partition: int | None = None) -> int:
+    """Return the size of the transaction's records for a topic, or for one partition of it."""
+    return sum(
+        batch_bytes(key, value, headers)
+        for name, key, value, headers, to in plan.messages
+        if name == topic and partition in (None, to)
+    )

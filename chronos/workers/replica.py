@@ -38,7 +38,7 @@ from chronos.workers.claim import Claim
 from chronos.workers.delete import DELETE_EVERY_MS, Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.horizon import Horizon
-from chronos.workers.letters import LetterTopic, LetterTopics
+from chronos.workers.letters import LetterTopics
 from chronos.workers.limits import Limits
 from chronos.workers.master import Master
 from chronos.workers.pauses import PAUSE_MS, Backoff, PauseReason
@@ -129,7 +129,7 @@ class Replica(ReplicaView):
         self._bounded = bounded
         self._elsewhere = elsewhere
         self._poison_search = PoisonSearch(messages_max=limits.messages)
-        self._letters = LetterTopics(rejected=LetterTopic(), dead_letter=LetterTopic(), forwards=LetterTopic())
+        self._letters = LetterTopics()
         self._backoff = Backoff()
         self._sleeping = False
         """True if records that arrive do not end the wait after the last step, but only time does."""

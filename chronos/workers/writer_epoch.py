@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from chronos.core.lanes import cursors
 from chronos.core.progress import Decision, Progress, count_outcomes
+from chronos.core.queues import holds, written
 from chronos.core.step import Selection, Staged
 
 
@@ -19,9 +20,20 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
     log_epoch: int
 
     def progress(
-        self, staged: Staged, selection: Selection, decisions: Sequence[Decision] = (), details: Sequence[str] = ()
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Sequence[Decision] = (),
+        details: Sequence[str] = (),
+        *,
+        held_forwards: int = 0,
     ) -> Progress:
-        """Return the progress record of a step; `details`: the texts that the decisions number."""
+        """Return the progress record of a step; `details`: the texts that the decisions number.
+
+        `held_forwards`: held records that wait for another partition before this step.
+        """
+        texts = list(details)
+        held = holds(staged.held, texts)
         return Progress(
             role_epoch=self.role_epoch,
             log_epoch=self.log_epoch,
@@ -37,7 +49,10 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
-            details=tuple(details),
+            details=tuple(texts),
             rules=staged.rules,
             horizon_ms=staged.horizon_ms,
+            held=held,
+            written=written(staged.written),
+            held_forwards=held_forwards + staged.held_forwards,
         )

@@ -1,4 +1,4 @@
-"""Records that come to another partition than that of their id are forwarded, on a real broker."""
+"""Records that come to another partition than that of their id are forwarded, on real brokers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from chronos.config import load
 from chronos.core.keys import partition_of
-from tests.harness.broker import Broker
+from chronos.node.opening import own_topics
+from tests.harness.broker import Broker, Cluster, cluster, wait_until
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Tail, Topics, produce, read_all, schedule
 
@@ -176,3 +180,76 @@ def test_a_generated_id_is_cancelled_through_any_partition(chronos: Chronos) -> 
     with Tail(chronos.broker.bootstrap, target) as tail:
         tail.take(target, 2)
         assert sorted(got.value or b"" for got in tail.settle().records[target]) == [b"4", b"5"]
+
+
+def create(kafka: Cluster, topics: Topics, places: dict[str, list[int]]) -> None:
+    """Create topics of Chronos with the settings that it gives them, each partition on one broker."""
+    config = load(None, {}, [f"topics.{name}={topic}" for name, topic in topics._asdict().items()])
+    settings = {
+        spec.name: {name: value for name, value in spec.settings.items() if name != "replication.factor"}
+        for spec in own_topics(config)
+    }
+    made = [
+        NewTopic(topic, len(nodes), replica_assignment=[[node] for node in nodes], config=settings.get(topic, {}))
+        for topic, nodes in places.items()
+    ]
+    admin = kafka.admin()
+    for future in admin.create_topics(made).values():
+        future.result(30)
+
+
+@pytest.mark.timeout(300)
+def test_a_record_for_a_partition_without_a_leader_delays_no_other_record(tmp_path: Path) -> None:
+    """Every cancel behind it wins; when the leader is back, the record arrives and acts."""
+    topics, there, lost = Topics.of(f"h{uuid.uuid4().hex[:8]}"), 1, 2
+    target = f"{topics.delay}.target"
+    ids = [b"%d-%s" % (at, target.encode()) for at in range(200)]
+    own, away = ([name for name in ids if partition_of(name, SHARDS) == home] for home in (0, 2))
+    with cluster(3, heap_mb=320) as kafka:
+        create(
+            kafka,
+            topics,
+            {
+                topics.delay: [there, there, lost],
+                topics.progress: [there] * SHARDS,
+                topics.rejected: [there],
+                topics.dead_letter: [there],
+                target: [there],
+            },
+        )
+
+        def is_leaderless() -> bool:
+            try:
+                found = kafka.admin().list_topics(topics.delay, timeout=10).topics[topics.delay]
+            except KafkaException:
+                return False
+            return len(found.partitions) == SHARDS and found.partitions[2].leader < 0
+
+        settings = topics.settings(shards=SHARDS, delivery__transaction_timeout="5s")
+        with Service(tmp_path / "node", bootstrap=kafka.bootstrap, settings=settings) as service:
+            service.start()
+            produce(kafka.bootstrap, topics.delay, [Sent(b"late", schedule(target, delay="3h"), away[0], 2)])
+            service.wait_until(lambda: service.accepted() == 1, "accept the message whose partition is lost later")
+            kafka.node(lost).kill()
+            assert wait_until(is_leaderless, deadline=time.monotonic() + 30)
+            # The brokers' own partitions fail over too: that is over once a message is delivered.
+            produce(kafka.bootstrap, topics.delay, [Sent(b"first", schedule(target, delay="1s"), own[0], 0)])
+            with Tail(kafka.bootstrap, target) as tail:
+                tail.take(target, 1)
+                messages = [Sent(name, schedule(target, delay="20s"), name, 0) for name in own[1:22]]
+                produce(kafka.bootstrap, topics.delay, messages)
+                produce(kafka.bootstrap, topics.delay, [Sent(None, [], away[0], 0)])
+                produce(kafka.bootstrap, topics.delay, [Sent(None, [], name, 0) for name in own[1:21]])
+                service.wait_until(lambda: service.shards()[0]["held"] == 1, "hold the record that cannot be forwarded")
+                tail.take(target, 2)
+                assert [got.value for got in tail.settle().records[target]] == [b"first", own[21]]
+            shard = service.shards()[0]
+            assert (shard["totals"]["cancelled"], shard["totals"]["forwarded"], shard["held"]) == (20, 0, 1)
+            assert f"1 records wait to be forwarded to {topics.delay}/2" in shard["paused"]
+            kafka.node(lost).start()
+            service.wait_until(
+                lambda: service.shards()[2]["totals"]["cancelled"] == 1, "execute the record that was held"
+            )
+            shard = service.shards()[0]
+            assert (shard["totals"]["forwarded"], shard["held"], shard["totals"]["held"]) == (1, 0, 1)
+            service.wait_ready()

@@ -145,8 +145,9 @@ def test_a_missing_topic_that_may_not_be_created_is_named_and_the_rest_delivered
         delete(broker, place.topics.rejected)
         service.wait_until(lambda: place.topics.rejected in str(service.ask("GET", "/readyz")), "name the topic")
         place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
-        place.wait_degraded(place.topics.rejected, "takes no records", "does not exist", "nothing more is pulled")
-        service.wait_until(lambda: service.pending() == 0, "deliver what is pending")
+        place.wait_degraded(place.topics.rejected, "takes no records", "does not exist", "all others are executed")
+        service.wait_until(lambda: service.pending() == 0, "deliver what is pending, and what came behind the junk")
+        assert (service.shards()[0]["held"], service.shards()[0]["totals"]["rejected"]) == (1, 0)
         broker.create_topic(place.topics.rejected)
         place.letters(place.topics.rejected, 1)
         service.wait_ready()
@@ -208,25 +209,28 @@ def allow_all(kafka: Clients, topic: str) -> None:
 
 
 @pytest.mark.xdist_group("secured broker of own topics")
-def test_a_rejected_topic_that_may_not_be_written_stops_pulling_and_no_delivery(
+def test_a_rejected_topic_that_may_not_be_written_delays_only_the_refused_records(
     tmp_path: Path, secured_broker: Broker
 ) -> None:
-    """What is pending is delivered in time; the refused records, and all after them, wait for the permission."""
+    """They wait for the permission; what is pending is delivered in time, and cancels behind them win."""
     place = Place(secured_broker, tmp_path)
     rejected = place.topics.rejected
     with place.service as service:
         service.start()
+        gone = [b"gone-%d" % at for at in range(20)]
+        place.send(*(Sent(b"gone", schedule(place.healthy, delay="25s"), name) for name in gone))
         place.send(*place.others(100, first_ms=1_500, last_ms=4_000))
-        service.wait_until(lambda: service.accepted() == 100, "accept all messages")
+        service.wait_until(lambda: service.accepted() == 120, "accept all messages")
         allow_only(secured_broker, rejected, AclOperation.DESCRIBE, AclOperation.READ)
-        place.send(JUNK)
+        place.send(JUNK, *(Sent(None, [], name) for name in gone), JUNK, *place.others(1, first_ms=0, last_ms=0))
         place.wait_degraded(rejected, "takes no records", "does not let Chronos write")
         place.check_others()
         assert place.aborts() <= 2
-        place.send(JUNK, *place.others(1, first_ms=0, last_ms=0))
+        service.wait_until(lambda: service.pending() == 0, "execute what is behind the refused records")
+        (shard,) = service.shards()
+        assert (shard["held"], shard["totals"]["cancelled"], shard["totals"]["rejected"]) == (2, 20, 0)
         allow_all(secured_broker, rejected)
         place.letters(rejected, 2)
-        service.wait_until(lambda: service.pending() == 0, "deliver the message behind the refused records")
         service.wait_ready()
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chronos.core.keys import REJECTED as TO_REJECTED
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
 from chronos.core.progress import RULES, Decision, Outcome, Progress, unpack_progress
@@ -94,6 +95,10 @@ class Checker:
         """Records whose id belongs to another shard are rejected, not forwarded."""
         self.forwarded: set[tuple[int, int]] = set()
         """(shard, offset) of each record that was written on to its own partition."""
+        self.queues: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """Shard and destination -> offsets of the held records, in order."""
+        self.hopped: dict[tuple[int, int], int] = {}
+        """Shard and partition -> offset of the last record that was forwarded there."""
         self.deduplication_ms = 0
         """How long a delivered id is taken."""
         self.waits_for_transactions = False
@@ -220,8 +225,9 @@ class Checker:
 
     def _record_refusals(self, shard: int, progress: Progress, records: list[Record]) -> None:
         before = self.steps[shard][-2].progress.pull_offset if len(self.steps[shard]) > 1 else 0
-        silent = (Reason.IGNORED, Reason.FORWARDED)
+        silent = (Reason.IGNORED, Reason.FORWARDED, Reason.HELD)
         unseen = {offset for offset, reason in progress.refused if reason not in silent}
+        unseen = unseen - {hold.offset for hold in progress.held} | self._written(shard, progress, rejected=True)
         for offset, reason in progress.refused:
             if not before <= offset < progress.pull_offset:
                 raise broken("9", f"shard {shard} refuses offset {offset}, which this step did not pull")
@@ -245,7 +251,9 @@ class Checker:
     def _record_forwards(self, shard: int, progress: Progress, moved: list[tuple[Partition, int]]) -> None:
         """Each record listed as forwarded is written once, unchanged, to the partition of its id, and delivers nothing."""
         listed = {offset for offset, reason in progress.refused if reason == Reason.FORWARDED}
-        if listed and progress.selected:
+        listed |= self._written(shard, progress, rejected=False)
+        self._enqueue(shard, progress)
+        if (listed or progress.written) and progress.selected:
             raise broken("8", f"shard {shard} forwards records and delivers messages in one transaction")
         for partition, at in moved:
             record = partition.items[at][0]
@@ -260,6 +268,10 @@ class Checker:
                     "3", f"shard {shard} wrote {partition.name}/{at} with the hop {hop!r}, which is not listed once"
                 )
             listed.discard(source[1])
+            last = self.hopped.get((shard, partition.number), -1)
+            if source[1] <= last:
+                raise broken("6", f"shard {shard} forwarded {source[1]} to {partition.name} after {last}")
+            self.hopped[shard, partition.number] = source[1]
             expected, origin = self.expected[source], self.brokers.topics[DELAY][shard].items[source[1]][0]
             assert origin is not None
             if (record.key, record.value, headers) != (origin.key, origin.value, list(origin.headers or ())):
@@ -275,6 +287,32 @@ class Checker:
             self.expected[partition.number, at] = expected
         if listed:
             raise broken("1", f"shard {shard} lists {sorted(listed)} as forwarded, and did not write them")
+
+    def _written(self, shard: int, progress: Progress, *, rejected: bool) -> set[int]:
+        """Return the held records that a step writes on: those that go to the rejected topic, or all others."""
+        found: set[int] = set()
+        for written in progress.written:
+            queue = self.queues[shard, written.destination]
+            if written.offset not in queue or not {*written.too_large} <= {*queue}:
+                raise broken("3", f"shard {shard} writes on {written}, which is not held")
+            offsets = {offset for offset in queue if offset <= written.offset}
+            to_rejected = offsets if written.destination == TO_REJECTED else {*written.too_large}
+            found |= to_rejected if rejected else offsets - to_rejected
+        return found
+
+    def _enqueue(self, shard: int, progress: Progress) -> None:
+        """Follow the queues of held records: what is written on leaves them, what is held comes last."""
+        for written in progress.written:
+            queue = self.queues[shard, written.destination]
+            self.queues[shard, written.destination] = [offset for offset in queue if offset > written.offset]
+        reasons = dict(progress.refused)
+        for hold in progress.held:
+            if (reasons.get(hold.offset) == Reason.HELD) != (hold.destination != TO_REJECTED):
+                raise broken("9", f"shard {shard} holds {hold} with the reason {reasons.get(hold.offset)}")
+            self.queues[shard, hold.destination].append(hold.offset)
+        forwards = sum(len(queue) for (of, to), queue in self.queues.items() if of == shard and to != TO_REJECTED)
+        if progress.rules > 1 and progress.held_forwards != forwards:
+            raise broken("9", f"shard {shard} says that {progress.held_forwards} of {forwards} held records wait")
 
     def home(self, shard: int, expected: Expectation) -> int:
         """Return the shard that the id of a record in this shard belongs to."""
@@ -333,10 +371,10 @@ class Checker:
         delay = self.brokers.topics[DELAY][shard]
         first_ms = _first_written_ms if self.waits_for_transactions else _first_readable_ms
         unread_ms = first_ms(delay, progress.pull_offset)
-        # Law 8 comes first: while the rejected topic takes no records, nothing is pulled and what is pending is delivered.
-        # So it is while another partition takes no forwarded record.
+        # By rules 1 law 8 comes first: while the rejected topic takes no records, nothing is pulled and what is pending is
+        # delivered. So it is while another partition takes no forwarded record. Later rules hold those records instead.
         refused_ms = max(self.brokers.refused_until_ms.get(topic, 0) for topic in (REJECTED, DELAY))
-        pulls = self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
+        pulls = progress.rules > 1 or self.world.now_ms > refused_ms + REFUSED_PAUSE_MS + TRANSACTION_MS
         if unread_ms is not None and unread_ms + self._clocks_off_ms() < due_ms - EARLY_MS and pulls:
             raise broken("6", f"{source} is delivered before a record that was there {due_ms - unread_ms} ms earlier")
 
@@ -429,6 +467,12 @@ class Checker:
             readable = delay.committed()
             if readable and readable[-1].offset >= pulled:
                 found.append(f"shard {shard} was read up to {pulled} of {readable[-1].offset + 1}")
+            found += [
+                f"{(shard, offset)} is held for {'the rejected topic' if to == TO_REJECTED else f'partition {to}'}"
+                for (of, to), queue in self.queues.items()
+                if of == shard
+                for offset in queue
+            ]
             pending = self.account(shard, [record for record in readable if record.offset < pulled])
             found += [
                 f"{(shard, offset)} was due {until_ms - due} ms ago" for offset, due in pending if due <= until_ms
@@ -477,7 +521,7 @@ class Checker:
                 known = cancels[named].get(through)
                 if known is None or first_ms >= known.first_ms:
                     cancels[named][through] = Note(first_ms, record.timestamp_ms)
-            if reason == Reason.FORWARDED:
+            if reason in (Reason.FORWARDED, Reason.HELD):
                 continue
             if (
                 rules == 1
@@ -599,7 +643,11 @@ class Checker:
     def _check_place(self, source: tuple[int, int], expected: Expectation, reason: int | None) -> None:
         """An id is accepted in its own shard only, and a record without need is neither forwarded nor refused for it."""
         is_here = self.home(source[0], expected) == source[0]
-        if (reason == Reason.FORWARDED) != (source in self.forwarded):
+        shard, offset = source
+        waits = any(offset in queue for (of, _), queue in self.queues.items() if of == shard)
+        if reason == Reason.HELD and [source in self.forwarded, source in self.rejected, waits].count(True) != 1:
+            raise broken("1", f"{source} was held, and neither waits nor was written on once")
+        if (reason == Reason.FORWARDED) != (source in self.forwarded) and reason != Reason.HELD:
             raise broken("1", f"{source} is listed as forwarded and was not written, or the other way round")
         if not is_here and reason is None and not expected.malformed:
             raise broken("1", f"{source} was accepted, its id belongs to another shard")

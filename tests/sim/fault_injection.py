@@ -139,6 +139,10 @@ class FaultInjection(ClusterPart):
         if dice.random() < 0.3:
             for _ in range(dice.choice([1, 2, 6])):
                 world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_leaders)
+        dice = self.cluster.held_dice
+        if dice.random() < 0.3:
+            for _ in range(dice.choice([1, 3, 8])):
+                world.after(dice.randrange(500, self.fault_ms), self._inject, self._lose_home)
         dice = self.cluster.replay_dice
         if self.cluster.replays is not None:
             for _ in range(dice.choice([3, 10])):
@@ -284,6 +288,25 @@ class FaultInjection(ClusterPart):
         broker, wrong_ms = dice.randrange(BROKERS), dice.choice([600, 1_500, 5_000, 15_000])
         self.brokers.set_wrong(broker, dice.choice([wrong_ms, -wrong_ms]))
         self.world.after(dice.choice([500, 3_000, 10_000]), self.brokers.set_wrong, broker, 0)
+
+    def _lose_home(self) -> None:
+        """A delay partition, or all of the rejected topic, loses its leader; records that go there come meanwhile."""
+        dice = self.cluster.held_dice
+        partitions = self.brokers.topics[REJECTED]
+        if dice.random() < 0.7:
+            partitions = [dice.choice(self.brokers.topics[DELAY])]
+        wait_ms = dice.choice([200, 1_000, 8_000, 40_000])
+        for partition in partitions:
+            self.world.trace(f"{partition.name} has no leader for {wait_ms}")
+            self.brokers.leaderless[partition.name] = self.world.now_ms + wait_ms
+        for topic in (REJECTED, DELAY):
+            until_ms = max(self.brokers.refused_until_ms.get(topic, 0), self.world.now_ms + wait_ms)
+            self.brokers.refused_until_ms[topic] = until_ms
+        for _ in range(dice.choice([0, 5, 20])):
+            self.world.after(dice.randrange(wait_ms), self.producers.send)
+        for _ in range(dice.choice([0, 20])):
+            # Actions while the held records are written on, some in the very step.
+            self.world.after(wait_ms + dice.randrange(2_000), self.producers.act)
 
     def _set_clock(self) -> None:
         draw = self.world.random

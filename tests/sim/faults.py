@@ -17,6 +17,7 @@ from chronos.core import parsing, placement, staging
 from chronos.core.assignment import _Table
 from chronos.core.lanes import Lanes
 from chronos.core.look_ahead import LookAhead, _NextSelection
+from chronos.core.queues import Queues
 from chronos.core.shard import Shard
 from chronos.core.staging import _Staging
 from chronos.node.bootstrap import StoreBootstrap
@@ -34,6 +35,7 @@ from chronos.workers.master import Master
 from chronos.workers.membership import Membership
 from chronos.workers.poison import PoisonSearch
 from chronos.workers.push import Pusher
+from chronos.workers.queues import HeldQueues
 from chronos.workers.rates import ShardRates
 from chronos.workers.refusals import Refusals, SetAside
 from chronos.workers.replica import Replica
@@ -65,6 +67,23 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "a forwarded record is not written": [
         (Master, "_commit", "forwards=staged.forwards,", "forwards=staged.forwards[1:],"),
+    ],
+    "a record overtakes those that wait for its partition": [
+        (HeldQueues, "_closed", "for destination in destinations - self._shard.queues.states.keys()", "for destination in destinations"),
+    ],
+    "a held record is written on and kept": [
+        (Queues, "writes", "deletes += [held_key(destination, offset) for offset, _, _ in prefix.rows]", "pass"),
+    ],
+    "a held record is not written on": [
+        (HeldQueues, "_stage", "if forward[0].offset not in too_large]", "if forward[0].offset not in too_large][1:]"),
+    ],
+    "queues are not read after a restart": [
+        (Queues, "__init__", "None if held else {}", "{}"),
+    ],
+    "nothing is pulled while records cannot be forwarded or rejected": [
+        (HeldQueues, "admit", "if closed and staged.rules == 1:", "if closed:"),
+        (HeldQueues, "admit", "if staged.rules == 1:", "if True:"),
+        (HeldQueues, "pausing", "if self._shard.rules.number == 1:", "if True:"),
     ],
     "a record is forwarded and executed here too": [
         (_Staging, "run", "staged.refuse(offset, Reason.FORWARDED)", "pass"),
@@ -292,7 +311,7 @@ FAULTS: dict[str, list[Change]] = {
         (Refusals, "refuse", "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()", "True"),
     ],
     "the text of a decision's reason is not recorded": [
-        (WriterEpoch, "progress", "details=tuple(details)", "details=()"),
+        (WriterEpoch, "progress", "details=tuple(texts)", "details=()"),
     ],
     "one description is enough to dead-letter": [
         (push, "second_look_ms", "target.is_missing and known_ms <=", "known_ms <="),

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from chronos.core.codec import FRESH, STATE_NAMES, State, unpack_entry, unpack_id_state, unpack_state
+from msgspec.structs import replace
+
+from chronos.core.codec import FRESH, STATE_NAMES, State, pack_held, unpack_entry, unpack_id_state, unpack_state
 from chronos.core.cron import next_cron
-from chronos.core.keys import LIMITED, STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
+from chronos.core.keys import LIMITED, REJECTED, STATE_KEY, entry_key, entry_position, id_key, parse_generated_id
 from chronos.core.lanes import cursors
 from chronos.core.look_ahead import LookAhead
-from chronos.core.message import Reason, entry_id
+from chronos.core.message import Reason, Rejection, entry_id
 from chronos.core.progress import (
+    DETAIL_BYTES_MAX,
+    DETAILS_MAX,
     RULES,
     Decision,
     Outcome,
@@ -21,9 +25,10 @@ from chronos.core.progress import (
     pack_progress,
     unpack_progress,
 )
+from chronos.core.queues import holds, unreadable_record, written
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
-from chronos.core.step import Selection, Staged, with_leaving
+from chronos.core.step import Selection, Staged, nothing_selected, with_leaving
 from tests.unit.histories import (
     DEDUPLICATION_MS,
     ELSEWHERE,
@@ -163,12 +168,14 @@ class Master:
         for _ in range(200):
             self.now_ms += 1  # a series gets its first time in one step, and is due in the next
             self.step(plain)
-            if self.shard.state.pending == 0:
+            if self.shard.state.pending == self.shard.state.held == 0:
                 break
-        assert self.shard.state.pending == 0
+        assert self.shard.state.pending == self.shard.state.held == 0
 
     def step(self, step: Step) -> Selection:
         shard, model, ahead = self.shard, self.model, self.look_ahead
+        for destination in sorted(shard.queues.states.keys() - {*step.closed}):
+            self._write_on(destination, step)
         first = sum(intent.offset < model.pull_offset for intent in self.producers.intents)
         last = first + step.records_max
         intents, records = self.producers.intents[first:last], self.producers.records[first:last]
@@ -177,11 +184,18 @@ class Master:
         if steps_over:
             self.producers.skip_to(last_offset)
             staged = shard.stage_unreadable([(first_offset, last_offset)])
+            rejection = Rejection(Reason.UNREADABLE, f"offsets {first_offset} to {last_offset}")
+            staged.rejections.append((unreadable_record(first_offset), rejection))
         else:
             horizon_ms = 0
             if self.kept_ms is not None and self.rules.number > 1:
                 horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
+        texts = {record.offset: rejection.detail for record, rejection in staged.rejections}
+        closed = {*step.closed} | shard.queues.states.keys() if self.rules.number > 1 else frozenset[int]()
+        staged.hold_forwards(closed)
+        if REJECTED in closed:
+            staged.hold_rejections()
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
@@ -194,16 +208,54 @@ class Master:
 
         model.forget(staged.horizon_ms)
         refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
+        refused, waiting = model.hold(refused, closed, ELSEWHERE)
         assert staged.refused == refused
+        silent = (Reason.IGNORED, Reason.FORWARDED, Reason.HELD)
         assert [record.offset for record, _ in staged.rejections] == [
-            offset for offset, reason in refused if reason not in (Reason.IGNORED, Reason.UNREADABLE, Reason.FORWARDED)
+            offset for offset, reason in refused if reason not in silent and offset not in waiting
         ]
+        assert {held.record.offset: held.destination for held in staged.held} == {
+            offset: destination for offset, (destination, _) in waiting.items()
+        }
         assert [(record.offset, partition) for record, partition in staged.forwards] == [
             (offset, ELSEWHERE) for offset, reason in refused if reason is Reason.FORWARDED
         ]
         self._check_selection(staged, selection, until_ms, step)
         chosen = self._decide(selection, step)
         progress = self._progress(staged, selection, chosen)
+        for held, hold in zip(staged.held, progress.held, strict=True):
+            destination, reason = waiting[hold.offset]
+            text = progress.details[hold.detail - 1] if hold.detail else ""
+            cut = texts.get(hold.offset, "").encode()[:DETAIL_BYTES_MAX].decode(errors="ignore")
+            assert text == cut or (not text and len(progress.details) == DETAILS_MAX)
+            model.enqueue(destination, held.record, 0 if reason is Reason.FORWARDED else reason, text)
+        self._commit(staged, selection, progress, chosen)
+        return selection
+
+    def _write_on(self, destination: int, step: Step) -> None:
+        """Write the first held records of a destination on, if the step is not aborted."""
+        shard, queue = self.shard, self.model.queues[destination]
+        prefix = shard.queues.first(destination, step.messages_max, step.bytes_max)
+        count, sizes = len(prefix.rows), [len(row) for _, row in queue]
+        assert [(offset, pack_held(held), size) for offset, held, size in prefix.rows] == [
+            (offset, row, len(row)) for offset, row in queue[:count]
+        ]
+        assert count == 1 or (count <= step.messages_max and sum(sizes[:count]) <= step.bytes_max)
+        if step.aborted:
+            return
+        if step.oversized and destination != REJECTED:
+            prefix = replace(prefix, too_large=(prefix.rows[-1][0],))
+        staged = shard.stage_nothing(0)
+        staged.written = [prefix]
+        selection = nothing_selected(shard.state.cursor, complete=True)
+        self.model.forget(staged.horizon_ms)
+        self.model.write_on(destination, count, len(prefix.too_large))
+        self._commit(staged, selection, self._progress(staged, selection, {}), {})
+
+    def _commit(
+        self, staged: Staged, selection: Selection, progress: Progress, chosen: dict[int, ChosenOutcome]
+    ) -> None:
+        shard, model, ahead = self.shard, self.model, self.look_ahead
         ahead.write(staged, selection, progress)
         offset, timestamp_ms = 2 * len(self.progress) + 1, max(self.now_ms, shard.state.progress_ms)
         writes = ahead.writes(staged, selection)
@@ -219,7 +271,6 @@ class Master:
         lanes = [((cursor.topic, cursor.partition), (cursor.due_ms, cursor.offset)) for cursor in progress.lanes]
         self.delivered += model.apply(selection.cursor, chosen, timestamp_ms, lanes)
         self._check_store(offset, timestamp_ms)
-        return selection
 
     def _open_lanes(self, staged: Staged, selection: Selection, step: Step) -> Selection:
         """Add the messages that leave the open lanes."""
@@ -341,6 +392,9 @@ class Master:
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
             lanes=cursors(selection.leaving),
+            held=holds(staged.held, details),
+            written=written(staged.written),
+            held_forwards=self.shard.state.held_forwards + staged.held_forwards,
             details=tuple(details),
             rules=staged.rules,
             horizon_ms=staged.horizon_ms,

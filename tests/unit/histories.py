@@ -16,7 +16,7 @@ from chronos.core.message import LATE_POLICIES, LatePolicy, Reason, Record, Repe
 from chronos.core.progress import RULES
 from chronos.core.repetition import format_repetition, parse_repetition
 from chronos.core.shard import Shard
-from tests.unit.model import LAST, MINUTE_MS, SHARD, SKEW_MS, Intent
+from tests.unit.model import LAST, MINUTE_MS, SHARD, SKEW_MS, TO_REJECTED, Intent
 
 SHARDS = 3
 START_MS = 1_000 * MINUTE_MS - 20
@@ -70,6 +70,10 @@ class Step:
     """Offsets that follow and cannot be read; the step is about them if nothing else is left to be pulled."""
     lanes: tuple[int, ...] = LANES
     """The partitions whose lanes are open."""
+    closed: tuple[int, ...] = ()
+    """The destinations that take no records."""
+    oversized: bool = False
+    """The last held record that is written on has become too large for its partition."""
     allowed: int | None = None
     """Messages that have not expired and may leave the lane of a limited target; None: as many as there are."""
 
@@ -132,6 +136,8 @@ steps = st.builds(
     records_max=st.sampled_from([1, 2, 3, 1_000, 1_000, 1_000]),
     unreadable=st.sampled_from([0, 0, 0, 0, 1, 3]),
     lanes=st.sampled_from([(), (0,), (1, -1), (0, LIMITED), LANES]),
+    closed=st.sampled_from([(), (), (ELSEWHERE,), (TO_REJECTED,), (ELSEWHERE, TO_REJECTED)]),
+    oversized=st.sampled_from([False, False, True]),
     allowed=st.sampled_from([None, 0, 1, 3]),
 )
 

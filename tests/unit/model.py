@@ -7,20 +7,24 @@ the bytes with the real shard, so that whole stores can be compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from chronos.core.codec import (
     Failure,
+    HeldRecord,
     IdState,
     LaneState,
+    QueueState,
     State,
     Totals,
     pack_entry,
+    pack_held,
     pack_id_state,
     pack_lane_state,
+    pack_queue_state,
     pack_state,
 )
 from chronos.core.keys import (
@@ -29,14 +33,16 @@ from chronos.core.keys import (
     cursor_history_key,
     entry_key,
     expiry_key,
+    held_key,
     id_key,
     lane_key,
     lane_state_key,
     pack_lane,
     parked_key,
     parse_generated_id,
+    queue_state_key,
 )
-from chronos.core.message import Entry, IdOrder, Options, Reason, Repetition
+from chronos.core.message import Entry, IdOrder, Options, Reason, Record, Repetition
 from chronos.core.progress import RULES
 from chronos.core.repetition import spread_shift_ms
 
@@ -44,6 +50,8 @@ SHARD = 1
 MINUTE_MS = 60_000
 LAST = 2**64 - 1
 STATES = {"pending": 1, "delivered": 2, "cancelled": 3, "expired": 4, "dead": 5, "absent": 6}
+TO_REJECTED = -1
+"""The destination of held records that wait for the rejected topic."""
 SKEW_MS = 500
 """Most by which the clocks of two brokers differ."""
 
@@ -218,6 +226,10 @@ class Model:
     """Messages delivered from a lane."""
     other_rows: dict[bytes, bytes] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
+    queues: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
+    """Destination -> offset and row of every held record, in order."""
+    queue_starts: dict[int, int] = field(default_factory=dict)
+    """Destination with held records -> none of them is before this offset."""
     horizon_ms: int = 0
     forgotten: set[bytes] = field(default_factory=set)
     """Forgotten ids whose rows are still in the store."""
@@ -276,6 +288,43 @@ class Model:
         self.pull_offset = last + 1
         self.totals["rejected"] += 1
         return [(first, Reason.UNREADABLE)]
+
+    def hold(
+        self, refused: Sequence[tuple[int, Reason]], closed: Set[int], home: int
+    ) -> tuple[list[tuple[int, Reason]], dict[int, tuple[int, Reason]]]:
+        """Return the refused records once those have to wait whose destination is closed; and for each that waits its
+        destination and its reason."""
+        waiting: dict[int, tuple[int, Reason]] = {}
+        seen = []
+        for offset, reason in refused:
+            destination = home if reason is Reason.FORWARDED else TO_REJECTED
+            if reason is not Reason.IGNORED and destination in closed | self.queues.keys():
+                waiting[offset] = (destination, reason)
+                self.totals["held"] += 1
+                self.totals["forwarded" if reason is Reason.FORWARDED else "rejected"] -= 1
+                reason = Reason.HELD if reason is Reason.FORWARDED else reason
+            seen.append((offset, reason))
+        return seen, waiting
+
+    def enqueue(self, destination: int, record: Record, reason: int, detail: str) -> None:
+        """Keep a record that waits."""
+        headers = None if record.headers is None else list(record.headers)
+        row = pack_held(HeldRecord(record.key, record.value, headers, record.timestamp_ms, reason, detail))
+        self.queues.setdefault(destination, []).append((record.offset, row))
+        self.queue_starts.setdefault(destination, record.offset)
+
+    def write_on(self, destination: int, count: int, too_large: int) -> None:
+        """Forget the first held records of a destination, which were written on; some of them as rejected."""
+        self.ended, self.prolonged = [], set()
+        queue = self.queues.pop(destination)
+        self.queue_starts[destination] = queue[count - 1][0] + 1
+        if queue[count:]:
+            self.queues[destination] = queue[count:]
+        else:
+            del self.queue_starts[destination]
+        rejected = count if destination == TO_REJECTED else too_large
+        self.totals["rejected"] += rejected
+        self.totals["forwarded"] += count - rejected
 
     def _execute(self, intent: Intent) -> Reason | None:
         if intent.verb == "probe":
@@ -610,6 +659,12 @@ class Model:
                 lengths[lane] += 1
         for lane, length in lengths.items():
             rows[lane_state_key(lane)] = pack_lane_state(LaneState(length, *self.lane_starts[lane]))
+        for destination, queue in self.queues.items():
+            rows |= {held_key(destination, offset): row for offset, row in queue}
+            size = sum(len(row) for _, row in queue)
+            rows[queue_state_key(destination)] = pack_queue_state(
+                QueueState(len(queue), size, self.queue_starts[destination])
+            )
         for message_id in self.stored_ids:
             rows[id_key(message_id)] = self._id_row(message_id)
         for minute, count in Counter(m.place_ms // MINUTE_MS for m in self.pending.values()).items():
@@ -631,5 +686,8 @@ class Model:
             parked=sum(message.lane is not None for message in self.pending.values()),
             rules=self.number,
             horizon_ms=self.horizon_ms,
+            held=sum(len(queue) for queue in self.queues.values()),
+            held_bytes=sum(len(row) for queue in self.queues.values() for _, row in queue),
+            held_forwards=sum(len(queue) for to, queue in self.queues.items() if to != TO_REJECTED),
         )
         return rows | {STATE_KEY: pack_state(state)}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chronos.core import codec
-from chronos.core.codec import FRESH, Failure, Identity, IdState, LaneState, State, Totals
+from chronos.core.codec import FRESH, Failure, HeldRecord, Identity, IdState, LaneState, QueueState, State, Totals
 from chronos.core.message import Entry, LatePolicy, Options, Repeat, Repetition
 from chronos.errors import StoreCorrupt
 
@@ -82,11 +82,18 @@ GOLDEN: list[tuple[str, Any, str]] = [
     ("state", STATE, "019e0102030405060708a169a16e090a9d0b0c0d0e0f101112131415161703"),
     ("state", FRESH, "019e000000cfffffffffffffffff00000000a0a000009d0000000000000000000000000000"),
     ("lane_state", LaneState(3, 1_700_000_001_000, 41), "019303cf0000018bcfe56be829"),
+    (
+        "held",
+        HeldRecord(b"id", b"v", [("a", b"o"), ("b", None)], 1_700_000_001_000),
+        "0196c4026964c401769292a161c4016f92a162c0cf0000018bcfe56be800a0",
+    ),
+    ("held", HeldRecord(None, None, None, 0, 21, "offsets 5 to 9"), "0196c0c0c00015ae6f666673657473203520746f2039"),
+    ("queue_state", QueueState(3, 4_000, 41), "019303cd0fa029"),
     ("identity", IDENTITY, "0197a1630104a164a26469a170a27069"),
 ]
 
 # How many of the last fields may be missing, because they were added or have a default.
-DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "state": 14, "identity": 0}
+DEFAULTS = {"entry": 4, "id_state": 4, "lane_state": 0, "held": 2, "queue_state": 0, "state": 14, "identity": 0}
 
 
 def packer(name: str) -> Callable[[Any], bytes]:

@@ -14,9 +14,11 @@ from chronos.core.codec import (
     PENDING,
     IdState,
     LaneState,
+    QueueState,
     State,
     pack_id_state,
     pack_lane_state,
+    pack_queue_state,
     pack_state,
     unpack_state,
 )
@@ -31,12 +33,14 @@ from chronos.core.keys import (
     cursor_history_key,
     entry_key,
     expiry_key,
+    held_key,
     id_key,
     lane_key,
     lane_state_key,
     pack_lane,
     parked_key,
     partition_of,
+    queue_state_key,
 )
 from chronos.core.message import Record
 from chronos.core.progress import Progress, count_outcomes, unpack_progress
@@ -248,6 +252,8 @@ def found(changes: dict[bytes, bytes | None]) -> str:
         {lane_key(("orders", 2), NOW_MS - 5, 3): b"parked"},
         {parked_key(NOW_MS - 5, 3): pack_lane(("orders", 2))},
         {lane_state_key(("orders", 2)): pack_lane_state(LaneState(1, NOW_MS - 5, 3))},
+        {held_key(2, 3): b"held"},
+        {queue_state_key(2): pack_queue_state(QueueState(1, 4, 3))},
     ],
 )
 def test_every_difference_that_matters_changes_the_digest(changes: dict[bytes, bytes | None]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chronos.core.message import Reason, Record
+from chronos.core.keys import REJECTED
+from chronos.core.message import Reason, Record, Rejection
 from chronos.core.step import Staged
 from chronos.workers.forwards import Forwards
-from chronos.workers.letters import UNBOUNDED
+from chronos.workers.letters import UNBOUNDED, Refusal
 from chronos.workers.targets import DESCRIBE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.log import SimLog
@@ -29,11 +30,16 @@ def forwards_on(brokers: Brokers) -> Forwards:
     return Forwards(SimLog(Observer(brokers.world), brokers), TOPIC, 2)
 
 
+FORWARDS = [(SMALL, 0), (LARGE, 0)]
+
+
 def staged() -> Staged:
-    """A small and a large record for partition 0, and a record that is rejected."""
-    staged = Staged(pull_offset=3, watermark_ms=9, forwards=[(SMALL, 0), (LARGE, 0)])
-    for offset, reason in ((0, Reason.FORWARDED), (1, Reason.FORWARDED), (2, Reason.NO_TARGET)):
+    """A small and a large record for partition 0, one for partition 1, and a record that is rejected."""
+    other = Record(3, 10, b"other", b"", [])
+    staged = Staged(pull_offset=4, watermark_ms=10, forwards=[*FORWARDS, (other, 1)])
+    for offset, reason in ((0, Reason.FORWARDED), (1, Reason.FORWARDED), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)):
         staged.refuse(offset, reason)
+    staged.rejections.append((Record(2, 9, None, None, []), Rejection(Reason.NO_TARGET, "there is none")))
     return staged
 
 
@@ -45,28 +51,56 @@ def test_a_record_is_forwarded_unchanged_behind_its_source_and_time(brokers: Bro
 def test_a_partition_without_a_leader_takes_no_records_until_it_has_one(brokers: Brokers) -> None:
     """The reason names it; other partitions do not matter."""
     forwards, now_ms = forwards_on(brokers), brokers.world.now_ms
-    assert forwards.refusal(staged(), now_ms) is None
+    assert forwards.refusals({0}, now_ms) == {}
     brokers.leaderless["delay/1"] = now_ms + 60_000
-    assert forwards.refusal(staged(), now_ms + DESCRIBE_EVERY_MS) is None
+    assert forwards.refusals({0}, now_ms + DESCRIBE_EVERY_MS) == {}
     brokers.leaderless["delay/0"] = now_ms + 60_000
-    refusal = forwards.refusal(staged(), now_ms + 2 * DESCRIBE_EVERY_MS)
-    assert refusal is not None
-    assert (refusal.passing, refusal.why) == (True, "delay/0 has no leader with enough in-sync replicas")
+    refusals = forwards.refusals({0, 2}, now_ms + 2 * DESCRIBE_EVERY_MS)
+    assert refusals == {0: Refusal(why="delay/0 has no leader with enough in-sync replicas", passing=True)}
     brokers.leaderless.clear()
-    assert forwards.refusal(staged(), now_ms + 2 * DESCRIBE_EVERY_MS + 1) is None
+    assert forwards.refusals({0, 1}, now_ms + 2 * DESCRIBE_EVERY_MS + 1) == {}
+
+
+def test_a_topic_that_is_missing_takes_no_records(brokers: Brokers) -> None:
+    forwards = Forwards(SimLog(Observer(brokers.world), brokers), "other", 2)
+    assert forwards.refusals({0, 1}, 0) == dict.fromkeys((0, 1), Refusal(why="other does not exist", passing=False))
+    assert forwards.too_large(FORWARDS, {0: UNBOUNDED}, 0) == {}
 
 
 def test_a_record_that_is_too_large_with_its_hop_is_rejected(brokers: Brokers) -> None:
     """It is counted as rejected, and the others are forwarded."""
-    step = staged()
-    forwards_on(brokers).reject_too_large(step, UNBOUNDED, brokers.world.now_ms)
-    assert step.forwards == [(SMALL, 0)]
-    assert [(record.offset, rejection.reason) for record, rejection in step.rejections] == [(1, Reason.TOO_LARGE)]
-    assert step.refused == [(0, Reason.FORWARDED), (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET)]
-    assert step.forwarded == 1
+    forwards, step = forwards_on(brokers), staged()
+    too_large = forwards.too_large(step.forwards, {0: UNBOUNDED, 1: UNBOUNDED}, brokers.world.now_ms)
+    assert list(too_large) == [1]
+    assert too_large[1].endswith("bytes with its hop; delay takes 300")
+    step.reject_forwards(too_large)
+    assert [record.offset for record, _ in step.forwards] == [0, 3]
+    assert [(record.offset, rejection.reason) for record, rejection in step.rejections] == [
+        (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET),
+    ]  # fmt: skip
+    assert step.refused == [(0, Reason.FORWARDED), (1, Reason.TOO_LARGE), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)]
+    assert step.forwarded == 2
 
 
-def test_a_bound_that_refusals_have_shown_counts_too(brokers: Brokers) -> None:
+def test_a_bound_that_refusals_have_shown_counts_for_its_partition_too(brokers: Brokers) -> None:
+    found = forwards_on(brokers).too_large(
+        [*FORWARDS, (Record(5, 9, b"id", b"x", []), 1)],
+        {0: 20, 1: UNBOUNDED},
+        brokers.world.now_ms,
+    )
+    assert sorted(found) == [0, 1]
+
+
+def test_a_held_record_is_neither_forwarded_nor_rejected() -> None:
+    """Those for one partition wait, in order; the others go on."""
     step = staged()
-    forwards_on(brokers).reject_too_large(step, 20, brokers.world.now_ms)
-    assert (step.forwards, step.forwarded) == ([], 0)
+    step.hold_forwards({0})
+    assert step.refused == [(0, Reason.HELD), (1, Reason.HELD), (2, Reason.NO_TARGET), (3, Reason.FORWARDED)]
+    assert [(held.record, held.destination, held.reason) for held in step.held] == [(SMALL, 0, 0), (LARGE, 0, 0)]
+    assert [record.offset for record, _ in step.forwards] == [3]
+    assert (step.forwarded, step.held_forwards, len(step.rejections)) == (1, 2, 1)
+    step.hold_rejections()
+    assert [(held.record.offset, held.destination, held.reason, held.detail) for held in step.held[2:]] == [
+        (2, REJECTED, Reason.NO_TARGET, "there is none")
+    ]
+    assert (step.rejections, step.held_forwards) == ([], 2)

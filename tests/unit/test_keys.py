@@ -34,15 +34,26 @@ def test_every_key_has_the_layout_of_existing_stores() -> None:
     assert keys.lane_key(("orders", 2), 0x0102, 0x03) == b"l" + lane + entry_key(0x0102, 0x03)[1:]
     assert keys.parked_key(0x0102, 0x03) == b"p" + entry_key(0x0102, 0x03)[1:]
     assert keys.lane_state_key(("orders", 2)) == b"n" + lane
+    assert keys.held_key(2, 0x03) == b"h" + bytes.fromhex("00000002 0000000000000003")
+    assert keys.held_key(keys.REJECTED, 0x03) == b"h" + bytes.fromhex("ffffffff 0000000000000003")
+    assert keys.queue_state_key(2) == b"q" + bytes.fromhex("00000002")
+    assert keys.queue_state_key(keys.REJECTED) == b"q" + bytes.fromhex("ffffffff")
     assert keys.STATE_KEY == b"mstate"
     assert keys.IDENTITY_KEY == b"midentity"
 
 
 def test_the_spaces_of_the_store_do_not_overlap() -> None:
     spaces = [keys.ENTRY, keys.ID_STATE, keys.EXPIRY, keys.COUNT, keys.CURSOR_HISTORY, keys.META,
-              keys.LANE, keys.PARKED, keys.LANE_STATE]  # fmt: skip
+              keys.LANE, keys.PARKED, keys.LANE_STATE, keys.HELD, keys.QUEUE_STATE]  # fmt: skip
     assert len({space[0] for space in spaces}) == len(spaces)
     assert {len(space) for space in spaces} == {1}
+
+
+@given(st.sampled_from([keys.REJECTED, 0, 1, 255, 256, 2**31 - 1]), numbers)
+def test_the_key_of_a_held_record_tells_its_destination_and_its_offset(destination: int, offset: int) -> None:
+    assert keys.held_offset(keys.held_key(destination, offset)) == offset
+    assert keys.queue_of(keys.queue_state_key(destination)) == destination
+    assert keys.held_key(destination, offset)[1:5] == keys.queue_state_key(destination)[1:]
 
 
 topics = st.sampled_from(["a", "ab", "a.b", "orders"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from chronos.core.progress import Decision, Outcome, unpack_progress
+from chronos.core.progress import Decision, Outcome, Written, unpack_progress
 from chronos.core.rules import Rules
 from chronos.errors import LogMismatch
 from tests.unit.drivers import FIRST_RULES, MASTER_RULES, OTHER_RULES, Master, Replica, opened, pending_rows
@@ -75,7 +75,7 @@ def test_a_replica_with_other_settings_ends_with_the_same_bytes_from_any_start(
 @given(
     history=histories,
     at=st.integers(0, 12),
-    wrong=st.sampled_from(["more", "fewer", "refused", "unselected", "pull"]),
+    wrong=st.sampled_from(["more", "fewer", "refused", "unselected", "pull", "held", "written"]),
 )
 def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it_writes(
     history: list[Step], at: int, wrong: str
@@ -95,6 +95,8 @@ def test_a_progress_record_that_does_not_fit_the_log_stops_the_replica_before_it
         "fewer": replace(progress, counts=(progress.counts[0] - 1, *progress.counts[1:])),
         "refused": replace(progress, refused=(*progress.refused, (10**9, 1))),
         "unselected": replace(progress, decisions=(*progress.decisions, unselected)),
+        "held": replace(progress, held_forwards=progress.held_forwards + 1),
+        "written": replace(progress, written=(*progress.written, Written(0, 10**9))),
         "pull": replace(progress, pull_offset=progress.pull_offset + 10**6),
     }[wrong]
     replica = Replica(master, at, MASTER_RULES, 1_000_000)
