@@ -29,7 +29,7 @@ EACH = 15
 DUE_MS = 7_000
 """Time from the first record to the moment at which all are due: the brokers, the service and this process share two cores."""
 
-pytestmark = [pytest.mark.xdist_group("broker clocks"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("broker clocks"), pytest.mark.timeout(300)]
 
 
 class Place(NamedTuple):

@@ -23,7 +23,7 @@ SCENARIOS = {
     "an end of the log found under a wrong clock is asked for again once the clock is right": 177,
     "a refusal whose decision was committed without an answer is not counted again": 16,
     "a replica that was frozen before it fenced does not lead under a role that another node has": 524,
-    "a committed step is not committed again when the store cannot be read": 529,
+    "a committed step is not committed again when the store cannot be read": 150,
     "a node that returns with an empty disk before it was missed gets a later role": 144,
     "a replica that was just given a shard is counted when the log is trimmed": 84,
     "logs that are trimmed while a checkpoint is fetched do not end the process": 6558,
@@ -39,10 +39,10 @@ After a change of the simulator or of the calls of a port, other seeds show it: 
 
 
 LATE = {
-    "a committed step is retried when the store cannot be read": 529,
+    "a committed step is retried when the store cannot be read": 150,
     "id states are deleted by the clock": 117,
     "a message is moved beyond its expiry": 109,
-    "one description is enough to dead-letter": 568,
+    "one description is enough to dead-letter": 135,
     "an end found under a wrong clock counts after the clock was corrected": 177,
     "a replica that was frozen before it fenced leads under an old role": 524,
     "a log is trimmed ahead of other replicas": 84,
