@@ -68,12 +68,6 @@ FAULTS: dict[str, list[Change]] = {
     "a forwarded record is not written": [
         (Master, "_commit", "forwards=staged.forwards,", "forwards=staged.forwards[1:],"),
     ],
-    "a record overtakes those that wait for its partition": [
-        (HeldQueues, "_closed", "for destination in destinations - self._shard.queues.states.keys()", "for destination in destinations"),
-    ],
-    "a held record is written on and kept": [
-        (Queues, "writes", "deletes += [held_key(destination, offset) for offset, _, _ in prefix.rows]", "pass"),
-    ],
     "a held record is not written on": [
         (HeldQueues, "_stage", "if forward[0].offset not in too_large]", "if forward[0].offset not in too_large][1:]"),
     ],
