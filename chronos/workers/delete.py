@@ -64,18 +64,26 @@ class Deleter:
         return now_ms if more else now_ms + DELETE_EVERY_MS
 
     def _drop_entries(self, before_ms: int) -> None:
-        """Delete every entry at or before the cursor of that time."""
+        """Delete every entry at or before the cursor of that time.
+
+        A minute has a row of the history if a record was applied in it: with the cursor at its beginning, and of all minutes since
+        the row before. So what was settled before an outage goes by the first row after it, and not later than its id state.
+        """
         if before_ms <= 0:
             return
-        history = self._store.scan(
-            CURSOR_HISTORY, cursor_history_key(before_ms // MINUTE_MS + 1), BATCH_KEYS, BATCH_BYTES
-        )
+        minute = before_ms // MINUTE_MS
+        history = self._store.scan(CURSOR_HISTORY, cursor_history_key(minute + 1), BATCH_KEYS, BATCH_BYTES)
         if not history:
             return
         history_key, cursor_key = history[-1]
+        through = history_key
+        if key_number(history_key) < minute:
+            through += b"\x00"
+            later = self._store.scan(through, bytes([CURSOR_HISTORY[0] + 1]), 1, BATCH_BYTES)
+            cursor_key = later[0][1] if later else cursor_key
         assert cursor_key <= entry_key(*self._shard.state.cursor), "the cursor history is ahead of the cursor"
         self._store.delete_range(ENTRY, cursor_key + b"\x00")
-        self._store.delete_range(CURSOR_HISTORY, history_key + b"\x00")
+        self._store.delete_range(CURSOR_HISTORY, through)
 
     def _drop_id_states(self, before_ms: int) -> bool:
         """Delete a batch of id states that are forgotten at that horizon; return True if there may be more."""

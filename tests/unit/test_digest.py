@@ -293,3 +293,25 @@ def test_more_rows_than_one_portion_are_all_covered() -> None:
     many = {entry_key(NOW_MS + 60_000, at): b"v" for at in range(2 * PORTION_ROWS + 1)}
     last = entry_key(NOW_MS + 60_000, 2 * PORTION_ROWS)
     assert digest(Rows({**ROWS, **many})) != digest(Rows({**ROWS, **many, last: b"w"}))
+
+
+def test_what_was_settled_before_an_outage_is_deleted_after_its_retention_whenever_the_next_record_came() -> None:
+    """Else its entry outlives its id state, and an expired message would be found as delivered."""
+    store = MemoryStore()
+    settled, early = (100 * MINUTE_MS + 1, 1), (99 * MINUTE_MS + 1, 0)
+    state = replace(FRESH, cursor_due_ms=300 * MINUTE_MS, progress_ms=300 * MINUTE_MS)
+    rows = {
+        STATE_KEY: pack_state(state),
+        entry_key(*early): b"settled in minute 99",
+        entry_key(*settled): b"settled in minute 100",
+        cursor_history_key(100): entry_key(*early),
+        cursor_history_key(300): entry_key(*settled),
+    }
+    store.write(list(rows.items()), [])
+    shard = Shard(rules=MASTER_RULES, state=state, view=store)
+    deleter = Deleter(store, shard, delivered_ms=200 * MINUTE_MS, deduplication_ms=0)
+    deleter.step(300 * MINUTE_MS)
+    assert store.get([entry_key(*early), entry_key(*settled)]) == [None, b"settled in minute 100"]
+    shard.state = replace(state, progress_ms=301 * MINUTE_MS)
+    deleter.step(301 * MINUTE_MS)
+    assert store.get([entry_key(*settled)]) == [None]
