@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from tests.sim import elections, participant_cluster, registers, registries, simulation
+from tests.sim import elections, oracle, participant_cluster, registers, registries, simulation
 from tests.sim.world import Finding
 
 REPORT_EVERY = 500
@@ -66,6 +66,13 @@ OTHERS = {
         registers.simulate,
         elections.summary,
     ),
+    "oracle": Simulation(
+        "scripts/sim oracle",
+        "Comparison of the service with a model of its documentation.",
+        1_000,
+        oracle.simulate,
+        oracle.summary,
+    ),
     "participants": Simulation(
         "scripts/sim participants",
         "Simulation of a cluster whose coordinator is Kafka.",
@@ -78,8 +85,8 @@ OTHERS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the simulation that the arguments name; return the exit code."""
-    if arguments[:1] and arguments[0] in OTHERS:
-        return _run(OTHERS[arguments[0]], arguments[1:])
+    if arguments[:1] and (name := arguments[0].removeprefix("--")) in OTHERS:
+        return _run(OTHERS[name], arguments[1:])
     return _run(CLUSTERS, arguments)
 
 
