@@ -183,7 +183,7 @@ FAULTS: dict[str, list[Change]] = {
         (Master, "_pull", "return records, reached_ms", "return records, now_ms"),
     ],
     "a replica decides again": [
-        (Shard, "replay_stage", "return stage(", "return self.stage(records) or stage("),
+        (Shard, "replay_stage", "staged = stage(", "staged = self.stage(records) or stage("),
     ],
     "an entry is placed behind the cursor": [
         (
