@@ -57,8 +57,8 @@ def stage(
 ) -> Staged:
     """Return the changes that the parsed records ask for, in the state before them.
 
-    `horizon_ms`: `Progress.horizon_ms` of the step. `replayed`: offset -> reason of the refused records of a progress record; None if this node is the master and decides.
-    Raises LogMismatch if a record that the master executed cannot be executed.
+    `horizon_ms`: `Progress.horizon_ms` of the step. `replayed`: offset -> reason of the refused records of a progress record;
+    None if this node is the master and decides. Raises LogMismatch if a record that the master executed cannot be executed.
     """
     return _Staging(parsed, rules, state, view, horizon_ms, replayed).run()
 
