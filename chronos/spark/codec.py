@@ -18,7 +18,7 @@ from chronos.core.progress import Outcome, Progress, unpack_progress
 from chronos.core.repetition import shift_ms
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
-from chronos.spark.decisions import LEFT_LANE, OUTCOMES
+from chronos.spark.decisions import LEFT_LANE, OUTCOMES, WRITTEN_ON
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -134,6 +134,7 @@ _DECISION_TYPES: list[tuple[str, Any]] = [
     ("shard", pa.int32()), ("progress_offset", pa.int64()), ("decided_ms", pa.int64()), ("position_due_ms", pa.int64()),
     ("source_offset", pa.int64()), ("outcome", pa.string()), ("reason", pa.string()), ("next_due_ms", pa.int64()),
     ("occurrence", pa.int32()), ("attempt", pa.int32()), ("lane", pa.int32()), ("target", pa.string()),
+    ("destination", pa.int32()),
 ]  # fmt: skip
 
 
@@ -143,19 +144,25 @@ def unpack_decisions(batches: Batches) -> Batches:
         rows: list[list[Any]] = []
         for shard, offset, timestamp_ms, value in _rows(batch):
             step, at = unpack_progress(value), [shard, offset, timestamp_ms]
-            refused = [*step.refused, *_unreadable(step)]
+            refused = [*step.refused, *_unreadable(step), *_too_large(step)]
+            held = {hold.offset: hold.destination for hold in step.held}
             rows += [
-                [*at, None, source, "refused", _reason(reason), None, 1, 1, None, None] for source, reason in refused
+                [*at, None, source, "refused", _reason(reason), None, 1, 1, None, None, held.get(source)]
+                for source, reason in refused
             ]
             rows += [
                 [*at, made.due_ms, made.offset, OUTCOMES[Outcome(made.outcome)], _reason(made.reason),
                  made.next_due_ms or None, made.occurrence, made.attempt,
-                 made.lane if made.outcome is Outcome.PARKED else None, None]
+                 made.lane if made.outcome is Outcome.PARKED else None, None, None]
                 for made in step.decisions
             ]  # fmt: skip
             rows += [
-                [*at, lane.due_ms, lane.offset, LEFT_LANE, None, None, 1, 1, lane.partition, lane.topic]
+                [*at, lane.due_ms, lane.offset, LEFT_LANE, None, None, 1, 1, lane.partition, lane.topic, None]
                 for lane in step.lanes
+            ]
+            rows += [
+                [*at, None, queue.offset, WRITTEN_ON, None, None, 1, 1, None, None, queue.destination]
+                for queue in step.written
             ]
         yield _columns(rows, _DECISION_TYPES)
 
@@ -168,6 +175,13 @@ def _unreadable(step: Progress) -> Iterator[tuple[int, int]]:
     for first, last in step.unreadable:
         for offset in range(first + 1, min(last + 1, first + RANGE_OFFSETS_MAX)):
             yield offset, Reason.UNREADABLE
+
+
+def _too_large(step: Progress) -> Iterator[tuple[int, int]]:
+    """The held records that were refused when the others of their queue were written on."""
+    for queue in step.written:
+        for offset in queue.too_large:
+            yield offset, Reason.TOO_LARGE
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

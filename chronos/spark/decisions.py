@@ -8,8 +8,9 @@ OUTCOMES = {
 }  # fmt: skip
 """Name of each outcome that a progress record lists; plain deliveries are not listed."""
 
-HELD = "held"
-"""Reason of a record that is to be forwarded and waits for its partition, which takes no records."""
-
 LEFT_LANE = "left-lane"
 """Name of the rows that hold the cursors of lanes: every message parked in the lane before, up to this position, left it."""
+
+WRITTEN_ON = "written-on"
+"""Name of the rows that hold the ends of what left queues of held records: every record held for the destination, up to this offset,
+was written to it in the transaction of the step, but for those that the same step refuses."""

@@ -155,7 +155,7 @@ PROGRESS = Table(
 
 DECISIONS = Table(
     name="decisions",
-    meaning="Every refusal, every outcome other than delivery, and every cursor of a lane, from the progress records.",
+    meaning="Every refusal, every outcome other than delivery, every cursor of a lane, and what left queues of held records, from the progress records.",
     partitioned_by="decided_ms",
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
@@ -164,7 +164,8 @@ DECISIONS = Table(
         ("position_due_ms", LongType(), True, "due time of the position the message was selected at; null for `refused`"),
         ("source_offset", LongType(), False, "offset in the delay partition"),
         ("outcome", StringType(), False, "`refused`, `again`, `retry`, `deferred`, `skipped`, `expired`, `dead-letter` or `parked`;"
-         " `left-lane`: the cursor of a lane, up to which its messages left it"),
+         " `left-lane`: the cursor of a lane, up to which its messages left it; `written-on`: the offset up to which the records held for"
+         " `destination` were forwarded or rejected, but for those that the same step refuses as `too-large`"),
         ("reason", StringType(), True, "reason, as in `chronos-reason`"),
         ("next_due_ms", LongType(), True, "next due time of a message that stays pending"),
         ("occurrence", IntegerType(), False, "occurrence of a series, from 1"),
@@ -172,6 +173,8 @@ DECISIONS = Table(
         ("lane", IntegerType(), True, "partition of the target whose lane it is, of `parked` and `left-lane`; -1: the topic as a"
          " whole; -2: a topic that could not be created; -3: a topic with a rate limit"),
         ("target", StringType(), True, "topic of the lane, of `left-lane`"),
+        ("destination", IntegerType(), True, "what a `refused` record is held for, and what a `written-on` queue was written to: a"
+         " partition of the delay topic, or -1, the rejected topic; null: not held"),
     ),
 )  # fmt: skip
 

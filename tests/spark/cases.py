@@ -84,10 +84,20 @@ class Case:
         row = {
             "shard": 0, "progress_offset": 2 * in_step, "decided_ms": at_ms, "position_due_ms": at_ms,
             "source_offset": source_offset, "outcome": outcome, "reason": None, "next_due_ms": None, "occurrence": 1,
-            "attempt": 1, "lane": None, "target": None,
+            "attempt": 1, "lane": None, "target": None, "destination": None,
         }  # fmt: skip
         self.decisions.append(row | changed)
         return self
+
+    def hold(self, source_offset: int, destination: int, reason: str = "held", at_ms: int = T - 50_000) -> Case:
+        """A refused record that begins to wait for a partition of the delay topic, or for the rejected topic (-1)."""
+        return self.decide("refused", source_offset, at_ms, reason=reason, destination=destination)
+
+    def write_on(self, until_offset: int, destination: int, at_ms: int = T, *too_large: int) -> Case:
+        """A step that writes what it held for a destination, up to an offset."""
+        for offset in too_large:
+            self.decide("refused", offset, at_ms, in_step=2, reason="too-large")
+        return self.decide("written-on", until_offset, at_ms, in_step=2, destination=destination)
 
     # --- the target, and the reads of all topics
 
@@ -126,7 +136,7 @@ class Case:
             for row in rows:
                 row["shard"] = shard
         for row in self.decisions:
-            if row["outcome"] != "refused":
+            if row["outcome"] not in ("refused", "written-on"):
                 row["decided_ms"] = self.steps[row["progress_offset"] // 2]["timestamp_ms"]
         for row in self.messages:
             row["target"] = self._own(row["target"])

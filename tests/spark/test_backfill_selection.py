@@ -26,6 +26,7 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         ("delivered", None), ("missing", None), ("duplicated", None), ("early", None), ("unknown", "gap"),
         ("cancelled", None), ("replaced", None), ("expired", None), ("dead-lettered", None), ("rejected", None),
         ("pending", "not-settled"), ("pending", "target-not-read-so-far"), ("skipped", None),
+        ("pending", "held"), ("pending", "conflict"),
     ]  # fmt: skip
     rows = [
         (at % 2, at, 1, b"id-%d" % at, f"t-{at % 3}", T, T, outcome, reason)
@@ -40,7 +41,7 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         (Request(mode="missing"), [1]),
         (Request(mode="all"), [0, 1, 2, 3, 4, 11]),
         (Request(mode="gone"), [0, 1, 2, 3, 4, 11]),
-        (Request(mode="pending"), [10]),
+        (Request(mode="pending"), [10, 13]),
         (Request(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
         (Request(mode="all", targets=["t"]), []),
         (Request(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
@@ -48,13 +49,13 @@ def every_outcome(spark: SparkSession) -> DataFrame:
 )
 def test_the_requested_messages_are_selected(spark: SparkSession, request_: Request, offsets: list[int]) -> None:
     """By outcome, target and id; never a message that ended otherwise than by delivery."""
-    found = selection.selected(every_outcome(spark), request_, {0: 11, 1: 0})
+    found = selection.selected(every_outcome(spark), request_, {0: 15, 1: 14})
     assert sorted(row["source_offset"] for row in found.collect()) == offsets
 
 
 def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: SparkSession) -> None:
     """Chronos reads their records itself: they must not come twice."""
-    found = selection.selected(every_outcome(spark), Request(mode="pending"), {0: 10, 1: 2**62})
+    found = selection.selected(every_outcome(spark), Request(mode="pending"), {0: 10, 1: 13})
     assert found.collect() == []
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from chronos.core.keys import generated_id
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Rejection, Verb
 from chronos.core.parsing import parse
-from chronos.core.progress import NO_OUTCOMES, Decision, LaneCursor, Outcome, Progress, pack_progress
+from chronos.core.progress import NO_OUTCOMES, Decision, Hold, LaneCursor, Outcome, Progress, Written, pack_progress
 from chronos.core.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.spark import schema
@@ -163,13 +163,42 @@ def test_progress_records_become_a_row_each_and_a_row_for_each_decision() -> Non
     (decisions,) = unpack_decisions(iter([batch]))
     assert decisions.schema.names == [name for name, *_ in schema.DECISIONS.columns]
     assert [tuple(found.values())[3:] for found in decisions.to_pylist()] == [
-        (None, 3, "refused", "unknown", None, 1, 1, None, None),
-        (None, 4, "refused", "reason-200", None, 1, 1, None, None),
-        *((None, offset, "refused", "unreadable", None, 1, 1, None, None) for offset in (8, 9, 10)),
-        (50, 6, "retry", "refused-by-broker", 70, 1, 2, None, None),
-        (51, 7, "dead-letter", "target-missing", None, 1, 1, None, None),
-        (52, 8, "parked", "no-leader", None, 1, 1, 2, None),
-        (49, 5, "left-lane", None, None, 1, 1, -1, "orders"),
+        (None, 3, "refused", "unknown", None, 1, 1, None, None, None),
+        (None, 4, "refused", "reason-200", None, 1, 1, None, None, None),
+        *((None, offset, "refused", "unreadable", None, 1, 1, None, None, None) for offset in (8, 9, 10)),
+        (50, 6, "retry", "refused-by-broker", 70, 1, 2, None, None, None),
+        (51, 7, "dead-letter", "target-missing", None, 1, 1, None, None, None),
+        (52, 8, "parked", "no-leader", None, 1, 1, 2, None, None),
+        (49, 5, "left-lane", None, None, 1, 1, -1, "orders", None),
+    ]
+
+
+def test_held_records_have_their_destination_and_each_queue_written_on_a_row() -> None:
+    """What was too large for its partition is refused by the step that wrote on the others."""
+    step = Progress(
+        role_epoch=7, log_epoch=3, cluster="shop", node="n1", instance="i", cursor_due_ms=99, cursor_offset=4, pull_offset=12,
+        counts=(0, *NO_OUTCOMES), rules=2,
+    )  # fmt: skip
+    pulled = replace(step, refused=((3, 25), (4, 20), (5, 15)), held=(Hold(3, 2), Hold(5, -1)), held_forwards=1)
+    wrote = replace(step, written=(Written(2, 3, (1, 3)), Written(-1, 5)))
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "shard": [1] * 2,
+            "offset": [4, 6],
+            "timestamp_ms": [100, 110],
+            "value": [pack_progress(each) for each in (pulled, wrote)],
+        }
+    )
+    (decisions,) = unpack_decisions(iter([batch]))
+    columns = ["progress_offset", "source_offset", "outcome", "reason", "destination"]
+    assert [tuple(row.values()) for row in decisions.select(columns).to_pylist()] == [
+        (4, 3, "refused", "held", 2),
+        (4, 4, "refused", "forwarded", None),
+        (4, 5, "refused", "conflict", -1),
+        (6, 1, "refused", "too-large", None),
+        (6, 3, "refused", "too-large", None),
+        (6, 3, "written-on", None, 2),
+        (6, 5, "written-on", None, -1),
     ]
 
 

@@ -56,6 +56,18 @@ def refused() -> list[Case]:
         .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="conflict"),
         Case("forwarded: it is judged in its own shard", {})
         .send(0, DUE, **mine).decide("refused", 0, T - 50_000, reason="forwarded"),
+        Case("refused, and written on after it was held", {A: ("rejected", "conflict"), B: ("rejected", "too-late")})
+        .send(0, DUE, **mine).hold(0, -1, "conflict").send(1, DUE, **mine).hold(1, -1, "too-late").write_on(1, -1),
+        Case("refused, and still held", {A: ("rejected", "conflict"), B: ("pending", "too-late"), (2, 1): ("pending", "conflict")})
+        .send(0, DUE, **mine).hold(0, -1, "conflict").write_on(0, -1)
+        .send(1, DUE, **mine).hold(1, -1, "too-late").send(2, DUE, **mine).hold(2, -1, "conflict")
+        .send(3, DUE, **mine).hold(3, 1).write_on(3, 1),
+        Case("not to be understood, and still held", {A: ("rejected", "bad-value"), B: ("pending", "no-time")})
+        .send(0, None, verb="refused", reason="bad-value", target=None, timestamp_ms=T + 5).hold(0, -1, "bad-value")
+        .send(1, None, verb="refused", reason="no-time", target=None, timestamp_ms=T + 5).hold(1, -1, "no-time")
+        .write_on(0, -1),
+        Case("an action of another partition that is still held", {})
+        .send(0, None, verb="refused", reason="unknown", target=None, timestamp_ms=T + 5).hold(0, 1),
         Case("not to be understood", {A: ("rejected", "bad-value")})
         .send(0, None, verb="refused", reason="bad-value", target=None, timestamp_ms=T + 5),
     ]  # fmt: skip
@@ -343,9 +355,13 @@ def compacted() -> list[Case]:
     ]  # fmt: skip
 
 
-LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED, HELD, WAITING = range(10, 19)
-"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, two that are not listed, of one
-whose record was refused, and two that were held, of which one waits still."""
+LISTED, DOUBLED, LOST, LATE, UNLISTED, UNPROVED, REFUSED = range(10, 17)
+"""Offsets of the source's shard: of one hop, of two, of none, of one that may not be archived yet, two that are not listed, and of
+one whose record was refused."""
+
+HELD, LARGE, HELD_LOST, HELD_LATE, CANCEL, WAITING, COPIED, WAITING_CANCEL = range(20, 28)
+"""Offsets of records that it held for another partition: written on, too large then, written on without a hop, with one that may
+not be archived yet, a cancel that was written on late, and three that wait still: a message, one with a copy, and a cancel."""
 
 
 def hop(offset: int, topic: str = DELAY) -> list[dict[str, object]]:
@@ -357,14 +373,24 @@ def forwarded() -> list[Case]:
     """Cases decided by the hops of records; the first one has their sources."""
     mine = {"id": b"mine", "on_conflict": "reject"}
     return [
-        Case("the source of the others", {(LOST, 1): ("missing", "not-forwarded")})
+        Case("the source of the others", {
+            (LOST, 1): ("missing", "not-forwarded"), (HELD_LOST, 1): ("missing", "not-forwarded"),
+            (LARGE, 1): ("rejected", "too-large"), (WAITING, 1): ("pending", "held"), (COPIED, 1): ("pending", "held"),
+        })
         .send(LISTED, DUE, **mine).decide("refused", LISTED, T - 50_000, reason="forwarded")
         .send(DOUBLED, DUE, **mine).decide("refused", DOUBLED, T - 50_000, reason="forwarded")
         .send(REFUSED, DUE, **mine).decide("refused", REFUSED, T - 50_000, reason="forwarded")
         .send(LOST, DUE, **mine).decide("refused", LOST, T - 50_000, reason="forwarded")
         .send(LATE, DUE, **mine).decide("refused", LATE, READ_MS - 60_000, reason="forwarded")
-        .send(HELD, DUE, **mine).decide("refused", HELD, T - 50_000, reason="held")
-        .send(WAITING, DUE, **mine).decide("refused", WAITING, T - 50_000, reason="held"),
+        .send(HELD, DUE, **mine).hold(HELD, 1).send(LARGE, DUE, **mine).hold(LARGE, 1)
+        .send(HELD_LOST, DUE, **mine).hold(HELD_LOST, 1).write_on(HELD_LOST, 1, T, LARGE)
+        .send(HELD_LATE, DUE, **mine).hold(HELD_LATE, 1).write_on(HELD_LATE, 1, READ_MS - 60_000)
+        .send(WAITING, DUE, **mine).hold(WAITING, 1).send(COPIED, DUE, **mine).hold(COPIED, 2)
+        .act("cancel", CANCEL, b"mine", at_ms=T).hold(CANCEL, 3, at_ms=T).write_on(CANCEL, 3, LATER)
+        .act("cancel", WAITING_CANCEL, b"mine", at_ms=T).hold(WAITING_CANCEL, 1, at_ms=T),
+        Case("a held cancel that came after the message was delivered", {A: ("delivered", None)})
+        .send(0, DUE, **mine).act("cancel", 900, b"mine", at_ms=LATER, first_ms=T, headers=hop(CANCEL)).deliver(0, DUE, DUE)
+        .step(T, 0, 0).step(DUE, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
         Case("forwarded here after it was held", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(HELD)).deliver(0, DUE, DUE),
         Case("forwarded here, and listed", {A: ("delivered", None)})
@@ -412,7 +438,7 @@ def found(spark: SparkSession) -> list[Found]:
     """The outcomes of each case, in three archives: one in which no record acts on a message and no decision is about one, which is
     audited without the timeline; and one of the hops, because whether one is lost depends on all shards."""
     assert {row["verb"] for case in PLAIN for row in case.messages} == {"schedule", "refused"}
-    assert {row["outcome"] for case in PLAIN for row in case.decisions} == {"refused"}
+    assert {row["outcome"] for case in PLAIN for row in case.decisions} == {"refused", "written-on"}
     return [*outcomes_of(spark, PLAIN), *outcomes_of(spark, CASES), *outcomes_of(spark, FORWARDED)]
 
 

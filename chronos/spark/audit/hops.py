@@ -12,7 +12,8 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
-from chronos.spark.audit.outcomes import ELSEWHERE, Span, forwarded, refused
+from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.refusals import forwarded, refused
 from chronos.spark.codec import header_text, source_parts
 
 NOT_LISTED = "hop-not-listed"
@@ -44,12 +45,12 @@ def with_hops(
     around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
     found = hops(messages, delay_topic, around)
     # Most archives have neither, and the joins below would read the headers twice more.
-    if found.select("shard").unionByName(decisions.where(_is_listed()).select("shard")).isEmpty():
+    if found.select("shard").unionByName(decisions.where(_is_forwarded()).select("shard")).isEmpty():
         return outcomes
     refusals = refused(decisions)
     listed = forwarded(refusals)
     forged = _not_listed(found, span, refusals, listed, steps)
-    lost = _not_forwarded(messages, decisions, found, span, delay)
+    lost = _not_forwarded(messages, listed, found, span, delay)
     is_forged = f.col("_forged") & ~f.col("outcome").eqNullSafe("rejected")
     names = outcomes.columns
     marked = outcomes.join(
@@ -80,9 +81,9 @@ def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
     )  # fmt: skip
 
 
-def _is_listed(*reasons: str) -> Column:
-    """True for the decision of a shard that forwarded a record; or holds it, which is not proved to be forwarded yet."""
-    return (f.col("outcome") == "refused") & f.col("reason").isin(*(reasons or ELSEWHERE))
+def _is_forwarded() -> Column:
+    """True for the decision of a shard that forwarded a record, or holds it until it can."""
+    return (f.col("outcome") == "refused") & f.col("reason").isin(Reason.FORWARDED.label, Reason.HELD.label)
 
 
 def _at() -> Column:
@@ -115,10 +116,10 @@ def _not_listed(
 
 
 def _not_forwarded(
-    messages: DataFrame, decisions: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
+    messages: DataFrame, listed: DataFrame, found: DataFrame, span: Span, delay: Mapping[int, Coverage]
 ) -> DataFrame:
     """Records that their shard lists as forwarded -> those of which no hop is archived, although it would be."""
-    listed = decisions.where(_is_listed(Reason.FORWARDED.label)).select("shard", "source_offset", "decided_ms")
+    listed = listed.select("shard", f.col("offset").alias("source_offset"), f.col("refused_ms").alias("decided_ms"))
     # The spread of a record depends on its partition, so that its hop may be filed anywhere.
     has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
     here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))

@@ -26,8 +26,9 @@ from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Reason
 from chronos.core.timefmt import format_time
 from chronos.spark.audit.coverage import is_settled, recent
+from chronos.spark.audit.refusals import held, refused
 from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, OFFSET_END, PARKED, SKIPPED, Event, follow
-from chronos.spark.decisions import HELD, LEFT_LANE
+from chronos.spark.decisions import LEFT_LANE, WRITTEN_ON
 from chronos.spark.runs import UNREADABLE
 
 OUTCOMES = (
@@ -44,9 +45,6 @@ PROMISED = (
     " requested_due_ms long, due_ms long, place_ms long, ended string, reason string"
 )
 """Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
-
-ELSEWHERE = (Reason.FORWARDED.label, HELD)
-"""Reasons of records that belong to another partition: they are judged there."""
 
 _PARTITION_SHIFT = 48
 """Bits for the offset in a number made of partition and offset: 281 trillion records a partition."""
@@ -87,19 +85,6 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     return messages.where(span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms"))
 
 
-def refused(decisions: DataFrame) -> DataFrame:
-    """Table `decisions` -> `shard`, `offset`, `refused_for`: the delay records that masters refused."""
-    found = decisions.where(f.col("outcome") == "refused")
-    return found.groupBy("shard", f.col("source_offset").alias("offset")).agg(
-        f.coalesce(f.first("reason"), f.lit("refused")).alias("refused_for")
-    )
-
-
-def forwarded(refusals: DataFrame) -> DataFrame:
-    """The result of `refused` -> `shard`, `offset`: the delay records that masters forwarded, or hold until they can."""
-    return refusals.where(f.col("refused_for").isin(*ELSEWHERE)).select("shard", "offset")
-
-
 def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFrame) -> DataFrame:
     """Table `messages` -> the executed records that may have ended or moved another message of their id."""
     return (
@@ -107,7 +92,7 @@ def acting_records(messages: DataFrame, decisions: DataFrame, progress: DataFram
         .join(_pulled(progress), "shard")
         .where("offset < pulled")
         .drop("pulled")
-        .join(refused(decisions).drop("refused_for"), ["shard", "offset"], "left_anti")
+        .join(refused(decisions), ["shard", "offset"], "left_anti")
     )
 
 
@@ -131,21 +116,26 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     carried_there = f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER) & span.holds("next_due_ms")
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
     is_here = f.coalesce(since | carried_there, f.lit(False))
-    known = decisions.where(f.col("outcome") != "refused")
+    known = decisions.where(_is_about_message())
     of_moved = moved.select("shard", f.col("offset").alias("source_offset"))
     before = known.where(~is_here).join(of_moved, ["shard", "source_offset"], "left_semi")
     return known.where(is_here).unionByName(before)
+
+
+def _is_about_message() -> Column:
+    """True for the decision about an accepted message, or about the messages of a lane."""
+    return ~f.col("outcome").isin("refused", WRITTEN_ON)
 
 
 def promised_deliveries(messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the usable records."""
     messages, refusals = with_accepted_ms(messages), refused(decisions)
     # A forwarded record promises nothing where it came to: it is judged in its own shard.
-    is_own = f.coalesce(~f.col("refused_for").isin(*ELSEWHERE), f.lit(True))
+    is_own = f.coalesce(f.col("refused_for") != Reason.FORWARDED.label, f.lit(True))
     here = scheduled(messages, span).select(*_NARROW).join(refusals, ["shard", "offset"], "left").where(is_own)
-    unreadable = _unreadable(messages, forwarded(refusals), span)
+    unreadable = _unreadable(messages, refusals, span)
     acts = messages.where(_may_act()).select("shard")
-    if acts.unionByName(decisions.where(f.col("outcome") != "refused").select("shard")).isEmpty():
+    if acts.unionByName(decisions.where(_is_about_message()).select("shard")).isEmpty():
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
     acting = acting_records(messages, decisions, steps)
@@ -199,12 +189,11 @@ def _carried_here(messages: DataFrame, refusals: DataFrame, decided: DataFrame, 
 
 def _due_outside(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
     found = messages.where(f.col("verb").isin("schedule", "replace") & ~span.holds("due_ms")).select(*_NARROW)
-    return found.join(refusals.drop("refused_for"), ["shard", "offset"], "left_anti")
+    return found.join(refusals, ["shard", "offset"], "left_anti")
 
 
 def _plain_deliveries(marked: DataFrame) -> DataFrame:
     """Promised deliveries of records that were refused, or are to be delivered once as requested."""
-    is_refused = f.col("refused_for").isNotNull()
     return marked.select(
         "shard",
         f.col("offset").alias("source_offset"),
@@ -216,21 +205,28 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
         f.coalesce("requested_due_ms", "due_ms").alias("requested_due_ms"),
         "due_ms",
         f.greatest("due_ms", "accepted_ms").alias("place_ms"),
-        f.when(is_refused, f.lit("rejected")).alias("ended"),
+        f.when(f.col("refused_for").isNotNull(), _refused_end()).alias("ended"),
         f.col("refused_for").alias("reason"),
     )
 
 
-def _unreadable(messages: DataFrame, sources: DataFrame, span: Span) -> DataFrame:
+def _refused_end() -> Column:
+    """How a refused record ended: a held one did not so far, whatever the logs prove to be settled."""
+    return f.when(f.col("waits"), "pending").otherwise("rejected")
+
+
+def _unreadable(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
     """Records that could not be parsed; they have no due time, so their timestamp stands for it."""
     found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
     # An action on a generated id of another shard is no command here.
-    found = found.join(sources, ["shard", "offset"], "left_anti")
+    elsewhere = f.col("refused_for").isin(Reason.FORWARDED.label, Reason.HELD.label)
+    found = found.join(refusals, ["shard", "offset"], "left").where(~f.coalesce(elsewhere, f.lit(False)))
     moment = f.col("timestamp_ms")
     return found.select(
         "shard", f.col("offset").alias("source_offset"), f.lit(1).alias("occurrence"), f.lit(1).alias("attempt"), "id",
         f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
-        moment.alias("due_ms"), moment.alias("place_ms"), f.lit("rejected").alias("ended"), "reason",
+        moment.alias("due_ms"), moment.alias("place_ms"), _refused_end().alias("ended"),
+        f.coalesce("refused_for", "reason").alias("reason"),
     )  # fmt: skip
 
 
@@ -245,10 +241,12 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
         "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND made.source_offset < gap.until_offset"
     )
     moment = f.col("decided_ms")
-    return found.join(ranges, is_in, "left_semi").select(
+    waiting = held(decisions).where("waits").select("shard", "source_offset", "waits")
+    judged = found.join(ranges, is_in, "left_semi").join(waiting, ["shard", "source_offset"], "left")
+    return judged.select(
         "shard", "source_offset", "occurrence", "attempt", f.lit(None).cast("binary").alias("id"),
         f.lit(None).cast("string").alias("target"), moment.alias("accepted_ms"), moment.alias("requested_due_ms"),
-        moment.alias("due_ms"), moment.alias("place_ms"), f.lit("rejected").alias("ended"), "reason",
+        moment.alias("due_ms"), moment.alias("place_ms"), _refused_end().alias("ended"), "reason",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE
+from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, SOURCE, Reason
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
 from chronos.spark.ledger import KEPT, OWN, REPLAY_OF, REPLAY_POSITION, SERIES, TOKEN
@@ -39,8 +39,8 @@ def requested(outcomes: DataFrame, request: Request) -> DataFrame:
 def selected(outcomes: DataFrame, request: Request, lost_below: Mapping[int, int]) -> DataFrame:
     """`outcomes` -> `DELIVERY` of the requested messages, by outcome, target and id.
 
-    Mode `pending` selects messages that the archive does not prove settled and whose records are no longer in the delay
-    topic: `lost_below` is the offset each shard's log begins at now. Records still in it Chronos reads itself.
+    Mode `pending` selects messages that the archive does not prove settled, or that were held to be forwarded, and whose records are
+    no longer in the delay topic: `lost_below` is the offset each shard's log begins at now. Records still in it Chronos reads itself.
     """
     return requested(outcomes, request).where(_outcome(request.mode, lost_below)).select(*DELIVERY)
 
@@ -55,7 +55,7 @@ def _outcome(mode: str, lost_below: Mapping[int, int]) -> Column:
     lost = f.lit(False)
     for shard, start in lost_below.items():
         lost |= (f.col("shard") == shard) & (f.col("source_offset") < start)
-    return (outcome == "pending") & (reason == "not-settled") & lost
+    return (outcome == "pending") & reason.isin("not-settled", Reason.HELD.label) & lost
 
 
 def _target(request: Request) -> Column:
