@@ -58,31 +58,24 @@ OUTCOMES = {
 REASONS = (0, Reason.TARGET_MISSING, Reason.REFUSED_BY_BROKER, Reason.NO_LEADER)
 DETAILS = ("", "two looks did not find the topic", "refused by the broker", "", "no partition has a leader")
 
-MASTER_RULES = Rules(
-    shard=SHARD,
-    shards=SHARDS,
-    allow=["orders", "secret"],
-    deny=["secret"],
-    max_delay_ms=MAX_DELAY_MS,
-    deduplication_ms=DEDUPLICATION_MS,
-    misplaced="forward",
-    delay_topic="d",
-    next_cron=next_cron,
-)
 
-FIRST_RULES = Rules(
-    shard=SHARD,
-    shards=SHARDS,
-    allow=["orders", "secret"],
-    deny=["secret"],
-    max_delay_ms=MAX_DELAY_MS,
-    deduplication_ms=DEDUPLICATION_MS,
-    misplaced="forward",
-    delay_topic="d",
-    next_cron=next_cron,
-    number=1,
-)
-"""Those of a master while another node knows rules 1 only."""
+def _master_rules(number: int) -> Rules:
+    return Rules(
+        shard=SHARD,
+        shards=SHARDS,
+        allow=["orders", "secret"],
+        deny=["secret"],
+        max_delay_ms=MAX_DELAY_MS,
+        deduplication_ms=DEDUPLICATION_MS,
+        misplaced="forward",
+        delay_topic="d",
+        next_cron=next_cron,
+        number=number,
+    )
+
+
+MASTER_RULES, FIRST_RULES = _master_rules(RULES), _master_rules(1)
+"""Those of a master, and of one while another node knows rules 1 only."""
 
 ANY_ID_RULES = Rules(
     shard=SHARD,
