@@ -66,6 +66,10 @@ def refused() -> list[Case]:
         .send(0, None, verb="refused", reason="bad-value", target=None, timestamp_ms=T + 5).hold(0, -1, "bad-value")
         .send(1, None, verb="refused", reason="no-time", target=None, timestamp_ms=T + 5).hold(1, -1, "no-time")
         .write_on(0, -1),
+        Case("not to be read, and still held", {A: ("rejected", "unreadable"), B: ("pending", "unreadable")})
+        .hold(0, -1, "unreadable", T + 5).write_on(0, -1).hold(1, -1, "unreadable", T + 5)
+        .read("messages", 2, gap=True, gap_reason="unreadable").read("messages", from_offset=2)
+        .read_plainly("progress", "deliveries"),
         Case("an action of another partition that is still held", {})
         .send(0, None, verb="refused", reason="unknown", target=None, timestamp_ms=T + 5).hold(0, 1),
         Case("not to be understood", {A: ("rejected", "bad-value")})
@@ -391,6 +395,8 @@ def forwarded() -> list[Case]:
         Case("a held cancel that came after the message was delivered", {A: ("delivered", None)})
         .send(0, DUE, **mine).act("cancel", 900, b"mine", at_ms=LATER, first_ms=T, headers=hop(CANCEL)).deliver(0, DUE, DUE)
         .step(T, 0, 0).step(DUE, DUE, 900).step(SETTLED_MS, SETTLED_MS, PULLED),
+        Case("a hop of a record that its source's shard still holds", {A: ("duplicated", "hop-not-listed")})
+        .send(0, DUE, **mine, headers=hop(COPIED)).deliver(0, DUE, DUE),
         Case("forwarded here after it was held", {A: ("delivered", None)})
         .send(0, DUE, **mine, headers=hop(HELD)).deliver(0, DUE, DUE),
         Case("forwarded here, and listed", {A: ("delivered", None)})
