@@ -52,6 +52,15 @@ LATE = {
     "a message leaves its lane although an action has taken it out": 220,
     "a message stays in the lane that it left": 27,
     "the messages that leave a lane take nothing of the rate": 107,
+    "a failed apply is taken for done": 45,
+    "a held record is not written on": 27,
+    "a message is refused after a younger one that came through the same partition": 91,
+    "a failed apply is retried on the old state": 25,
+    "a forwarded action changes a message that was scheduled after it": 30,
+    "a hop from the far future is believed": 45,
+    "a message is parked again in the lane of a limited target": 21,
+    "a message that is older by more than the tolerance replaces a younger one": 48,
+    "a node that returns with a new data directory never gets a later role": 27,
 }
 """The first seed that finds a planted fault, of those that are found late: it is tried first, which saves minutes. If it no
 longer finds its fault, any other may."""
@@ -64,8 +73,9 @@ def test_ten_clusters_break_no_law_and_finish_their_work() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_clusters_break_no_law_and_finish_their_work() -> None:
-    for seed in range(10, SEEDS):
+@pytest.mark.parametrize("first", range(0, SEEDS, 200))
+def test_a_thousand_clusters_break_no_law_and_finish_their_work(first: int) -> None:
+    for seed in range(first, first + 200):
         simulate(seed)
 
 
