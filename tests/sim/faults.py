@@ -27,7 +27,6 @@ from chronos.workers.claim import Claim
 from chronos.workers.delete import Deleter
 from chronos.workers.follow import Follower
 from chronos.workers.forwards import Forwards
-from chronos.workers.horizon import Horizon
 from chronos.workers.lanes import LaneTurns
 from chronos.workers.letter_records import LetterRecords
 from chronos.workers.letters import LetterTopic
@@ -123,9 +122,6 @@ FAULTS: dict[str, list[Change]] = {
     ],
     "an id is deleted that is not forgotten": [
         (Deleter, "_drop_id_states", " and is_forgotten(id_state, before_ms)", ""),
-    ],
-    "an id is forgotten before the other shards have read what they may still forward": [
-        (Horizon, "at", ", self._arrived_ms)", ")"),
     ],
     "a repetition of an id is judged by the time of the copy": [
         (_Staging, "_check_conflict", "command.entry.timestamp_ms - self", "record.timestamp_ms - self"),

@@ -52,6 +52,7 @@ LATE = {
     "a message leaves its lane although an action has taken it out": 220,
     "a message stays in the lane that it left": 27,
     "the messages that leave a lane take nothing of the rate": 107,
+    "an id is deleted that is not forgotten": 48,
     "a failed apply is taken for done": 45,
     "a held record is not written on": 27,
     "a message is refused after a younger one that came through the same partition": 91,
