@@ -62,6 +62,12 @@ LATE = {
     "a message is parked again in the lane of a limited target": 21,
     "a message that is older by more than the tolerance replaces a younger one": 48,
     "a node that returns with a new data directory never gets a later role": 27,
+    "the rules number is raised while a node is away": 81,
+    "a repetition of an id is judged by the time of the copy": 24,
+    "an action through the same partition is refused for its time": 73,
+    "one cancel of an id is remembered, not two": 131,
+    "a new message forgets the cancels of its id": 106,
+    "a replay is ignored for a message that is not a replay of the same dead letter": 135,
 }
 """The first seed that finds a planted fault, of those that are found late: it is tried first, which saves minutes. If it no
 longer finds its fault, any other may."""
