@@ -207,7 +207,7 @@ class Brokers:
 
     def attempted(self, headers: Mapping[str, bytes | None]) -> None:
         """Note that a message is in a transaction, whatever becomes of it."""
-        self.attempted_ms[headers[SOURCE] or b""] = self.world.now_ms
+        self.attempted_ms[headers.get(SOURCE) or b""] = self.world.now_ms
 
     def begin_late(self, partition: Partition, records: int) -> None:
         """Have records in the partition that were deleted before any node started."""
