@@ -181,7 +181,7 @@ def stays_open(broker: Broker, flow: KafkaFlow) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 80.0) -> None:
     """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
