@@ -44,15 +44,15 @@ class _Forward(logging.Handler):
         structlog.get_logger(record.name).log(level, record.getMessage(), **why)
 
 
-class _Named(structlog.PrintLogger):
-    """A logger with a name."""
+class _Named(structlog.WriteLogger):
+    """A logger with a name. A line is one write: a process that is killed leaves no line without its end before those of the next."""
 
     def __init__(self, out: TextIO, name: str) -> None:
         super().__init__(out)
         self.name = name
 
     def msg(self, message: str) -> None:
-        """Print a line. On a full disk the line is lost: logging an error must not raise another one."""
+        """Write a line. On a full disk the line is lost: logging an error must not raise another one."""
         with suppress(OSError):
             super().msg(message)
 

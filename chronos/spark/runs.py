@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from msgspec import convert as from_builtins
 from chronos.errors import ArchiveUnusable, LogUnavailable
 from chronos.spark import inventory, schema
 from chronos.spark.brokers import TopicBrokers
+from chronos.spark.elections import Loss, find_loss
 from chronos.spark.storage import ArchiveStorage
 
 log = structlog.get_logger("chronos.archive")
@@ -34,6 +36,9 @@ RUNS_KEPT = 3
 
 OLDEST_ASKED = 8
 """Partitions of a new target that are asked for their first record: one old record proves that the topic existed then."""
+
+LOOK_MS = 60_000
+"""Time in ms that a run takes at most from its first request until it has the ends of a topic: an election may lie between."""
 
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another archive."""
@@ -53,8 +58,8 @@ class ArchiveBrokers(TopicBrokers, Protocol):
         """A `ports.Reader` of a partition; `bounded`: with bounded memory."""
 
     def batch_header(self, topic: str, partition: int, offset: int) -> Any:
-        """The header of the batch that holds the offset: `first`, `last`, `timestamp_ms`, `create_time` if that is the
-        producer's, and `hidden` if it has no visible records."""
+        """The header of the batch that holds the offset, or of the next one: `first`, `last`, `leader_epoch`, `timestamp_ms`, `create_time`
+        if that is the producer's, and `hidden` if it has no visible records."""
 
     def truncated(self, positions: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
         """The partitions whose log no longer has the records before an offset that it had in a leader epoch."""
@@ -75,6 +80,8 @@ class PartitionRead(Struct, kw_only=True):
     """Offset up to which the partition is archived: `begin` until a batch is committed."""
     leader_epoch: int | None = None
     """A leader epoch in which the log had all records before `position`; None: not known."""
+    loss: Loss | None = None
+    """What may have been lost since the run before, at elections."""
     oldest_ms: int | None = None
     """Timestamp of its first record when a target was looked at for the first time, `read_ms` if it had none; None: not asked."""
 
@@ -234,6 +241,8 @@ def begin_run(
         if seen.table == schema.DELIVERIES.name and topic not in known:
             for part, first in list(topics[topic].partitions.items())[:OLDEST_ASKED]:
                 first.oldest_ms = _oldest_ms(brokers, topic, part, seen.watermarks[part], broker_ms or read_ms)
+        if seen.table == schema.DELIVERIES.name:
+            _note_losses(brokers, topic, seen, topics[topic], known.get(topic), read_ms)
         lost = [part for part, read in topics[topic].partitions.items() if read.gap_reason == TRUNCATED]
         if seen.table in OFFSETS_NAME and lost:
             raise ArchiveUnusable(
@@ -323,6 +332,29 @@ def _begin_topic(topic: str, seen: _Found, old: TopicRead | None, truncated: Col
     return TopicRead(id=seen.id, table=seen.table, partitions=reads, compacted=seen.compacted)
 
 
+def _note_losses(
+    brokers: ArchiveBrokers, topic: str, seen: _Found, read: TopicRead, old: TopicRead | None, now_ms: int
+) -> None:
+    """Enter what may have been lost in a target since the run before; a partition with a gap has that reason already."""
+    same = old is not None and old.id == seen.id
+    for part, one in read.partitions.items():
+        before = old.partitions.get(part) if old is not None and same else None
+        if one.gap_reason in (None, TRIMMED):
+            epoch = None if before is None else before.leader_epoch
+            one.loss = loss_of(brokers, topic, part, seen.watermarks[part], one.begin, epoch, now_ms)
+
+
+def loss_of(
+    brokers: ArchiveBrokers, topic: str, part: str, ends: Any, since: int, epoch: int | None, now_ms: int
+) -> Loss | None:
+    """The result of `find_loss` for a partition; everything until now where the brokers cannot tell."""
+    now_ms += LOOK_MS
+    try:
+        return find_loss(partial(brokers.batch_header, topic, int(part)), ends, since, epoch, now_ms)
+    except LogUnavailable:
+        return None if epoch is None else Loss(0, now_ms)
+
+
 def _partition_read(watermarks: Any, old: PartitionRead | None, *, same: bool, truncated: bool) -> PartitionRead:
     begin, gap = watermarks.start, None
     if old is not None and not same:
@@ -344,7 +376,7 @@ def _note_begin(
     The rows also prove that a partition had nothing new, without which the audit could call nothing there missing.
     """
     rows = [
-        offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason)
+        offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason, loss=seen.loss)
         for topic in sorted(run.topics.keys() & set(read))
         for part, seen in run.topics[topic].partitions.items()
     ]
@@ -357,7 +389,8 @@ def _note_begin(
 
 
 OffsetRow = tuple[
-    str, str, int, str, int, int, int, int, int, int, bool, str | None, int | None, bool | None, int | None
+    str, str, int, str, int, int, int, int, int, int, bool, str | None, int | None, bool | None, int | None, int | None,
+    int | None
 ]  # fmt: skip
 
 
@@ -365,12 +398,15 @@ GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
 """Place of the column `gap` in a row of `offsets`."""
 
 
-def offset_row(run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, gap: str | None) -> OffsetRow:
+def offset_row(
+    run: ArchiveRun, topic: str, part: str, begin: int, end: int, *, gap: str | None, loss: Loss | None = None
+) -> OffsetRow:
     """A row of the table `offsets`."""
     seen = run.topics[topic]
     read = seen.partitions[part]
     return (seen.table, topic, int(part), seen.id, begin, end, read.log_start, read.stable_end, read.high_watermark,
-            run.read_ms, gap is not None, gap, run.broker_ms, seen.compacted, read.oldest_ms)  # fmt: skip
+            run.read_ms, gap is not None, gap, run.broker_ms, seen.compacted, read.oldest_ms,
+            None if loss is None else loss.from_ms, None if loss is None else loss.until_ms)  # fmt: skip
 
 
 def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]) -> None:
@@ -385,7 +421,7 @@ def offsets_file(rows: Sequence[OffsetRow]) -> bytes:
     """The rows as a Parquet file."""
     names = [name for name, *_ in schema.OFFSETS.columns]
     kinds = [pa.string(), pa.string(), pa.int32(), pa.string(), *[pa.int64()] * 6, pa.bool_(), pa.string(), pa.int64(),
-             pa.bool_(), pa.int64()]  # fmt: skip
+             pa.bool_(), *[pa.int64()] * 3]  # fmt: skip
     columns = zip(*rows, strict=True)
     table = pa.table([pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)], names=names)
     sink = pa.BufferOutputStream()

@@ -198,6 +198,8 @@ OFFSETS = Table(
         ("broker_ms", LongType(), True, "newest timestamp in the progress topic when the run read these ends, by the brokers' clocks; null: not known"),
         ("compacted", BooleanType(), True, "true if `compact` was in the topic's `cleanup.policy` when the run read it; null: not known"),
         ("oldest_ms", LongType(), True, "timestamp of the partition's first record when a run looked at a target for the first time, or `broker_ms` if it had none or a newer one: what was delivered before may have been in an earlier topic of this name; null: in other reads, or not known"),
+        ("loss_from_ms", LongType(), True, "with `loss_until_ms`: a leader of the target's partition was elected, so that records delivered between these times may have been lost before they were archived; null: no election"),
+        ("loss_until_ms", LongType(), True, "see `loss_from_ms`"),
     ),
 )  # fmt: skip
 

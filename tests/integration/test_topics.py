@@ -267,8 +267,13 @@ def test_a_shard_that_begins_above_offset_0_is_rebuilt_after_a_kill_and_on_anoth
         assert first.pending() == 1
 
         second.start()
-        found = [node.get("/v1/shards/0/digest") for node in (first, second)]
-        assert len({(each["digest"], each["applied"], each["pull_offset"]) for each in found}) == 1, found
+        compared = ("applied", "digest", "pull_offset")
+
+        def replicas_agree() -> bool:
+            found = [node.get("/v1/shards/0/digest") for node in (first, second)]
+            return len({tuple(each[name] for name in compared) for each in found}) == 1
+
+        second.wait_until(replicas_agree, "replay the shard to its master's digest")
         first.kill()
         second.wait_until(lambda: second.shards()[0]["role"] == "master", "take the shard over")
         place.send(b"last")

@@ -161,7 +161,7 @@ def offsets_row(table: str, topic: str, partition: int, end: int, **changed: Any
     return {
         "table": table, "topic": topic, "partition": partition, "topic_id": "t", "from_offset": 0, "until_offset": end,
         "log_start": 0, "stable_end": end, "high_watermark": end, "read_ms": READ_MS, "gap": False, "gap_reason": None,
-        "broker_ms": None, "compacted": None, "oldest_ms": None, **changed,
+        "broker_ms": None, "compacted": None, "oldest_ms": None, "loss_from_ms": None, "loss_until_ms": None, **changed,
     }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_an_archive_of_an_older_version_is_judged_as_before(spark: SparkSession,
     """Its files lack the columns that were appended since."""
     case = Case("", {}).send(0, T + 1).deliver(0, T + 1, T + 2).send(1, T + 2)
     storage = written(spark, tmp_path, case)
-    later = {"offsets": ["broker_ms", "compacted", "oldest_ms"], "progress": ["rules"]}
+    later = {"offsets": ["broker_ms", "compacted", "oldest_ms", "loss_from_ms", "loss_until_ms"], "progress": ["rules"]}
     for name, columns in later.items():
         for file in (tmp_path / "archive" / name).rglob("*.parquet"):
             rows = pq.ParquetFile(file).read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,4 +204,37 @@ def test_what_a_target_held_that_was_created_again_before_the_first_run_is_unkno
     drill.archive()
     found = drill.audit()
     assert (found.reasons, found.broken, found.clean) == ([("unknown", "gap", COUNT)], False, False)
+    assert drill.to_send() == 0
+
+
+def test_what_a_target_lost_at_an_election_before_it_was_archived_is_unknown(drill: Drill) -> None:
+    """Readers may have had it, and the log has grown again: half of one partition's records are left, and none of the other's."""
+    broker, folders = drill.logs.broker, [f"{drill.logs.target}-{part}" for part in range(SHARDS)]
+    drill.begin()
+    drill.send()
+    saved = drill.directory.parent / "saved"
+    for at in range(COUNT):
+        if at in (0, COUNT // 2):
+            drill.logs.flush()
+            part = 0 if at == 0 else 1
+            shutil.copytree(broker.data / folders[part], saved / folders[part])
+        receipt = drill.logs.receipt(at % SHARDS, at // SHARDS, drill.due_ms + at)
+        drill.logs.write(drill.logs.target, b"%d" % at, receipt, partition=at % SHARDS)
+    drill.logs.flush()
+    drill.settle()
+    broker.kill()
+    for folder in folders:
+        shutil.rmtree(broker.data / folder)
+        shutil.copytree(saved / folder, broker.data / folder)
+    broker.start()
+    for at in range(2 * COUNT):
+        drill.logs.write(drill.logs.target, b"of another producer", partition=at % SHARDS)
+    drill.logs.flush()
+    drill.archive()
+    gaps = {row["gap_reason"] for row in table(drill.directory, "offsets").to_pylist()}
+    assert gaps == {None}, "no archived record was lost"
+    found = drill.audit()
+    left = COUNT // 4
+    assert (found.overall.counts, found.broken) == ({"delivered": left, "unknown": COUNT - left}, False)
+    assert found.reasons == [("unknown", "gap", COUNT - left)]
     assert drill.to_send() == 0

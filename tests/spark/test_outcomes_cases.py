@@ -333,6 +333,34 @@ def created_again() -> list[Case]:
     ]  # fmt: skip
 
 
+def elected() -> list[Case]:
+    """Cases of targets whose partitions had elections, which may have cost records that the archive had not read."""
+    logs = ("messages", "progress")
+    gone, missing = ("unknown", "gap"), ("missing", None)
+
+    def lost(from_ms: int, until_ms: int) -> dict[str, int]:
+        return {"loss_from_ms": from_ms, "loss_until_ms": until_ms}
+
+    return [
+        Case("it may have been delivered before an election, and lost", {A: gone}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(SETTLED_MS, READ_MS)),
+        Case("the same, and it is there", {A: ("delivered", None)}).send(0, DUE).deliver(0, DUE, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(SETTLED_MS, READ_MS)),
+        Case("it was settled before the last record that survived", {A: missing}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(SETTLED_MS + 1, READ_MS)),
+        Case("it was due after the first record of the new leader", {A: missing}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(0, DUE - 1)),
+        Case("it was due with the first record of the new leader", {A: gone}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(0, DUE)),
+        Case("two elections, between which it was settled", {A: missing}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(SETTLED_MS + 1, READ_MS))
+        .read("deliveries", partition=1, **lost(0, DUE - 1)),
+        Case("two elections that overlap", {A: gone}).send(0, DUE)
+        .read_plainly(*logs).read("deliveries", **lost(SETTLED_MS + 1, READ_MS))
+        .read("deliveries", partition=1, **lost(0, SETTLED_MS + 1)),
+    ]  # fmt: skip
+
+
 def compacted() -> list[Case]:
     """Cases of targets whose broker may remove a record once a newer one has its key."""
     logs = ("messages", "progress")
@@ -420,7 +448,7 @@ def forwarded() -> list[Case]:
     ]  # fmt: skip
 
 
-PLAIN = [*delivered_or_not(), *refused(), *judged_or_not(), *known_or_not(), *created_again(), *compacted()]
+PLAIN = [*delivered_or_not(), *refused(), *judged_or_not(), *known_or_not(), *created_again(), *elected(), *compacted()]
 CASES = [*ended_otherwise(), *carried_on()]
 FORWARDED = forwarded()
 ALL = [*PLAIN, *CASES, *FORWARDED]

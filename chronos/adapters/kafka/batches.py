@@ -59,6 +59,8 @@ class BatchHeader(Struct, frozen=True, kw_only=True):
     """Its size, compressed."""
     codec: int
     """Number of its compression."""
+    leader_epoch: int = 0
+    """Epoch of the leader that appended it."""
     timestamp_ms: int = 0
     """Its greatest timestamp (epoch ms)."""
     create_time: bool = False
@@ -224,7 +226,7 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     if size < HEADER_BYTES:
         raise ValueError("the broker returned no batch")
     header = struct.unpack(">qiibIhiqqq", _read(connection, HEADER_BYTES))
-    first, length, _, magic, _, attributes, last_delta, _, timestamp_ms, producer = header
+    first, length, leader_epoch, magic, _, attributes, last_delta, _, timestamp_ms, producer = header
     if magic != MAGIC or last_delta < 0:
         raise ValueError(f"the batch has the unknown format {magic}")
     # The broker lists only transactions that reach beyond the offset asked for.
@@ -236,6 +238,7 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
         last=first + last_delta,
         bytes=length,
         codec=attributes & CODEC_BITS,
+        leader_epoch=leader_epoch,
         timestamp_ms=timestamp_ms,
         create_time=not attributes & APPEND_TIME_BIT,
         hidden=bool(attributes & CONTROL_BIT) or is_aborted,

@@ -6,6 +6,7 @@ after a kill at any point too. What the records mean is `audit/`; their columns 
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -51,6 +52,7 @@ from chronos.spark.runs import (
     begin_run,
     committed_batch,
     epochs_file,
+    loss_of,
     need_runs,
     offset_row,
     positions,
@@ -376,7 +378,8 @@ class _StreamRun:
         """Rows of `offsets` for a batch just read. Offsets that the log lost meanwhile may not have been read: a gap."""
         infos = self._brokers.describe(list(end))
         rows = []
-        elected = {}
+        elected, losses = {}, {}
+        now_ms = max(self._run.read_ms, time.time_ns() // 1_000_000)
         for topic, ends in end.items():
             now = infos[topic]
             same = now is not None and now.id == self._run.topics[topic].id
@@ -389,6 +392,8 @@ class _StreamRun:
                     known = self._epochs[topic].get(part)
                     if known is not None and watermarks.leader_epoch not in (None, known):
                         elected[topic, int(part)] = (since, known)
+                        if self._stream.table == schema.DELIVERIES.name:
+                            losses[topic, part] = loss_of(self._brokers, topic, part, watermarks, since, known, now_ms)
                     self._epochs[topic][part] = watermarks.leader_epoch
                     if watermarks.start > since:
                         since, gap = min(watermarks.start, until), TRIMMED
@@ -401,7 +406,10 @@ class _StreamRun:
         for topic, part, since, until, _ in list(rows):
             for first, after in skipped(since, until, self._ranges.get(part, ())):
                 rows.append((topic, part, first, after, UNREADABLE))
-        return [offset_row(self._run, topic, part, since, until, gap=gap) for topic, part, since, until, gap in rows]
+        return [
+            offset_row(self._run, topic, part, since, until, gap=gap, loss=losses.get((topic, part)))
+            for topic, part, since, until, gap in rows
+        ]
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
         begin = batch_ends(self._storage, self._name, self._stream.table, number - 1) if number else {}

@@ -10,11 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import astuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
+from chronos.spark.elections import Loss
 from chronos.spark.runs import UNREADABLE
 
 STEPS_BEFORE_MS = 86_400_000
@@ -135,6 +137,18 @@ def archive_end_ms(offsets: DataFrame) -> int | None:
     return min((seen.until_ms for seen in found.values()), default=None)
 
 
+def losses(offsets: DataFrame, from_ms: int) -> dict[str, list[Loss]]:
+    """Table `offsets` -> by target, the times between which elections may have cost records, from then on, in order and apart."""
+    rows = offsets.where(f.col("loss_until_ms") >= from_ms).select("topic", "loss_from_ms", "loss_until_ms").distinct()
+    found: dict[str, list[Loss]] = {}
+    for topic, *times in rows.orderBy("topic", "loss_from_ms").collect():
+        one, known = Loss(*times), found.setdefault(topic, [])
+        if known and one.from_ms <= known[-1].until_ms:
+            one = Loss(known[-1].from_ms, max(one.until_ms, known.pop().until_ms))
+        known.append(one)
+    return found
+
+
 def _with_judged(offsets: DataFrame) -> DataFrame:
     """Table `offsets` -> the same with `judged`, that of which an audit asks how far it is archived: a target as a whole, and
     each partition of the topics of Chronos."""
@@ -189,16 +203,10 @@ def frontiers(progress: DataFrame, offsets: DataFrame, moments: Sequence[int]) -
 
     A moment is the `read_ms` of a run. A run looks at the progress topic before it looks at targets, so that it found there
     everything that the progress records below its end of the progress topic had committed. No clock is compared.
-
-    Let `(d, max)` be the greatest cursor, and p the pull offset of the first record whose cursor was due at `d`.
-    Messages below p were placed by a cursor before `d`, so not later than at `max(due, timestamp, d)`: each of them with
-    due time and timestamp at or before `d` is at or behind the cursor. A cursor amid the messages due at `d` proves the
-    same for `d - 1`.
     """
     if not moments:
         return {}
-    spark = progress.sparkSession
-    wanted = f.broadcast(spark.createDataFrame([(moment,) for moment in moments], "moment long"))
+    wanted = f.broadcast(progress.sparkSession.createDataFrame([(moment,) for moment in moments], "moment long"))
     ends = (
         offsets.where(f.col("table") == "progress")
         .join(wanted, f.col("read_ms") <= f.col("moment"))
@@ -206,6 +214,26 @@ def frontiers(progress: DataFrame, offsets: DataFrame, moments: Sequence[int]) -
         .agg(f.max("stable_end").alias("end"))
         .withColumn("end", f.when(f.col("moment") == ALWAYS, ALWAYS).otherwise(f.col("end")))
     )
+    return _frontiers(progress, ends)
+
+
+def frontiers_at(progress: DataFrame, moments: Sequence[int]) -> dict[tuple[int, int], Frontier]:
+    """Table `progress` -> for each shard and moment the frontier that the records written before it prove, by the brokers' clocks."""
+    if not moments:
+        return {}
+    wanted = f.broadcast(progress.sparkSession.createDataFrame([(moment,) for moment in moments], "moment long"))
+    before = progress.join(wanted, f.col("timestamp_ms") < f.col("moment"))
+    return _frontiers(progress, before.groupBy("shard", "moment").agg((f.max("offset") + 1).alias("end")))
+
+
+def _frontiers(progress: DataFrame, ends: DataFrame) -> dict[tuple[int, int], Frontier]:
+    """Table `progress`, and `shard`, `moment`, `end` -> for each shard and moment the frontier that its records below `end` prove.
+
+    Let `(d, max)` be the greatest cursor, and p the pull offset of the first record whose cursor was due at `d`.
+    Messages below p were placed by a cursor before `d`, so not later than at `max(due, timestamp, d)`: each of them with
+    due time and timestamp at or before `d` is at or behind the cursor. A cursor amid the messages due at `d` proves the
+    same for `d - 1`.
+    """
     at_end = (f.col("cursor_offset") == str(OFFSET_MAX)).cast("long")
     steps = progress.select("shard", "offset", "cursor_due_ms", at_end.alias("at_end"), "pull_offset")
     seen = steps.join(f.broadcast(ends), "shard").where(f.col("offset") < f.col("end"))
@@ -240,6 +268,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     target_compacted_ms: int | None
     target_born_ms: int | None
     unresolved: bool
+    losses: list[tuple[int, int, int]] = []
+    """For each loss in the target, `until_ms`, and `offset` and `due_ms` of the frontier by the progress records written before."""
 
 
 def collect_evidence(
@@ -248,10 +278,12 @@ def collect_evidence(
     steps: Mapping[int, Coverage],
     progress: DataFrame,
     offsets: DataFrame,
+    from_ms: int = 0,
 ) -> tuple[dict[tuple[int, str], Evidence], dict[int, Frontier]]:
     """The evidence for each shard and archived target, and for each shard the frontier of all progress records.
 
-    `delay` and `steps` are the coverage of the partitions of the delay and the progress topic, by shard.
+    `delay` and `steps` are the coverage of the partitions of the delay and the progress topic, by shard. No message is judged that is
+    due before `from_ms`.
     """
     shards = sorted({*delay, *steps})
     moments = {coverage.covered_ms for coverage in targets.values()}
@@ -261,6 +293,9 @@ def collect_evidence(
     rounded = _thin(moments)
     proved = frontiers(progress, offsets, [*sorted({*rounded.values()} - {0}), ALWAYS])
     none = Frontier()
+    lost = losses(offsets, from_ms)
+    before = _thin(each.from_ms for of_target in lost.values() for each in of_target)
+    kept = frontiers_at(progress, sorted({*before.values()} - {0}))
     found = {}
     for name, target in targets.items():
         for shard in shards:
@@ -274,6 +309,10 @@ def collect_evidence(
                 target_compacted_ms=target.compacted_ms,
                 target_born_ms=target.born_ms,
                 unresolved=target.unresolved,
+                losses=[
+                    (each.until_ms, *astuple(kept.get((shard, before[each.from_ms]), none)))
+                    for each in lost.get(name, ())
+                ],
             )
     return found, {shard: proved.get((shard, ALWAYS), none) for shard in shards}
 
@@ -298,12 +337,12 @@ def _thin(moments: Iterable[int]) -> dict[int, int]:
     return {moment: kept[bisect_right(kept, moment) - 1] for moment in known}
 
 
-def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[int | str | bool | None, ...]]:
+def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[object, ...]]:
     """The evidence as rows of `EVIDENCE`."""
     return [
         (shard, target, each.any.offset, each.any.due_ms, each.covered.offset, each.covered.due_ms,
          each.before_gap.offset, each.before_gap.due_ms, each.shard_gap_ms, each.target_gap_ms,
-         each.target_compacted_ms, each.target_born_ms, each.unresolved)
+         each.target_compacted_ms, each.target_born_ms, each.unresolved, each.losses)
         for (shard, target), each in found.items()
     ]  # fmt: skip
 
@@ -311,7 +350,8 @@ def evidence_rows(found: Mapping[tuple[int, str], Evidence]) -> list[tuple[int |
 EVIDENCE = (
     "shard int, target string, any_offset long, any_due_ms long, covered_offset long, covered_due_ms long,"
     " before_gap_offset long, before_gap_due_ms long, shard_gap_ms long, target_gap_ms long,"
-    " target_compacted_ms long, target_born_ms long, unresolved boolean"
+    " target_compacted_ms long, target_born_ms long, unresolved boolean,"
+    " losses array<struct<until_ms: long, offset: long, due_ms: long>>"
 )
 """Columns of the evidence, one row for each shard and target."""
 

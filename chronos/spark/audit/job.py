@@ -179,7 +179,7 @@ def judge(tables: Tables, delay_topic: str, span: Span) -> Judgement:
     delay = {int(shard): seen for (table, shard), seen in covered.items() if table == "messages"}
     steps = {int(shard): seen for (table, shard), seen in covered.items() if table == "progress"}
     progress = usable(tables.progress, tables.offsets)
-    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms), tables.offsets)
+    found, last = collect_evidence(targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms)
     evidence = spark.createDataFrame(evidence_rows(found), EVIDENCE)
     last_table = spark.createDataFrame(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],

@@ -452,6 +452,14 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
     # Before the target is known to have existed, a topic of its name may have held the delivery, and have been deleted since.
     earliest_ms = f.greatest("due_ms", "accepted_ms")
     may_be_older = f.coalesce(earliest_ms < f.col("target_born_ms") + CLOCK_TOLERANCE_MS, f.lit(False))
+    # An election may have cost records that were delivered before it, but none that were appended before the last one that is there.
+    may_be_lost = f.exists(
+        f.coalesce("losses", f.array()),
+        lambda loss: (
+            (earliest_ms <= loss["until_ms"])
+            & ~((f.col("source_offset") < loss["offset"]) & (f.col("place_ms") <= loss["due_ms"]))
+        ),
+    )
     may_remove = _not_after("due_ms", "target_compacted_ms")
     archived = f.col("covered_offset").isNotNull()
     late_ms = f.col("delivered_ms") - earliest_ms
@@ -463,6 +471,7 @@ def outcomes(promised: DataFrame, found: DataFrame, evidence: DataFrame, any_fro
         (~archived, "unknown", f.lit("target-not-archived")),
         (may_hide & ~is_settled("before_gap"), "unknown", f.lit("gap")),
         (may_be_older, "unknown", f.lit("gap")),
+        (may_be_lost, "unknown", f.lit("gap")),
         (may_remove & ~is_settled("before_gap"), "unknown", f.lit("compacted")),
         (is_settled("covered"), "missing", None),
         (f.col("unresolved"), "unknown", f.lit("open-transaction")),
