@@ -1,10 +1,14 @@
 """Bearer tokens: what each of them may do, read from a file that holds their hashes.
 
+format: 2
 tokens:
   - name: shop
     sha256: <64 hexadecimal digits: the SHA-256 of the token>
-    roles: [read, write]
+    roles: [read, payload, write]
     targets: ["orders.*"]       # optional; without it, all
+    ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
+
+A file without `format` has format 1: `read` shows payloads too, and there are no `ids`. It is read for one more release.
 """
 
 import hashlib
@@ -22,12 +26,17 @@ from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.http")
 
-Role = Literal["open", "read", "write", "operate", "node"]
+Role = Literal["open", "read", "payload", "write", "operate", "node"]
 """What a route needs: nothing, one of the roles of tokens, or to be another node of the cluster."""
 
-ROLES = ("read", "write", "operate")
+ROLES = ("read", "payload", "write", "operate")
+"""`payload` shows the payloads and headers of what `read` shows without them."""
 
 ALL_TARGETS = ("*",)
+ALL_IDS = ("*",)
+
+FORMAT = 2
+"""The newest format of the file."""
 
 
 def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
@@ -43,6 +52,8 @@ class Sender(Struct, frozen=True, kw_only=True):
     roles: frozenset[str]
     targets: tuple[str, ...] = ALL_TARGETS
     """Patterns of the target topics it may see and change."""
+    ids: tuple[str, ...] = ALL_IDS
+    """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
 
     @property
     def is_limited(self) -> bool:
@@ -53,6 +64,15 @@ class Sender(Struct, frozen=True, kw_only=True):
         """Return whether messages for the topic are for this sender."""
         return matches_any(topic, self.targets)
 
+    def may_name(self, message_id: bytes) -> bool:
+        """Return whether messages with this id, given by a client, are for this sender. Patterns are compared in UTF-8."""
+        return self.ids is ALL_IDS or any(fnmatchcase(message_id, pattern.encode()) for pattern in self.ids)
+
+    @property
+    def sees_payloads(self) -> bool:
+        """True if payloads and headers are shown to it."""
+        return "payload" in self.roles
+
 
 ANYBODY = Sender(name=None, roles=frozenset(ROLES))
 """Every sender while the service has no tokens."""
@@ -61,17 +81,20 @@ MEMBER = Sender(name=None, roles=frozenset((*ROLES, "node")))
 """Another node of the cluster, which has checked the sender of the request that it forwards."""
 
 
+_Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
+
 class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    roles: Annotated[list[Literal["read", "write", "operate"]], Meta(min_length=1)]
-    targets: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] = msgspec.field(
-        default_factory=lambda: list(ALL_TARGETS)
-    )
+    roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
+    targets: _Patterns | None = None
+    ids: _Patterns | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: list[_Token]
+    format: Annotated[int, Meta(ge=1, le=FORMAT)] = 1
 
 
 def digest(token: str) -> str:
@@ -88,13 +111,28 @@ def parse_tokens(data: bytes) -> dict[str, Sender]:
         raise ValueError("is not YAML") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"is not a list of tokens: {error}") from None
-    senders = {
-        token.sha256: Sender(name=token.name, roles=frozenset(token.roles), targets=tuple(token.targets))
-        for token in found.tokens
-    }
+    senders = {token.sha256: _sender(token, found.format) for token in found.tokens}
     _check_unique("name", (token.name for token in found.tokens))
     _check_unique("sha256", (token.sha256 for token in found.tokens))
     return senders
+
+
+def _sender(token: _Token, file_format: int) -> Sender:
+    roles = frozenset(token.roles)
+    if file_format == 1:
+        if "payload" in roles or token.ids is not None:
+            raise ValueError(f"gives the token {token.name} the role payload or ids: begin the file with `format: 2`")
+        roles |= {"payload"} if "read" in roles else set()
+    elif token.targets is not None and token.ids is None and "write" in roles:
+        raise ValueError(
+            f'limits the token {token.name} to targets, and not to ids: name the ids that it may write, such as `ids: ["{token.name}-*"]`'
+        )
+    return Sender(
+        name=token.name,
+        roles=roles,
+        targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
+        ids=ALL_IDS if token.ids is None else tuple(token.ids),
+    )
 
 
 def _check_unique(field: str, values: Iterable[str]) -> None:
