@@ -45,7 +45,9 @@ MAY_IMPORT = {
 # Third-party modules that belong to one part only.
 AT_HOME_IN = {
     "confluent_kafka": "adapters",
+    "cryptography": "admin",
     "fsspec": "adapters",
+    "jwt": "admin",
     "kazoo": "adapters",
     "pyspark": "spark",
     "rocksdict": "adapters",
@@ -67,7 +69,7 @@ NOT_CALLED_IN_CORE = {"open", "print", "input", "breakpoint", "exec", "eval"}
 CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
 
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic", "jwt": "pyjwt"}
 
 
 # ------------------------------------------------------------------------------------------------ Imports

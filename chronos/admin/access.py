@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 import structlog
 from aiohttp import hdrs, web
 
+from chronos.admin.certificates import names_shown
 from chronos.admin.connections import SparseLog
+from chronos.admin.issuer import Issuer, Untrusted
 from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
 from chronos.core.roles import Member
@@ -23,12 +25,26 @@ TOKEN_HEADER = "Chronos-Token"
 class Access:
     """Finds the sender of a request, and decides what it may do. For one event loop."""
 
-    def __init__(self, path: str | None, members: Callable[[], Mapping[str, Member]], sparse_log: SparseLog) -> None:
-        """`path`: the file of tokens; None: there are none. `members`: the nodes of the cluster, by name.
+    def __init__(
+        self,
+        path: str | None,
+        members: Callable[[], Mapping[str, Member]],
+        sparse_log: SparseLog,
+        *,
+        with_certificates: bool = False,
+        issuer: Issuer | None = None,
+    ) -> None:
+        """`path`: the file of tokens; None: there are none. `members`: the nodes of the cluster, by name. `with_certificates`: the
+        certificates of clients were checked. `issuer`: whose tokens are valid too.
 
         Raises ConfigurationError if the file cannot be used.
         """
-        self._tokens = None if path is None else TokenFile(path)
+        self._tokens = (
+            None
+            if path is None
+            else TokenFile(path, with_certificates=with_certificates, with_claims=issuer is not None)
+        )
+        self._issuer = issuer
         self._members = members
         self._log = sparse_log
 
@@ -67,7 +83,26 @@ class Access:
             return MEMBER
         assert self._tokens is not None
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        return self._tokens.sender(token.strip()) if scheme.lower() == "bearer" and token else None
+        if scheme.lower() == "bearer" and token:
+            # A token counts before a certificate: a proxy shows its own, and passes on the tokens of users.
+            return self._tokens.sender(token.strip()) or self._of_issuer(token.strip())
+        return self._tokens.sender_with_certificate(names_shown(request))
+
+    def _of_issuer(self, token: str) -> Sender | None:
+        """The sender with a token of the issuer; ProblemError with 401 and the reason if it is not valid, with 403 if it permits nothing."""
+        if self._issuer is None or token.count(".") != 2:
+            return None
+        assert self._tokens is not None
+        try:
+            claims = self._issuer.claims(token)
+        except Untrusted as error:
+            self._log.warn("token of the issuer refused", why=str(error))
+            raise ProblemError(401, "no-token", f"the token is not valid: {error}") from None
+        sender = self._tokens.sender_with_claims(claims)
+        if sender is None:
+            self._log.warn("token of the issuer without an entry", subject=str(claims.get("sub"))[:200])
+            raise ProblemError(403, "forbidden", "no entry in the file of tokens has claims of this token")
+        return sender
 
     def _is_member(self, request: web.Request) -> bool:
         node = request.headers.get(NODE_HEADER)

@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,9 +40,6 @@ BACKLOG = 128
 
 LOG_EVERY_S = 60.0
 """Time between two log lines of one kind, however often it happens."""
-
-SERVER = "Chronos"
-"""The header `Server`, without a version, which helps an attacker only."""
 
 
 def connections_max() -> int:
@@ -85,8 +82,8 @@ class Listener:
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
-        """Listen on every address of the host; return the first one. Raises OSError."""
+    async def listen(self, host: str, port: int, tls: Callable[[], ssl.SSLContext | None]) -> tuple[str, int]:
+        """Listen on every address of the host; return the first one. `tls`: the context for a new connection. Raises OSError."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
@@ -120,13 +117,13 @@ class Listener:
             if connection.transport is not None:
                 self._idle[connection] = time.monotonic() + KEEP_S
 
-    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _accept(self, listening: socket.socket, tls: Callable[[], ssl.SSLContext | None]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listening)
                 if self._count < self._most or self._evict():
-                    self._begin(accepted, tls)
+                    self._begin(accepted, tls())
                 else:
                     accepted.close()
             except Exception as error:
@@ -248,6 +245,15 @@ class _Connection(web.RequestHandler):
         else:
             self._listener.failed(repr(exc), exc_info=exc)
             problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos").problem
-        response = answer(problem, {"Server": SERVER, "X-Content-Type-Options": "nosniff"})
+        found = answer(problem, {"X-Content-Type-Options": "nosniff"})
+        response = _Unnamed(status=found.status, body=found.body, headers=found.headers)
         response.force_close()
         return response
+
+
+class _Unnamed(web.Response):
+    """An answer that passes no signal of the application, and does not name the library and its version."""
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.popall("Server", None)

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from chronos import __version__
 from chronos.admin.context import Context
+from chronos.admin.issuer import Issuer
 from chronos.admin.rates import lane_lengths
 from chronos.core.histogram import Histogram
 from chronos.core.query import next_place_ms
@@ -247,10 +248,23 @@ COUNTS: tuple[Count, ...] = (
 )  # fmt: skip
 """Every metric with the label `reason` or `target`."""
 
+CERTIFICATES_STALE = (
+    "chronos_certificates_stale",
+    "gauge",
+    "1 if the files of `admin.tls` have changed and cannot be used: those of before stay in force. Without TLS it is absent.",
+)
+JWKS_STALE = (
+    "chronos_jwks_stale",
+    "gauge",
+    "1 if the keys in `admin.jwt.jwks` cannot be read: those of before stay in force. Without an issuer it is absent.",
+)
+
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
+    CERTIFICATES_STALE,
+    JWKS_STALE,
     (
         "chronos_lane_messages",
         "gauge",
@@ -281,8 +295,9 @@ BROKER_METRICS: tuple[tuple[str, str, str], ...] = (
 class Exposition(Collector):
     """Reads all values from the node at each scrape."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, issuer: Issuer | None = None) -> None:
         self._context = context
+        self._issuer = issuer
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -308,6 +323,10 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        if config.admin.tls.certificate is not None:
+            yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
+        if self._issuer is not None:
+            yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer.is_stale)
         yield self._lanes()
         yield from self._brokers()
         for series in METRICS:
@@ -345,7 +364,7 @@ class Exposition(Collector):
                     topics[topic] += messages
             except ChronosError:
                 continue
-        family = GaugeMetricFamily(*NODE_METRICS[3][::2], labels=["topic"])
+        family = GaugeMetricFamily(*NODE_METRICS[-1][::2], labels=["topic"])
         for topic, messages in topics.most_common(LANES_SHOWN):
             family.add_metric([topic], messages)
         others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])
@@ -423,6 +442,8 @@ def reference() -> str:
         "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
         '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were dead-lettered for that reason;'
         " `/v1/shards` has their targets.",
+        "- `chronos_certificates_stale == 1`: new certificates cannot be used, and the old ones expire; the log has the reason.",
+        "- `chronos_jwks_stale == 1` for 10 minutes: the keys of the issuer cannot be read; the log has the reason.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",

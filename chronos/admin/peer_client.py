@@ -17,7 +17,6 @@ from chronos.admin.access import NODE_HEADER, TOKEN_HEADER
 from chronos.admin.problems import ProblemError, wrong_field
 from chronos.core.roles import Member
 from chronos.node import Node
-from chronos.node.tls import client_tls
 from chronos.workers.membership import holders
 from chronos.workers.replica_state import ReplicaState
 
@@ -136,13 +135,13 @@ class PeerClient:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-            connector = aiohttp.TCPConnector(ssl=client_tls(self._node.config))
             # Another node admits what this one has checked, by the token that only the coordinator has besides.
             identity = {NODE_HEADER: self._node.config.node.id, TOKEN_HEADER: self._node.token}
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=identity)
+            self._session = aiohttp.ClientSession(timeout=timeout, headers=identity)
         url = member.address.rstrip("/") + path
         headers = {} if body is None else {"Content-Type": "application/json"}
-        async with self._session.request(method, url, params=query, data=body, headers=headers) as answer:
+        tls = self._node.tls.client()
+        async with self._session.request(method, url, params=query, data=body, headers=headers, ssl=tls) as answer:
             return answer.status, await answer.read()
 
     def _no_holder(self, shard: int) -> ProblemError:

@@ -3,6 +3,7 @@
 It starts last, when the node runs, and stops first: long polls end at once, other requests are finished.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,8 +17,9 @@ from msgspec import Struct
 from chronos.admin import metrics, openapi
 from chronos.admin.access import Access, audit
 from chronos.admin.bodies import BodyBudget, Hold, read_body
-from chronos.admin.connections import SERVER, Listener, SparseLog, connections_max
+from chronos.admin.connections import Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
+from chronos.admin.issuer import Issuer
 from chronos.admin.page import page
 from chronos.admin.problems import ProblemError, answer, from_error, plain
 from chronos.admin.registration import Registrar
@@ -28,7 +30,6 @@ from chronos.admin.validation import invalid_faults, query_faults
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
 from chronos.node import Node
-from chronos.node.tls import server_tls
 
 log = structlog.get_logger("chronos.http")
 
@@ -40,6 +41,9 @@ STOP_S = 8.0
 
 LINE_BYTES_MAX = 65_536
 """Longest first line of a request: many times the longest id, percent-encoded."""
+
+HSTS_S = 365 * 24 * 3600
+"""How long a browser that has reached this node over TLS refuses to reach it without."""
 
 CHANGES = ("write", "operate")
 """Roles of the requests that are logged with the name of their token."""
@@ -58,18 +62,26 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
+        self._issuing: asyncio.Task[None] | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen on the configured address; raises Stop when that is not possible."""
         config = self._node.config
         sparse_log = SparseLog()
-        tls, access = server_tls(config), Access(config.admin.tokens, self._members, sparse_log)
+        issuer = None if config.admin.jwt.issuer is None else Issuer(config.admin.jwt)
+        access = Access(
+            config.admin.tokens,
+            self._members,
+            sparse_log,
+            with_certificates=config.admin.tls.client_ca is not None,
+            issuer=issuer,
+        )
         context = self._context = Context(self._node)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
-        app.on_response_prepare.append(_add_headers)
-        exposition = metrics.Exposition(context)
+        app.on_response_prepare.append(_add_headers if config.admin.tls.certificate is None else _add_headers_of_tls)
+        exposition = metrics.Exposition(context, issuer)
         description = _encode(openapi.document())
         html, policy = page()
         handlers: dict[str, Handler] = {
@@ -89,17 +101,19 @@ class Server:
             self._runner.server, sparse_log, most=connections_max(), max_line_size=LINE_BYTES_MAX, auto_decompress=False
         )
         try:
-            host, port = await listener.listen(config.admin.host, config.admin.port, tls)
+            host, port = await listener.listen(config.admin.host, config.admin.port, self._node.tls.server)
         except OSError as error:
             await self.stop()
             raise Stop(
                 f"admin: cannot listen on {config.admin.host}:{config.admin.port}: {error.strerror or error}. Is"
                 " another Chronos running? Choose another with --set admin.port=0 (any free one)"
             ) from None
-        scheme = "http" if tls is None else "https"
+        scheme = "http" if config.admin.tls.certificate is None else "https"
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         self._registrar = Registrar(context, self.url)
         context.spawn(self._registrar.run())
+        if issuer is not None:
+            self._issuing = asyncio.create_task(issuer.run())
         log.info("listening", url=self.url)
 
     def _members(self) -> Mapping[str, Member]:
@@ -110,6 +124,9 @@ class Server:
         """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
+        if self._issuing is not None:
+            self._issuing.cancel()
+            await asyncio.gather(self._issuing, return_exceptions=True)
         if self._registrar is not None:
             await self._registrar.leave()
         if self._listener is not None:
@@ -159,10 +176,16 @@ def _any_text(path: str) -> str:
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     """Set the headers of every answer, streamed ones included."""
-    response.headers["Server"] = SERVER
+    # The name of the library and its version help an attacker only.
+    response.headers.popall("Server", None)
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
     response.headers["Referrer-Policy"] = "no-referrer"
+
+
+async def _add_headers_of_tls(request: web.Request, response: web.StreamResponse) -> None:
+    await _add_headers(request, response)
+    response.headers["Strict-Transport-Security"] = f"max-age={HSTS_S}"
 
 
 class _Runner:

@@ -1,4 +1,4 @@
-"""Bearer tokens: what each of them may do, read from a file that holds their hashes.
+"""Bearer tokens, client certificates and tokens of an issuer: what each of them may do, read from a file.
 
 format: 2
 tokens:
@@ -7,21 +7,30 @@ tokens:
     roles: [read, payload, write]
     targets: ["orders.*"]       # optional; without it, all
     ids: ["order-*"]            # required beside `targets` with the role `write`; without it, all
+  - name: billing
+    certificate: uri:spiffe://example.org/billing     # instead of `sha256`: see `chronos.admin.certificates`
+    roles: [write]
+  - name: support
+    claims: {groups: support}   # instead of `sha256`: of a token of the issuer, see `chronos.admin.issuer`
+    roles: [read]
 
 A file without `format` has format 1: `read` shows payloads too, and there are no `ids`. It is read for one more release.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 import structlog
 import yaml
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from chronos.admin.certificates import name_of
 from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.http")
@@ -37,6 +46,9 @@ ALL_IDS = ("*",)
 
 FORMAT = 2
 """The newest format of the file."""
+
+SUBJECT_MAX = 200
+"""Most characters of the subject of a token of the issuer in the name of its sender."""
 
 
 def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
@@ -86,10 +98,12 @@ _Patterns = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=
 
 class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
     targets: _Patterns | None = None
     ids: _Patterns | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    certificate: str | None = None
+    claims: Annotated[dict[str, Any], Meta(min_length=1)] | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,8 +116,19 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def parse_tokens(data: bytes) -> dict[str, Sender]:
-    """The senders of a file by the hashes of their tokens; ValueError with a text for users."""
+class Tokens(Struct, frozen=True, kw_only=True):
+    """What a file holds."""
+
+    senders: dict[str, Sender]
+    """By the hashes of their tokens."""
+    certificates: dict[str, Sender]
+    """By a name in their certificates, in the order of the file."""
+    claims: tuple[tuple[dict[str, Any], Sender], ...]
+    """By the claims that a token of the issuer must have, in the order of the file."""
+
+
+def parse_tokens(data: bytes) -> Tokens:
+    """The senders of a file; ValueError with a text for users."""
     try:
         found = msgspec.convert(yaml.safe_load(data), _File)
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -111,14 +136,51 @@ def parse_tokens(data: bytes) -> dict[str, Sender]:
         raise ValueError("is not YAML") from None
     except msgspec.ValidationError as error:
         raise ValueError(f"is not a list of tokens: {error}") from None
-    senders = {token.sha256: _sender(token, found.format) for token in found.tokens}
+    senders = {token.name: _sender(token, found.format) for token in found.tokens}
+    certificates = [(_name(token), senders[token.name]) for token in found.tokens if token.certificate is not None]
     _check_unique("name", (token.name for token in found.tokens))
-    _check_unique("sha256", (token.sha256 for token in found.tokens))
-    return senders
+    _check_unique("sha256", (token.sha256 for token in found.tokens if token.sha256 is not None))
+    _check_unique("certificate", (name for name, _ in certificates))
+    return Tokens(
+        senders={token.sha256: senders[token.name] for token in found.tokens if token.sha256 is not None},
+        certificates=dict(certificates),
+        claims=tuple((token.claims, senders[token.name]) for token in found.tokens if token.claims is not None),
+    )
+
+
+def _name(token: _Token) -> str:
+    assert token.certificate is not None
+    try:
+        return name_of(token.certificate)
+    except ValueError as error:
+        raise ValueError(f"gives the token {token.name} {error}") from None
+
+
+def _has(claims: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a token has these claims: each is the value, or a list with the value in it; a mapping is compared by its keys."""
+    for name, value in wanted.items():
+        found = claims.get(name)
+        if isinstance(value, Mapping):
+            if not (isinstance(found, Mapping) and _has(found, value)):
+                return False
+        elif not (_is_same(found, value) or (isinstance(found, list) and any(_is_same(each, value) for each in found))):
+            return False
+    return True
+
+
+def _is_same(found: object, value: object) -> bool:
+    # True is 1 in Python, and nobody means that.
+    return type(found) is type(value) and found == value
 
 
 def _sender(token: _Token, file_format: int) -> Sender:
     roles = frozenset(token.roles)
+    if [token.sha256, token.certificate, token.claims].count(None) != 2:
+        raise ValueError(f"must give the token {token.name} one of sha256, certificate and claims")
+    if file_format == 1 and token.sha256 is None:
+        raise ValueError(f"gives the token {token.name} a certificate or claims: begin the file with `format: 2`")
+    if token.claims is not None and not _is_plain(token.claims):
+        raise ValueError(f"gives the token {token.name} claims that are no text, number, switch or mapping of these")
     if file_format == 1:
         if "payload" in roles or token.ids is not None:
             raise ValueError(f"gives the token {token.name} the role payload or ids: begin the file with `format: 2`")
@@ -135,6 +197,14 @@ def _sender(token: _Token, file_format: int) -> Sender:
     )
 
 
+def _is_plain(claims: Mapping[Any, Any]) -> bool:
+    return all(
+        isinstance(name, str)
+        and (_is_plain(value) if isinstance(value, Mapping) and value else isinstance(value, str | int))
+        for name, value in claims.items()
+    )
+
+
 def _check_unique(field: str, values: Iterable[str]) -> None:
     seen: set[str] = set()
     for value in values:
@@ -146,12 +216,17 @@ def _check_unique(field: str, values: Iterable[str]) -> None:
 class TokenFile:
     """The tokens of a file, read again when it changes."""
 
-    def __init__(self, path: str) -> None:
-        """Raises ConfigurationError if the file cannot be used."""
+    def __init__(self, path: str, *, with_certificates: bool = True, with_claims: bool = True) -> None:
+        """`with_certificates`: clients show certificates of an authority. `with_claims`: there is an issuer.
+
+        Raises ConfigurationError if the file cannot be used.
+        """
         self._path = path
+        self._with_certificates = with_certificates
+        self._with_claims = with_claims
         try:
             self._stamp = self._state()
-            self._senders = self._read()
+            self._found = self._read()
         except (OSError, ValueError) as error:
             raise ConfigurationError([f"admin.tokens: {_text(path, error)}"]) from None
 
@@ -159,7 +234,21 @@ class TokenFile:
         """The sender with the token; None: no token of the file."""
         self._refresh()
         # The hash is found by its value: comparing hashes tells nothing about a token.
-        return self._senders.get(digest(token))
+        return self._found.senders.get(digest(token))
+
+    def sender_with_certificate(self, names: Sequence[str]) -> Sender | None:
+        """The sender of the first entry with one of the names in a certificate; None: there is no such entry."""
+        self._refresh()
+        if not names:
+            return None
+        return next((sender for name, sender in self._found.certificates.items() if name in names), None)
+
+    def sender_with_claims(self, claims: Mapping[str, Any]) -> Sender | None:
+        """The sender of the first entry whose claims a token of the issuer has; its name has the token's `sub`. None: no such entry."""
+        self._refresh()
+        found = next((sender for wanted, sender in self._found.claims if _has(claims, wanted)), None)
+        subject = str(claims.get("sub", ""))[:SUBJECT_MAX]
+        return None if found is None else replace(found, name=f"{found.name}:{quote(subject, safe='@')}")
 
     def _refresh(self) -> None:
         """Read a changed file; one that cannot be used leaves the tokens as they are."""
@@ -171,8 +260,8 @@ class TokenFile:
             return
         self._stamp = stamp
         try:
-            self._senders = self._read()
-            log.info("tokens read", tokens=len(self._senders))
+            self._found = self._read()
+            log.info("tokens read", tokens=len(self._found.senders))
         except (OSError, ValueError) as error:
             log.error("tokens not read", why=_text(self._path, error))
 
@@ -180,9 +269,14 @@ class TokenFile:
         found = os.stat(self._path)
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _read(self) -> dict[str, Sender]:
+    def _read(self) -> Tokens:
         with open(self._path, "rb") as file:
-            return parse_tokens(file.read())
+            found = parse_tokens(file.read())
+        if found.certificates and not self._with_certificates:
+            raise ValueError("has entries with `certificate`, and admin.tls.client_ca is not set")
+        if found.claims and not self._with_claims:
+            raise ValueError("has entries with `claims`, and admin.jwt is not set")
+        return found
 
 
 def _text(path: str, error: Exception) -> str:

@@ -14,8 +14,10 @@ from chronos.errors import ChronosError
 
 EXTRAS = {
     "confluent_kafka": "server",
+    "cryptography": "server",
     "cronsim": "server",
     "fsspec": "server",
+    "jwt": "server",
     "prometheus_client": "server",
     "pydantic": "server",
     "pydantic_core": "server",

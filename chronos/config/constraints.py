@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from chronos.config.catalogue import PROPERTIES
 from chronos.config.model import Config
@@ -59,6 +60,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _something_is_allowed(config)
     yield from _checkpoints_survive_the_disk(config)
     yield from _tls_is_complete(config)
+    yield from _jwt_is_complete(config)
     yield from _strangers_are_kept_out(config)
     yield from _registrations_last(config)
     yield from _properties_agree(config)
@@ -262,6 +264,31 @@ def _tls_is_complete(config: Config) -> Iterator[Conflict]:
             paths=(f"{section}.client_ca", f"{section}.certificate"),
             text=f"is given without {section}.certificate, so there would be no TLS to show certificates in",
         )
+
+
+def _jwt_is_complete(config: Config) -> Iterator[Conflict]:
+    jwt, section = config.admin.jwt, "admin.jwt"
+    given = {name: getattr(jwt, name) for name in ("issuer", "audience", "jwks")}
+    if not any(given.values()):
+        return
+    for missing in (name for name, value in given.items() if value is None):
+        there = next(name for name, value in given.items() if value is not None)
+        yield Conflict(
+            paths=(f"{section}.{missing}", f"{section}.{there}"),
+            text=f"is missing, and {section}.{there} is given; issuer, audience and jwks belong together",
+        )
+    if config.admin.tokens is None:
+        yield Conflict(
+            paths=(f"{section}.issuer", "admin.tokens"),
+            text="is given without admin.tokens, whose entries with `claims` say what the tokens of the issuer permit",
+        )
+    if jwt.jwks is not None and "://" in jwt.jwks:
+        scheme, _, rest = jwt.jwks.partition("://")
+        if scheme != "https" and not (scheme == "http" and is_loopback(urlsplit(f"//{rest}").hostname or "")):
+            yield Conflict(
+                paths=(f"{section}.jwks",),
+                text="must begin with https://: whoever can change the keys on the way can make tokens",
+            )
 
 
 def _strangers_are_kept_out(config: Config) -> Iterator[Conflict]:

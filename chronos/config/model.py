@@ -355,8 +355,31 @@ class AdminTlsConfig(Section):
     )
     client_ca: Text | None = Field(
         default=None,
-        description="PEM file with the certificate authorities of clients: every client, health checks included, must then have a "
-        "certificate of one of them. Other nodes are also trusted by it, and this node shows them `certificate`.",
+        description="PEM file with the certificate authorities of clients, see `client_certificates`; null: clients show none. "
+        "Other nodes are also trusted by it, and this node shows them `certificate`.",
+    )
+    client_certificates: Literal["required", "optional"] = Field(
+        default="required",
+        description="With `client_ca`: whether every client, health checks included, must show a certificate, or may. One of another "
+        "authority is refused. Entries of `admin.tokens` say what the client with a certificate may do.",
+    )
+
+
+class AdminJwtConfig(Section):
+    """Tokens of an OIDC issuer (JWT) as bearer tokens. Entries with `claims` in `admin.tokens` say what they permit."""
+
+    issuer: Text | None = Field(
+        default=None,
+        description="Value of the claim `iss`, for example `https://login.example.org/realms/main`; null: no tokens of an issuer.",
+    )
+    audience: Text | None = Field(
+        default=None,
+        description="Value that the claim `aud` must have, or contain: the name of this service at the issuer.",
+    )
+    jwks: Text | None = Field(
+        default=None,
+        description="Public keys of the issuer: a file, read again when it changes, or a URL with `https://`, read every 5 minutes "
+        "and for a token with an unknown key.",
     )
 
 
@@ -375,11 +398,12 @@ class AdminConfig(Section):
     )
     tokens: Text | None = key(
         None,
-        "YAML file with the hashes of bearer tokens, their roles and their targets; it is read again when it changes. "
+        "YAML file that says what bearer tokens, client certificates and tokens of an issuer may do; it is read again when it changes. "
         "With it, every request needs a token, except for health checks, the page and `/openapi.json`. "
         "null: no tokens.",
     )
     tls: AdminTlsConfig = Field(default_factory=AdminTlsConfig)
+    jwt: AdminJwtConfig = Field(default_factory=AdminJwtConfig)
     port: int = key(7700, "Port to listen on; 0 takes any free port and logs its number.", least=0, most=65_535)
     advertised: Address | None = Field(
         default=None,

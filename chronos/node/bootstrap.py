@@ -50,13 +50,13 @@ class StoreBootstrap:
         membership: Membership | None,
         node: str,
         token: str,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext],
         stopping: threading.Event,
         forced: Iterable[int] = (),
     ) -> None:
         """`checkpoints`: those at `checkpoints.location`; None without one. `membership`: None for a standalone node.
 
-        `token`: shown to other nodes as proof of being this one. `tls`: for connections to them. `stopping`: ends a fetch. `forced`: shards whose store
+        `token`: shown to other nodes as proof of being this one. `tls`: the context for a new connection to them. `stopping`: ends a fetch. `forced`: shards whose store
         is replaced by a checkpoint once, regardless of its contents (`--from-checkpoint`).
         """
         self._copier = copier
@@ -164,7 +164,7 @@ class StoreBootstrap:
             raise Retry(f"node {member.node}: {error}") from error
 
     def _chunks(self, member: Member, shard: int) -> Iterator[bytes]:
-        for chunk in fetch_checkpoint(member.address, shard, node=self._node, token=self._token, tls=self._tls):
+        for chunk in fetch_checkpoint(member.address, shard, node=self._node, token=self._token, tls=self._tls()):
             if self._stopping.is_set():
                 raise Retry("this node is stopping")
             yield chunk

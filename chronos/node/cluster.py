@@ -17,7 +17,7 @@ from chronos.core.roles import ClusterView, Member, Roles
 from chronos.errors import ChronosError
 from chronos.node.driver import join_until, run_guarded
 from chronos.node.opening import cluster_topic, open_appender
-from chronos.node.tls import client_tls, server_tls
+from chronos.node.tls import Tls
 from chronos.ports import Appender, Clock, ClusterInspection, Coordinator, Log
 from chronos.workers.in_sync import InSyncWatch
 from chronos.workers.membership import Membership
@@ -53,10 +53,10 @@ JOIN_S = 30.0
 """How long a node waits for the voters to elect a leader: a whole cluster may be starting."""
 
 
-def open_coordinator(config: Config, instance: str) -> Coordinator:
+def open_coordinator(config: Config, instance: str, tls: Tls) -> Coordinator:
     """Return the coordinator of a cluster, not connected yet. Raises ConfigurationError for a missing file or package."""
     if config.coordinator.kind == "raft":
-        return open_on_raft(config, instance)
+        return open_on_raft(config, instance, tls)
     return (open_on_kafka if config.coordinator.kind == "kafka" else open_on_zookeeper)(config, instance)
 
 
@@ -109,8 +109,8 @@ def open_on_zookeeper(config: Config, instance: str) -> "ZooKeeperCoordinator":
     )
 
 
-def open_on_raft(config: Config, instance: str) -> "RaftCoordinator":
-    """Return the coordinator on the voters among the nodes. Raises ConfigurationError for a file of TLS that cannot be used."""
+def open_on_raft(config: Config, instance: str, tls: Tls) -> "RaftCoordinator":
+    """Return the coordinator on the voters among the nodes."""
     from chronos.adapters.raft.coordinator import RaftCoordinator, Voting
 
     settings = config.coordinator.raft
@@ -128,7 +128,7 @@ def open_on_raft(config: Config, instance: str) -> "RaftCoordinator":
         replication=config.coordinator.replication,
         heartbeat_ms=settings.heartbeat,
         timeout_ms=settings.timeout,
-        tls=client_tls(config),
+        tls=tls.client,
         join_s=JOIN_S,
         voting=None
         if own is None
@@ -136,7 +136,7 @@ def open_on_raft(config: Config, instance: str) -> "RaftCoordinator":
             host=settings.host,
             port=int(own.rpartition(":")[2]),
             path=Path(config.node.data_dir) / VOTE_FILE,
-            tls=server_tls(config),
+            tls=tls.server,
         ),
     )
 
@@ -296,7 +296,7 @@ def inspect_coordinator(config: Config, instance: str) -> ClusterInspection:
         on_kafka = open_on_kafka(config, instance)
         return inspect_kafka(on_kafka.topic(), on_kafka.timing)
     if config.coordinator.kind == "raft":
-        return open_on_raft(config, instance).inspect()
+        return open_on_raft(config, instance, Tls(config)).inspect()
     from chronos.adapters.zookeeper.inspection import inspect
 
     return inspect(open_on_zookeeper(config, instance))

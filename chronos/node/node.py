@@ -33,7 +33,7 @@ from chronos.node.opening import check_identity, check_progress_fits, identity, 
 from chronos.node.outcomes import Outcomes
 from chronos.node.rates import NodeRates
 from chronos.node.shards import look, make_shard, report
-from chronos.node.tls import client_tls
+from chronos.node.tls import Tls
 from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.checkpoint import LogPosition, needed_from
@@ -70,6 +70,8 @@ class Node:
         self.directory = DataDirectory(Path(config.node.data_dir), node=config.node.id)
         self.token = secrets.token_hex(16)
         """Proves to other nodes that a request is from this node; only the coordinator stores it."""
+        self.tls = Tls(config)
+        """The certificates of the HTTP interface and of the voter."""
         self.log: Log
         self.copier: Copier
         self.rates = NodeRates(config, self.directory.path)
@@ -197,7 +199,7 @@ class Node:
         if config.coordinator.kind == "standalone":
             return None
         return ClusterNode(
-            open_coordinator(config, self.instance),
+            open_coordinator(config, self.instance, self.tls),
             config,
             log=self.log,
             clock=self.clock,
@@ -230,7 +232,7 @@ class Node:
             membership=self.membership,
             node=self.config.node.id,
             token=self.token,
-            tls=None if self.membership is None else client_tls(self.config),
+            tls=self.tls.client,
             stopping=self._stopping,
             forced=range(self.config.shards) if self._from_checkpoint else (),
         )

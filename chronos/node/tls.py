@@ -1,9 +1,88 @@
-"""TLS of the HTTP interface: for its own connections, and for those to other nodes."""
+"""TLS of the HTTP interface and of the voters: for a node's own connections, and for those to other nodes.
 
+The files are read again when they change. Files that cannot be used leave the contexts as they are: a certificate and its key are
+two files, and one of them is always replaced first.
+"""
+
+import os
 import ssl
+import threading
+import time
+
+import structlog
 
 from chronos.config import Config
 from chronos.errors import ConfigurationError
+
+log = structlog.get_logger("chronos.tls")
+
+CHECK_S = 1.0
+"""Least time between two looks at the files."""
+
+
+class Tls:
+    """The contexts of one node, made again when their files have changed. For all threads."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises ConfigurationError for a file that cannot be used."""
+        self._config = config
+        tls = config.admin.tls
+        # SSL_CERT_FILE names the authorities that the connections to other nodes trust.
+        self._paths = tuple(filter(None, (tls.certificate, tls.key, tls.client_ca, os.environ.get("SSL_CERT_FILE"))))
+        self._lock = threading.Lock()
+        self._checked_s = time.monotonic()
+        self._state = self._files()
+        self._server, self._client = server_tls(config), client_tls(config)
+        self._stale = False
+
+    def server(self) -> ssl.SSLContext | None:
+        """The context for a new connection to this node; None without a certificate."""
+        self._refresh()
+        return self._server
+
+    def client(self) -> ssl.SSLContext:
+        """The context for a new connection to another node."""
+        self._refresh()
+        return self._client
+
+    @property
+    def is_stale(self) -> bool:
+        """True while the files cannot be used as they are now: those of before stay in force."""
+        self._refresh()
+        return self._stale
+
+    def _refresh(self) -> None:
+        now_s = time.monotonic()
+        if not self._paths or now_s < self._checked_s + CHECK_S:
+            return
+        with self._lock:
+            if now_s < self._checked_s + CHECK_S:
+                return
+            self._checked_s = now_s
+            # The state before the read: a change during it is found by the next look.
+            state = self._files()
+            if state == self._state:
+                return
+            self._state = state
+            try:
+                self._server, self._client = server_tls(self._config), client_tls(self._config)
+            except (ConfigurationError, OSError) as error:
+                self._stale = True
+                log.error("certificates not read", why=str(error), consequence="those of before stay in force")
+            else:
+                self._stale = False
+                log.info("certificates read", files=", ".join(self._paths))
+
+    def _files(self) -> tuple[object, ...]:
+        return tuple(map(_state, self._paths))
+
+
+def _state(path: str) -> object:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return str(error)
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def server_tls(config: Config) -> ssl.SSLContext | None:
@@ -15,7 +94,7 @@ def server_tls(config: Config) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, config)
     if tls.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = ssl.CERT_REQUIRED if tls.client_certificates == "required" else ssl.CERT_OPTIONAL
         _load_authority(context, tls.client_ca)
     return context
 

@@ -17,6 +17,7 @@ from chronos.config import load
 from chronos.errors import LogUnavailable
 from chronos.node.cluster import ClusterNode, open_coordinator
 from chronos.node.opening import open_kafka
+from chronos.node.tls import Tls
 from chronos.ports import TopicSpec
 from chronos.workers import observer
 from chronos.workers.observer import Look
@@ -84,7 +85,7 @@ def test_a_probe_that_is_not_acknowledged_discards_no_record_of_an_http_request(
     log = open_kafka(config)
     here = Look(cursor=(0, 0), pull_offset=0)
     node = ClusterNode(
-        open_coordinator(config, "i"),
+        open_coordinator(config, "i", Tls(config)),
         config,
         log=log,
         clock=SystemClock(),

@@ -148,9 +148,9 @@ def call(voters: Voters, name: str, *bodies: bytes) -> list[Any]:
     """The answers of a voter to calls that are sent at the same time; of one that gives none the error."""
 
     async def ask() -> list[Any]:
-        session = open_session(None)
+        session = open_session()
         try:
-            client = VoterClient(session, name, voters.peers[name], seal(voters))
+            client = VoterClient(session, name, voters.peers[name], seal(voters), None)
             return await asyncio.gather(*(client.post(body, PATIENCE_S) for body in bodies), return_exceptions=True)
         finally:
             await session.close()
@@ -285,10 +285,10 @@ def test_an_answer_without_the_secret_is_not_believed() -> None:
         await runner.setup()
         site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        session = open_session(None)
+        session = open_session()
         try:
             url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            await VoterClient(session, "v1", url, Seal(SECRET, "test", ["v1"])).post(encode(Inspect()), 5.0)
+            await VoterClient(session, "v1", url, Seal(SECRET, "test", ["v1"]), None).post(encode(Inspect()), 5.0)
         finally:
             await session.close()
             await runner.cleanup()

@@ -327,7 +327,7 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, text):
 def test_a_token_is_found_by_its_hash_only():
     """The file holds no token."""
     data = b"tokens: [{name: shop, sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae, roles: [write]}]"
-    (found,) = parse_tokens(data).items()
+    (found,) = parse_tokens(data).senders.items()
     assert found[0] == digest("foo")
     assert (found[1].name, found[1].roles, found[1].targets, found[1].is_limited) == (
         "shop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_
         membership=None,
         node="n",
         token="",
-        tls=None,
+        tls=ssl.create_default_context,
         stopping=threading.Event(),
         forced=[0],
     )

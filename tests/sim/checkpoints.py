@@ -6,6 +6,7 @@ The code under test decides when a checkpoint is made, what is trimmed, and what
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -210,7 +211,7 @@ class SimBootstrap(StoreBootstrap):
             membership=membership,
             node=node.node_id,
             token="",
-            tls=None,
+            tls=ssl.create_default_context,
             stopping=threading.Event(),
         )
         self._turn = TryLock()  # type: ignore[assignment]

@@ -685,6 +685,7 @@ LEFT_OUT = (
     "admin.allowed_hosts",
     "admin.host",
     *(f"admin.tls.{name}" for name in ("certificate", "key", "client_ca")),
+    *(f"admin.jwt.{name}" for name in ("issuer", "audience", "jwks")),
 )
 LEAVES = {found.path: _value(found) for found in keys().values() if not found.model}
 SETTINGS = st.fixed_dictionaries(

@@ -78,7 +78,8 @@ class Voting(Struct, frozen=True, kw_only=True):
     host: str
     port: int
     path: Path
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext | None] | None = None
+    """The context for a new connection to it; None: no TLS."""
 
 
 class _Known(Struct, frozen=True, kw_only=True):
@@ -108,11 +109,11 @@ class RaftCoordinator:
         heartbeat_ms: int = 200,
         timeout_ms: int = 1_200,
         voting: Voting | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         rebalance_after_ms: int = REBALANCE_AFTER_MS,
         join_s: float = JOIN_S,
     ) -> None:
-        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. Only `join` connects."""
+        """`peers`: the URLs of the voters by name. `voting`: of a node that is one of them. `tls`: the context for a new connection to one. Only `join` connects."""
         self._peers = dict(peers)
         self._seal = Seal(secret, cluster, peers)
         self._cluster = cluster

@@ -39,8 +39,12 @@ class Unanswered(Exception):
 class VoterClient:
     """Authenticated requests to one voter."""
 
-    def __init__(self, session: aiohttp.ClientSession, to: str, url: str, seal: Seal) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, to: str, url: str, seal: Seal, tls: Callable[[], ssl.SSLContext] | None
+    ) -> None:
+        """`tls`: the context for a new connection; None: the authorities of the system."""
         self._session = session
+        self._tls = tls
         self._to = to
         self._url = url.rstrip("/") + PATH
         self._name = url
@@ -69,13 +73,15 @@ class VoterClient:
     async def _post_once(self, body: bytes) -> bytes | None:
         """Return the answer; None if the voter does not take the signature."""
         if not self._challenge:
-            async with self._session.post(self._url, allow_redirects=False) as response:
+            async with self._session.post(self._url, ssl=self._context(), allow_redirects=False) as response:
                 if response.status != 401:
                     raise Unanswered(f"{self._name} answered with status {response.status}")
                 self._challenge = response.headers.get(CHALLENGE, "")
         header = self._seal.request(self._to, self._challenge, body)
         headers = {SIGNATURE: header, "Content-Type": "application/msgpack"}
-        async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+        async with self._session.post(
+            self._url, data=body, headers=headers, ssl=self._context(), allow_redirects=False
+        ) as response:
             answer = await response.read()
             if response.status == 401:
                 return None
@@ -86,13 +92,13 @@ class VoterClient:
             self._challenge = response.headers.get(CHALLENGE, "")
             return answer
 
+    def _context(self) -> ssl.SSLContext | bool:
+        return True if self._tls is None else self._tls()
 
-def open_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+
+def open_session() -> aiohttp.ClientSession:
     """A session for requests to voters, each of which has a time limit of its own."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True, limit=0),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
 
 
 class Link:
@@ -103,7 +109,7 @@ class Link:
         to: str,
         url: str,
         seal: Seal,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext] | None,
         unanswered: Callable[[str, tuple[register.Message, ...]], None],
         timeout_s: float,
     ) -> None:
@@ -112,8 +118,8 @@ class Link:
         self._timeout_s = timeout_s
         self._outbox: dict[type, register.Message] = {}
         self._filled = asyncio.Event()
-        self._session = open_session(tls)
-        self._client = VoterClient(self._session, to, url, seal)
+        self._session = open_session()
+        self._client = VoterClient(self._session, to, url, seal, tls)
         self._task = asyncio.create_task(self._run())
 
     def send(self, message: register.Message) -> None:
@@ -147,10 +153,10 @@ class Link:
 class Callers:
     """Calls of a member: finds the leader, and remembers it."""
 
-    def __init__(self, peers: Mapping[str, str], seal: Seal, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, peers: Mapping[str, str], seal: Seal, tls: Callable[[], ssl.SSLContext] | None) -> None:
         self._order = sorted(peers)
-        self._session = open_session(tls)
-        self._clients = {to: VoterClient(self._session, to, url, seal) for to, url in peers.items()}
+        self._session = open_session()
+        self._clients = {to: VoterClient(self._session, to, url, seal, tls) for to, url in peers.items()}
         self._leader = self._order[0]
         self.problem = ""
         """Why the last call had no answer."""

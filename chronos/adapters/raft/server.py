@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -16,11 +17,22 @@ HANDSHAKE_S = 5.0
 """How long a new connection may take to negotiate TLS."""
 
 
+class _Request(web.BaseRequest):
+    """A request whose answer does not name the library and its version: they help an attacker only."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers.popall("Server", None)
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> _Request:
+    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
 class BoundedServer(web.Server):
     """A server with at most CONNECTIONS_MAX connections. At the bound the oldest one without a valid request is closed for a new one."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
-        super().__init__(handler, access_log=None, lingering_time=0)
+        super().__init__(handler, access_log=None, lingering_time=0, request_factory=_request)
         self._known: set[web.RequestHandler] = set()
         self._unknown: dict[web.RequestHandler, asyncio.Transport] = {}
         """Connections without a valid request so far, oldest first."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -72,6 +73,9 @@ from chronos.ports import steady_ms
 
 log = structlog.get_logger("chronos.raft")
 
+RENEW_S = 1.0
+"""Time between two looks for a new certificate."""
+
 COMMIT_S = 2.0
 """Longest wait for a quorum to write a value."""
 
@@ -110,10 +114,13 @@ class Voter:
         seal: Seal,
         heartbeat_ms: int,
         timeout_ms: int,
-        server_tls: ssl.SSLContext | None = None,
-        client_tls: ssl.SSLContext | None = None,
+        server_tls: Callable[[], ssl.SSLContext | None] | None = None,
+        client_tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`peers`: the URLs of all voters by name. `path`: its file. Listens on `host` and `port`."""
+        """`peers`: the URLs of all voters by name. `path`: its file. Listens on `host` and `port`.
+
+        `server_tls` and `client_tls`: the contexts for a new connection to it and from it; None: no TLS.
+        """
         self.timing = timing_of(heartbeat_ms, timeout_ms)
         self._node = node
         self._peers = dict(peers)
@@ -135,7 +142,8 @@ class Voter:
         self._timer: asyncio.TimerHandle | None = None
         self._challenges = Challenges(time.monotonic())
         self._server: BoundedServer | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
+        self._renewing: asyncio.Task[None] | None = None
         self._stopped = False
         """It was stopped, or an error has ended it."""
 
@@ -170,18 +178,39 @@ class Voter:
             if peer != self._node
         }
         host, port = self._address
-        timeout_s = None if server_tls is None else HANDSHAKE_S
         self._server = BoundedServer(self._handle)
+        context = None if server_tls is None else server_tls()
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                self._server, host, port, ssl=server_tls, ssl_handshake_timeout=timeout_s, reuse_address=True
-            )
+            self._listening = [
+                await asyncio.get_running_loop().create_server(
+                    self._server, host, port, **_options(context), reuse_address=True
+                )
+            ]
         except OSError as error:
             await self.stop()
             raise ConfigurationError(
                 [f"coordinator.raft.peers: cannot listen on {host}:{port}: {error.strerror or error}"]
             ) from None
+        if context is not None:
+            assert server_tls is not None
+            self._renewing = asyncio.create_task(self._renew(server_tls, context))
         self._give(register.Begin(disk))
+
+    async def _renew(self, tls: Callable[[], ssl.SSLContext | None], context: ssl.SSLContext) -> None:
+        """Accept connections with a new certificate; the sockets stay open, so that none is refused."""
+        assert self._server is not None
+        while True:
+            await asyncio.sleep(RENEW_S)
+            current = tls()
+            if current is None or current is context:
+                continue
+            context = current
+            loop = asyncio.get_running_loop()
+            sockets = [sock.dup() for server in self._listening for sock in server.sockets]
+            renewed = [await loop.create_server(self._server, sock=sock, **_options(context)) for sock in sockets]
+            for server in self._listening:
+                server.close()
+            self._listening = renewed
 
     async def stop(self) -> None:
         """Hand the leadership over, and end."""
@@ -197,8 +226,11 @@ class Voter:
             self._writing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._writing
-        if self._listening is not None:
-            self._listening.close()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
         if self._server is not None:
             await self._server.shutdown(ANSWER_S)
         await asyncio.to_thread(self._writer.shutdown)
@@ -461,6 +493,11 @@ class Voter:
 
 class _NotCommitted(Exception):
     """This node no longer leads, and does not know whether a value was committed."""
+
+
+def _options(context: ssl.SSLContext | None) -> dict[str, Any]:
+    """The options of a listening socket with this context."""
+    return {"ssl": context, "ssl_handshake_timeout": None if context is None else HANDSHAKE_S}
 
 
 def _now_ms() -> int:
