@@ -9,7 +9,21 @@ from chronos.cli.change_app import cancel, fire, jobs, reschedule
 from chronos.cli.dead_letters_app import dead_letters_app
 from chronos.cli.failover_app import failover_app
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
-from chronos.cli.options import HERE, At, ConfigFile, In, MessageId, Output, Server, Settings, TokenFile, at_least
+from chronos.cli.options import (
+    HERE,
+    At,
+    Authorities,
+    Cert,
+    CertKey,
+    ConfigFile,
+    In,
+    MessageId,
+    Output,
+    Server,
+    Settings,
+    TokenFile,
+    at_least,
+)
 from chronos.cli.output import Format
 from chronos.cli.registry_app import registry_app
 from chronos.cli.spark_app import archive_app, audit, backfill
@@ -152,6 +166,9 @@ def send_message(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Send a message to be delivered later. Prints its id once it is on disk.
 
@@ -186,6 +203,9 @@ def get(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show a message: its state, times and target, and why it was not delivered. Exit code 4 if no message has the id.
 
@@ -213,6 +233,9 @@ def list_messages(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """List pending messages in the order in which they are due, or count them by target.
 
@@ -258,6 +281,9 @@ def tail(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Follow a topic of the embedded log. With -o json, one record per line.
 
@@ -280,6 +306,9 @@ def status(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show the node, its shards, and how late messages were delivered.
 
@@ -306,6 +335,9 @@ def transfer(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Hand a shard over to another node, or all shards of a node to the others, without an outage.
 
@@ -335,6 +367,9 @@ def forget(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Forget a node that will not come back, for example a pod that has got another name.
 
@@ -361,6 +396,9 @@ def rates(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show or change the rate limits of target topics, and show what waits.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from chronos.cli.filters import DueFrom, DueTo, HasHeader, IdPrefix, Target, filter_of
-from chronos.cli.options import HERE, At, In, Output, Server, TokenFile
+from chronos.cli.options import HERE, At, Authorities, Cert, CertKey, In, Output, Server, TokenFile
 from chronos.cli.output import Format
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def cancel(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Cancel a message, or all pending messages of a filter.
 
@@ -67,6 +70,9 @@ def reschedule(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Give a pending message a new time, or all pending messages of a filter.
 
@@ -93,6 +99,9 @@ def fire(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Deliver a pending message now, or all pending messages of a filter.
 
@@ -112,6 +121,9 @@ def jobs(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show the bulk operations of a node, or one of them, or stop one. Exit code 4 if the node has no such job.
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import HERE, MessageId, Output, Server, TokenFile, at_least
+from chronos.cli.options import HERE, Authorities, Cert, CertKey, MessageId, Output, Server, TokenFile, at_least
 from chronos.cli.output import Format
 
 Target = Annotated[str | None, typer.Option("--target", metavar="TOPIC", help="Only messages for this topic.")]
@@ -54,6 +54,9 @@ def list_letters(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """List dead letters, the newest first.
 
@@ -70,7 +73,13 @@ def list_letters(
 
 @dead_letters_app.command(name="show")
 def show_letter(
-    id: MessageId, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    id: MessageId,
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show the newest dead letter of a message, with its payload. Exit code 4 if there is none.
 
@@ -99,6 +108,9 @@ def replay_letters(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Schedule dead letters again, due at once, the oldest first. Correct the cause before.
 
@@ -134,6 +146,9 @@ def discard_letters(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Mark dead letters as discarded: they are no longer listed or replayed. Counts them first and asks.
 

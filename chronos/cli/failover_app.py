@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import HERE, Output, Server, TokenFile, at_least
+from chronos.cli.options import HERE, Authorities, Cert, CertKey, Output, Server, TokenFile, at_least
 from chronos.cli.output import Format
 
 failover_app = typer.Typer(
@@ -23,7 +23,14 @@ failover_app = typer.Typer(
 
 
 @failover_app.command()
-def status(output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None) -> None:
+def status(
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
+) -> None:
     """Show what the probes of the nodes find of each shard's master.
 
     \b
@@ -42,6 +49,9 @@ def arm(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Permit one failover of a shard within the next 15 s, if two thirds of the nodes find its master unhealthy.
 

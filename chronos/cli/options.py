@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from chronos.cli.output import Format
+from chronos.client.tls import CA, CERT, CERT_KEY
 
 
 def at_least(least: int) -> Callable[[int | None], int | None]:
@@ -80,6 +81,44 @@ TokenFile = Annotated[
         help="File with the token, if the service needs one; without it, $CHRONOS_TOKEN.",
     ),
 ]
-"""The verbs do not use the value: its parser gives the token to the clients."""
+"""The verbs do not use the value: its parser gives the token to the clients. So it is with the files of TLS."""
+
+
+def _use_file(variable: str) -> Callable[[str], None]:
+    """The parser of an option that gives a file to the clients of this process."""
+
+    def use(path: str) -> None:
+        os.environ[variable] = path
+
+    return use
+
+
+Cert = Annotated[
+    None,
+    typer.Option(
+        "--cert",
+        parser=_use_file(CERT),
+        metavar="FILE",
+        help=f"PEM file with the certificate to show the service; without it, ${CERT}.",
+    ),
+]
+CertKey = Annotated[
+    None,
+    typer.Option(
+        "--cert-key",
+        parser=_use_file(CERT_KEY),
+        metavar="FILE",
+        help=f"PEM file with the key of --cert, unless that file has it; without it, ${CERT_KEY}.",
+    ),
+]
+Authorities = Annotated[
+    None,
+    typer.Option(
+        "--ca",
+        parser=_use_file(CA),
+        metavar="FILE",
+        help=f"PEM file with the authorities to trust; without it, ${CA}, else those of the system.",
+    ),
+]
 
 HERE = "http://127.0.0.1:7700"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chronos.cli.options import HERE, Output, Server, TokenFile
+from chronos.cli.options import HERE, Authorities, Cert, CertKey, Output, Server, TokenFile
 from chronos.cli.output import Format
 
 ClusterOption = Annotated[
@@ -46,7 +46,13 @@ registry_app.add_typer(config_app, name="config")
 
 @registry_app.command()
 def nodes(
-    cluster: OnlyClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    cluster: OnlyClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """List the nodes that are registered with the node asked, of all clusters.
 
@@ -68,6 +74,9 @@ def routes(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show which node serves each shard of a topic, as master or follower. Exit code 4 if no node is registered for it.
 
@@ -83,7 +92,13 @@ def routes(
 
 @registry_app.command()
 def topics(
-    cluster: OnlyClusterOption = None, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    cluster: OnlyClusterOption = None,
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """List the topics that the masters of the shards have registered.
 
@@ -103,6 +118,9 @@ def remove_topic(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Remove a topic from the registry of the node asked, until a master registers a change. The topic itself stays.
 
@@ -116,7 +134,14 @@ def remove_topic(
 
 
 @registry_app.command()
-def clusters(output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None) -> None:
+def clusters(
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
+) -> None:
     """List the clusters with their registered nodes and shards.
 
     \b
@@ -135,6 +160,9 @@ def wipe_write(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Take the write permission from a node, so that clients write to other nodes; in a cluster the node is drained too.
 
@@ -154,6 +182,9 @@ def restore_write(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Give a node its write permission back, and end its drain.
 
@@ -175,6 +206,9 @@ def get_config(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Show the namespaces, the values of one, or one value, as the registry of the node asked has them.
 
@@ -196,6 +230,9 @@ def set_config(
     output: Output = Format.text,
     server: Server = HERE,
     token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Set a value in the registries of the node asked and of the nodes of its cluster that are registered with it. Exit code 3 if one
     does not answer, or if another node answers at its address.
@@ -211,7 +248,14 @@ def set_config(
 
 @config_app.command(name="delete")
 def delete_config(
-    namespace: Namespace, key: Key, output: Output = Format.text, server: Server = HERE, token_file: TokenFile = None
+    namespace: Namespace,
+    key: Key,
+    output: Output = Format.text,
+    server: Server = HERE,
+    token_file: TokenFile = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Delete a value from the registries of the node asked and of the nodes of its cluster that are registered with it. Exit code 3 if
     one does not answer, or if another node answers at its address.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from chronos.client.errors import Refused, Unreachable
+from chronos.client.tls import explain
 
 SERVER = "http://127.0.0.1:7700"
 """Where a service listens by default."""
@@ -62,6 +63,8 @@ def authorization(token: str | None) -> dict[str, str]:
 
 def unreachable(server: str, error: Exception) -> Unreachable:
     """The error for a socket that failed."""
+    if (why := explain(server, error)) is not None:
+        return Unreachable(why)
     if isinstance(error, TimeoutError):
         return Unreachable(f"{server} did not answer in time")
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

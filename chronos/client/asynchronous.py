@@ -24,6 +24,7 @@ from chronos.client.models import (
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
+from chronos.client.tls import context_of_variables
 
 if TYPE_CHECKING:
     import ssl
@@ -47,7 +48,7 @@ class AsyncClient:
     ) -> None:
         self._servers = Servers(server)
         self._authorization = authorization(token)
-        self._tls = tls
+        self._tls = tls or context_of_variables()
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None

@@ -15,7 +15,7 @@ from chronos.client import dead_letters, requests
 from chronos.client.address import RETRIES, TIMEOUT_S, authorization, unreachable
 from chronos.client.attempts import Attempts
 from chronos.client.dead_letters import DeadLetterFilter, DeadLetterPage, Progress
-from chronos.client.errors import ClientError
+from chronos.client.errors import ClientError, Unreachable
 from chronos.client.models import (
     DeadLetter,
     DeadLetterTotals,
@@ -30,6 +30,7 @@ from chronos.client.models import (
 from chronos.client.requests import Bytes, FilterOptions, MessageOptions, Request, Steps, message, read_answer
 from chronos.client.servers import REGISTRY_S, Servers
 from chronos.client.times import Delay, Time
+from chronos.client.tls import context_of_variables, speaks_tls
 
 T = TypeVar("T")
 
@@ -45,7 +46,8 @@ class Client:
     and goes on with the other nodes when some fail. Every call has one deadline,
     `timeout_s`, which covers its retries. Only calls that are safe to repeat are repeated: reads, cancels, reschedules to
     a time, and schedules with an id. `token` is sent to a service that needs one, by default `$CHRONOS_TOKEN`. `tls` is for an
-    `https://` address; without it the authorities of the system are trusted (`SSL_CERT_FILE` names others).
+    `https://` address; without it `$CHRONOS_CERT` and `$CHRONOS_CERT_KEY` are the certificate to show, and `$CHRONOS_CA` names the
+    authorities to trust, by default those of the system.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Client:
     ) -> None:
         self._servers = Servers(server)
         self._authorization = authorization(token)
-        self._tls = tls
+        self._tls = tls or context_of_variables()
         self._timeout_s = timeout_s
         self._retries = retries
         self._connections: dict[str, _Connection] = {}
@@ -325,6 +327,8 @@ class Client:
                 self._disconnect(server)
                 self._servers.failed(server, time.monotonic())
                 failure = unreachable(server, error)
+                if speaks_tls(server, error):
+                    raise Unreachable(f"{server} speaks TLS: write https://") from error
             else:
                 self._servers.answered(server)
                 return found

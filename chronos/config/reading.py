@@ -21,7 +21,9 @@ from chronos.config.model import Config
 from chronos.errors import ConfigurationError
 
 # These are read by the command line before there is a configuration.
-_OF_THE_COMMAND_LINE: Final = frozenset({"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_TOKEN"})
+_OF_THE_COMMAND_LINE: Final = frozenset(
+    {"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_TOKEN", "CHRONOS_CERT", "CHRONOS_CERT_KEY", "CHRONOS_CA"}
+)
 
 # What YAML 1.1 reads as nothing and as a switch; said here for texts that are not in a YAML file.
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})

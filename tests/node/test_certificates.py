@@ -6,8 +6,11 @@ import asyncio
 import datetime
 import http.client
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from structlog.testing import capture_logs
 from chronos.adapters.raft import voter
 from chronos.adapters.raft.wire import Seal
 from chronos.admin.tokens import digest, parse_tokens
+from chronos.client import AsyncClient
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from chronos.node import tls
@@ -276,3 +280,55 @@ def test_entries_with_certificates_need_an_authority(tmp_path, authority):
         Inside(tmp_path, **settings_of(authority.issue("node")), admin__tokens=path),
     ):
         pass
+
+
+# --- The clients
+
+
+def run(url: str, *options: str, **variables: str) -> tuple[int, str]:
+    """Exit code and stderr of `chronos list`."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "chronos", "list", "--server", url, *options],
+        env={**environ, **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(tmp_path, authority):
+    """By options or variables; a certificate that is not trusted, for another name, missing, or for no TLS at all is named as such."""
+    path = tokens_file(tmp_path, {"name": "shop", "certificate": "CN=shop", "roles": ["read"]})
+    settings = {**settings_of(authority.issue("node")), "admin__tls__client_ca": authority.certificate}
+    shop = authority.issue("shop")
+    both = tmp_path / "both.pem"
+    both.write_bytes(shop.certificate.read_bytes() + shop.key.read_bytes())
+    ca = ("--ca", str(authority.certificate))
+    with Inside(tmp_path, **settings, admin__tokens=path) as service:
+        url, plain = service.server.url, service.server.url.replace("https", "http")
+        assert run(url, *ca, "--cert", str(shop.certificate), "--cert-key", str(shop.key)) == (0, "nothing is pending\n")
+        assert run(url, *ca, "--cert", str(both)) == (0, "nothing is pending\n")
+        variables = {"CHRONOS_CA": ca[1], "CHRONOS_CERT": str(shop.certificate), "CHRONOS_CERT_KEY": str(shop.key)}
+        assert run(url, **variables) == (0, "nothing is pending\n")
+
+        async def ask() -> Any:
+            async with AsyncClient(url) as client:
+                return await client.ask("/v1/shards")
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert asyncio.run(ask())["shards"]
+        failures = [
+            (3, f"the certificate of {url} is not trusted: self-signed certificate in certificate chain", run(url, "--cert", str(both))),
+            (3, "need a certificate of an authority that it trusts; name one with --cert", run(url, *ca)),
+            (3, f"{plain} speaks TLS: write https://", run(plain)),
+            (3, "is for another name: Hostname mismatch", run(url.replace("127.0.0.1", "localhost"), *ca, "--cert", str(both))),
+            (2, "nowhere.pem cannot be used as a certificate and its key: No such file", run(url, "--cert", "nowhere.pem")),
+            (2, "nowhere.pem cannot be used as certificates of authorities: No such file", run(url, "--ca", "nowhere.pem")),
+        ]  # fmt: skip
+        for code, text, (found, told) in failures:
+            assert (found, text in told) == (code, True), (text, told)
+    with Inside(tmp_path / "plain") as service:
+        assert (
+            run(service.server.url.replace("http", "https"), *ca)[1].strip().endswith("or does it begin with http://?")
+        )
