@@ -123,6 +123,7 @@ def test_every_setting_exists(page: Path) -> None:
 def test_every_variable_exists(page: Path) -> None:
     """CHRONOS_* variables set something."""
     others = {"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_ARCHIVE", "CHRONOS_TOKEN"}
+    others |= {"CHRONOS_CA", "CHRONOS_CERT", "CHRONOS_CERT_KEY"}
     for name in set(re.findall(r"CHRONOS_[A-Z_]+", page.read_text())) - others:
         path = name.removeprefix("CHRONOS_").strip("_").lower().replace("__", ".")
         assert path == "" or path in keys() or path.startswith(f"{PROPERTIES}."), name

@@ -307,6 +307,7 @@ class Client:
             server = self._servers.choose(request, tried, time.monotonic())
             tried.add(server)
             answered = False
+            closed: Exception | None = None
             try:
                 status, body = self._exchange(server, request, self._servers.timeout_s(request, attempts.left_s))
                 answered = True
@@ -327,12 +328,17 @@ class Client:
                 self._disconnect(server)
                 self._servers.failed(server, time.monotonic())
                 failure = unreachable(server, error)
-                if speaks_tls(server, error):
-                    raise Unreachable(f"{server} speaks TLS: write https://") from error
+                closed = error
             else:
                 self._servers.answered(server)
                 return found
-            time.sleep(attempts.next_in_s(failure, answered=answered))
+            try:
+                wait_s = attempts.next_in_s(failure, answered=answered)
+            except Unreachable:
+                if closed is not None and speaks_tls(server, closed):
+                    raise Unreachable(f"{server} speaks TLS: write https://") from closed
+                raise
+            time.sleep(wait_s)
 
     def _refresh_routes(self, request: Request, attempts: Attempts) -> None:
         """Ask one registry after the other for routes, if they are needed; without an answer the last ones stay."""

@@ -305,7 +305,10 @@ def test_the_command_line_shows_a_certificate_and_names_what_is_wrong_with_tls(t
     ca = ("--ca", str(authority.certificate))
     with Inside(tmp_path, **settings, admin__tokens=path) as service:
         url, plain = service.server.url, service.server.url.replace("https", "http")
-        assert run(url, *ca, "--cert", str(shop.certificate), "--cert-key", str(shop.key)) == (0, "nothing is pending\n")
+        assert run(url, *ca, "--cert", str(shop.certificate), "--cert-key", str(shop.key)) == (
+            0,
+            "nothing is pending\n",
+        )
         assert run(url, *ca, "--cert", str(both)) == (0, "nothing is pending\n")
         variables = {"CHRONOS_CA": ca[1], "CHRONOS_CERT": str(shop.certificate), "CHRONOS_CERT_KEY": str(shop.key)}
         assert run(url, **variables) == (0, "nothing is pending\n")
