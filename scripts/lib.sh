@@ -135,24 +135,54 @@ set_up_spark() {
     printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
 }
 
-# set_up_jars TITLE NAME: .cache/NAME-<version> with what scripts/NAME/pom.xml names.
+# jar_hashes DIRECTORY: the SHA-256 and the name of every jar in it, as `sha256sum` writes them.
+jar_hashes() {
+    local sum=(shasum -a 256)
+    if command -v sha256sum >/dev/null; then sum=(sha256sum); fi
+    (cd "$1" && LC_ALL=C && export LC_ALL && "${sum[@]}" -- *.jar)
+}
+
+# check_jars DIRECTORY NAME: the jars in it are those of locks/NAME-jars.sha256, all of them and no other.
+check_jars() {
+    local found
+    found=$(jar_hashes "$1")
+    [[ "$found" == "$(<"$ROOT/locks/$2-jars.sha256")" ]] ||
+        fail "the jars in $1 are not those of locks/$2-jars.sha256." \
+            "$(diff "$ROOT/locks/$2-jars.sha256" - <<<"$found" | grep -m 1 '^[<>]' || true)" \
+            "If scripts/$2/pom.xml names others now: ./scripts/lock jars. Else somebody has changed them: remove the directory."
+}
+
+# set_up_jars TITLE NAME: .cache/NAME-<version> with what scripts/NAME/pom.xml names, checked against locks/NAME-jars.sha256.
 set_up_jars() {
-    local title=$1 name=$2 pom=$ROOT/scripts/$2/pom.xml version into named
-    version=$(sed -n "s:.*<$name\.version>\(.*\)</$name\.version>.*:\1:p" "$pom")
-    [[ -n "$version" ]] || fail "scripts/$name/pom.xml names no $name.version."
-    into=$CACHE/$name-$version
+    local into
+    into=$CACHE/$2-$(jars_version "$2")
+    fetch_jars "$1" "$2" "$into"
+    check_jars "$into" "$2"
+}
+
+# jars_version NAME: the version in scripts/NAME/pom.xml.
+jars_version() {
+    local version
+    version=$(sed -n "s:.*<$1\.version>\(.*\)</$1\.version>.*:\1:p" "$ROOT/scripts/$1/pom.xml")
+    [[ -n "$version" ]] || fail "scripts/$1/pom.xml names no $1.version."
+    printf '%s\n' "$version"
+}
+
+# fetch_jars TITLE NAME INTO: what scripts/NAME/pom.xml names, not checked.
+fetch_jars() {
+    local title=$1 name=$2 into=$3 pom=$ROOT/scripts/$2/pom.xml named
     named=$(digest "$pom")
     need_java
     if is_current "$into/.made-from" "$named"; then return; fi
 
     need_maven
-    say "fetching $title $version into .cache"
+    say "fetching $title into ${into#"$ROOT/"}"
     mkdir -p "$CACHE"
     local partial
     partial=$(mktemp -d "$CACHE/$name-partial.XXXXXX")
     if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" </dev/null >&2; then
         rm -rf "$partial"
-        fail "Maven could not fetch $title $version; its reason is above."
+        fail "Maven could not fetch $title; its reason is above."
     fi
     printf '%s' "$named" >"$partial/.made-from"
     rm -rf "$into"
