@@ -1,11 +1,16 @@
-# The service: `docker build -t chronos . && docker run -p 127.0.0.1:7700:7700 chronos` serves with the embedded log.
-# docker-compose.yml adds a Kafka.
-FROM python:3.11-slim
+# The service, with the embedded log; docker-compose.yml adds a Kafka:
+#
+#   docker build -t chronos .
+#   docker run -p 127.0.0.1:7700:7700 -v ./tokens.yaml:/etc/chronos/tokens.yaml:ro \
+#     -e CHRONOS_ADMIN__HOST=0.0.0.0 -e CHRONOS_ADMIN__TOKENS=/etc/chronos/tokens.yaml chronos
+#
+# The digest is the image; the tag says for people which one it is.
+FROM python:3.11.15-slim@sha256:90744cff8f32887f075c47d747a173ff333e9e98801667af93c357fa9f5e28ff
 
 WORKDIR /app
 
 # Layers that change rarely come first, so that a change of the code does not install everything again.
-COPY locks/requirements.txt ./
+COPY locks/requirements.txt locks/
 RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r locks/requirements.txt
 
 COPY pyproject.toml PACKAGE.md LICENSE ./
@@ -16,12 +21,14 @@ RUN useradd --system --uid 10001 chronos && install -d -o chronos -m 700 /var/li
 USER chronos
 VOLUME /var/lib/chronos
 
-# It listens on all addresses of the container, without tokens: restrict access by the ports you publish, or set
-# CHRONOS_ADMIN__TOKENS to a file of tokens.
-ENV CHRONOS_NODE__DATA_DIR=/var/lib/chronos \
-    CHRONOS_ADMIN__HOST=0.0.0.0 \
-    CHRONOS_ADMIN__OPEN=true
+# It listens inside the container only, as everywhere: with CHRONOS_ADMIN__HOST=0.0.0.0 it starts with a file of tokens
+# (CHRONOS_ADMIN__TOKENS), and not without.
+ENV CHRONOS_NODE__DATA_DIR=/var/lib/chronos
 EXPOSE 7700
+
+# The client reads CHRONOS_SERVER, and with TLS CHRONOS_CA, CHRONOS_CERT and CHRONOS_CERT_KEY.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import chronos; chronos.Client(timeout_s=5, retries=0).ask('/livez')"]
 
 ENTRYPOINT ["chronos"]
 CMD ["serve"]

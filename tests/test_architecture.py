@@ -20,6 +20,7 @@ import yaml
 
 from chronos.cli import EXTRAS
 from chronos.config import load
+from chronos.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -378,6 +379,54 @@ def test_the_lock_of_node_has_versions_and_hashes_and_no_address():
         assert not name or (each["integrity"].startswith("sha512-") and "resolved" not in each), name
 
 
+def test_the_bill_of_materials_is_that_of_the_lock():
+    """The same packages in the same versions, in the bill and in the list of licences, each with a licence."""
+
+    def named(text: str) -> str:
+        return re.sub(r"[-_.]+", "-", text).lower()
+
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "locks/requirements.txt").read_text(), re.MULTILINE))
+    bill = json.loads((ROOT / "locks/sbom.json").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", project["version"])
+    assert {named(each["name"]): each["version"] for each in bill["components"]} == locked
+    assert all(each.get("licenses") for each in bill["components"])
+    listed = re.findall(
+        r"^\| ([\w.-]+) \| ([\d.]+) \| (.+?) \| .*\|$", (ROOT / "locks/third-party.md").read_text(), re.MULTILINE
+    )
+    assert {named(name): version for name, version, _ in listed} == locked
+
+
+@pytest.mark.parametrize("name", ["kafka", "zookeeper", "spark"])
+def test_jars_are_compared_with_hashes_of_our_own(name, tmp_path):
+    """One that was changed, is missing or is new ends the set-up."""
+    hashes = (ROOT / f"locks/{name}-jars.sha256").read_text()
+    assert re.fullmatch(r"([0-9a-f]{64}  [\w.-]+\.jar\n)+", hashes)
+    work = tmp_path / "locks"
+    work.mkdir()
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    for jar, content in (("a.jar", "one"), ("b.jar", "two")):
+        (jars / jar).write_text(content)
+
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        script = f"source {ROOT}/scripts/lib.sh; ROOT={tmp_path}; {words}"
+        return subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=60)
+
+    check = f"check_jars {jars} {name}"
+    assert run(f"jar_hashes {jars} >{work}/{name}-jars.sha256").returncode == 0
+    assert run(check).returncode == 0
+    (jars / "a.jar").write_text("other")
+    assert f"not those of locks/{name}-jars.sha256" in run(check).stderr
+    (jars / "a.jar").write_text("one")
+    assert run(check).returncode == 0
+    (jars / "c.jar").write_text("")
+    assert run(check).returncode == 1
+    (jars / "c.jar").unlink()
+    (jars / "b.jar").unlink()
+    assert run(check).returncode == 1
+
+
 # ------------------------------------------------------------------------------------------------- Docker
 
 
@@ -397,7 +446,9 @@ def test_compose_names_its_images_volumes_and_health(services):
     """Every service says what it runs, in which version, how it is checked, and where its data is."""
     assert set(services) == {"kafka", *NODES}
     for name, service in services.items():
-        assert re.fullmatch(r"[\w./-]+:[\w.-]+", service["image"]), name
+        # What is built here has a version, and everything else a digest too.
+        digest = "" if "build" in service else "@sha256:[0-9a-f]{64}"
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+" + digest, service["image"]), name
         assert not service["image"].endswith(":latest"), name
         assert service["healthcheck"]["test"][0] == "CMD", name
         for volume in service["volumes"]:
@@ -412,7 +463,7 @@ def test_compose_runs_the_kafka_and_the_chronos_of_this_checkout(services):
     """One version of Kafka in the tests and in the containers; Chronos under its own version."""
     (pinned,) = re.findall(r"<kafka\.version>(.+?)<", (ROOT / "scripts/kafka/pom.xml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert services["kafka"]["image"] == f"apache/kafka:{pinned}"
+    assert services["kafka"]["image"].partition("@")[0] == f"apache/kafka:{pinned}"
     assert {services[node]["image"] for node in NODES} == {f"chronos:{version}"}
 
 
@@ -425,12 +476,23 @@ def test_compose_sets_a_configuration_that_chronos_accepts(services):
         assert (config.log.kind, config.coordinator.kind, config.node.id) == ("kafka", "kafka", name)
         bootstrap = str(environ["CHRONOS_LOG__KAFKA__BOOTSTRAP_SERVERS"])
         assert bootstrap in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+        assert config.admin.tokens == f"/run/secrets/{services[name]['secrets'][0]}"
+        assert not config.admin.open
         assert services[name]["ports"][0].endswith(f":{config.admin.port}")
         assert any(volume.endswith(f":{config.node.data_dir}") for volume in services[name]["volumes"])
     assert load(str(ROOT / "config" / "cluster" / "chronos.yaml"), {}, []).coordinator.kind == "kafka"
 
     dockerfile = (ROOT / "Dockerfile").read_text()
-    variables = dict(re.findall(r"\b(CHRONOS_\w+)=(\S+)", dockerfile))
-    assert load(None, variables, []).node.data_dir == config.node.data_dir
+    variables = dict(re.findall(r"^(?:ENV|   ) +(CHRONOS_\w+)=(\S+)", dockerfile, re.MULTILINE))
+    # What is copied is installed from where it is.
+    assert "COPY locks/requirements.txt locks/\n" in dockerfile
+    assert "-r locks/requirements.txt\n" in dockerfile
+    alone = load(None, variables, [])
+    assert alone.node.data_dir == config.node.data_dir
+    assert (alone.admin.host, alone.admin.open) == ("127.0.0.1", False)
+    with pytest.raises(ConfigurationError, match=r"admin.tokens is not set"):
+        load(None, {**variables, "CHRONOS_ADMIN__HOST": "0.0.0.0"}, [])
+    assert all("@sha256:" in image for image in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
+    assert "\nHEALTHCHECK " in dockerfile
     assert f"VOLUME {config.node.data_dir}\n" in dockerfile
     assert f"EXPOSE {config.admin.port}\n" in dockerfile

@@ -251,12 +251,12 @@ COUNTS: tuple[Count, ...] = (
 CERTIFICATES_STALE = (
     "chronos_certificates_stale",
     "gauge",
-    "1 if the files of `admin.tls` have changed and cannot be used: those of before stay in force. Without TLS it is absent.",
+    "1 if the files of `admin.tls` have changed and cannot be used: those of before stay in force.",
 )
 JWKS_STALE = (
     "chronos_jwks_stale",
     "gauge",
-    "1 if the keys in `admin.jwt.jwks` cannot be read: those of before stay in force. Without an issuer it is absent.",
+    "1 if the keys in `admin.jwt.jwks` cannot be read: those of before stay in force.",
 )
 
 NODE_METRICS: tuple[tuple[str, str, str], ...] = (
@@ -323,10 +323,8 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
-        if config.admin.tls.certificate is not None:
-            yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
-        if self._issuer is not None:
-            yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer.is_stale)
+        yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
+        yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer is not None and self._issuer.is_stale)
         yield self._lanes()
         yield from self._brokers()
         for series in METRICS:

@@ -35,6 +35,10 @@ FORMATS = (
 """Types that the reference calls by their titles."""
 
 
+SENDERS = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
+"""How a request says from whom it is."""
+
+
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 description."""
     listed = table(None)
@@ -55,7 +59,7 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": components, "securitySchemes": SENDERS},
     }
 
 
@@ -70,7 +74,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "description": ROLE_TEXTS[route.role],
         # A service without tokens admits every request.
-        "security": [{}] if route.role in ("open", "node") else [{}, {"token": []}],
+        "security": [{}] if route.role in ("open", "node") else [{}, *({name: []} for name in SENDERS)],
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": schema_of(kind)}
@@ -264,7 +268,7 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   answers `cancelled`, so a cancel may be repeated.
 - **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
   the deduplication window). A message without an id may have been written although its request timed out.
-- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, and the token needs the role
+- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and its entry needs the role
   of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
