@@ -416,9 +416,9 @@ def test_these_addresses_are_served(settings):
     load(None, {}, settings)
 
 
-def test_the_variable_of_the_token_is_no_setting():
-    """It may be set where a service is started."""
-    load(None, {"CHRONOS_TOKEN": "x"}, [])
+def test_the_variables_of_the_clients_are_no_settings():
+    """They may be set where a service is started."""
+    load(None, {f"CHRONOS_{name}": "x" for name in ("TOKEN", "CA", "CERT", "CERT_KEY")}, [])
 
 
 # --- The clients

@@ -198,19 +198,35 @@ class Voter:
 
     async def _renew(self, tls: Callable[[], ssl.SSLContext | None], context: ssl.SSLContext) -> None:
         """Accept connections with a new certificate; the sockets stay open, so that none is refused."""
-        assert self._server is not None
         while True:
             await asyncio.sleep(RENEW_S)
             current = tls()
             if current is None or current is context:
                 continue
+            try:
+                renewed = await self._listen_again(current)
+            except OSError as error:
+                log.warning("certificate of the voter not renewed", node=self._node, why=str(error))
+                continue
             context = current
-            loop = asyncio.get_running_loop()
-            sockets = [sock.dup() for server in self._listening for sock in server.sockets]
-            renewed = [await loop.create_server(self._server, sock=sock, **_options(context)) for sock in sockets]
             for server in self._listening:
                 server.close()
             self._listening = renewed
+
+    async def _listen_again(self, context: ssl.SSLContext) -> list[asyncio.Server]:
+        """Listen on the same sockets with another context. Raises OSError, and then nothing has changed."""
+        assert self._server is not None
+        renewed: list[asyncio.Server] = []
+        try:
+            for sock in [sock for server in self._listening for sock in server.sockets]:
+                renewed.append(
+                    await asyncio.get_running_loop().create_server(self._server, sock=sock.dup(), **_options(context))
+                )
+        except OSError:
+            for server in renewed:
+                server.close()
+            raise
+        return renewed
 
     async def stop(self) -> None:
         """Hand the leadership over, and end."""
