@@ -5,6 +5,7 @@ with an unknown key. Keys that cannot be read leave those of before in force.
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import ssl
@@ -47,6 +48,9 @@ FETCH_S = 10.0
 JWKS_BYTES_MAX = 1024 * 1024
 """Largest set of keys."""
 
+KNOWN_MAX = 1_000
+"""Most valid tokens that are remembered: a signature costs some tenths of a millisecond, and a client sends its token often."""
+
 REQUIRED = ("exp", "iss", "aud")
 """Claims that every token must have."""
 
@@ -75,6 +79,8 @@ class Issuer:
         self._is_url = "://" in config.jwks
         self._keys: tuple[_Key, ...] = ()
         self._is_stale = False
+        self._known: dict[bytes, dict[str, Any]] = {}
+        """Claims of valid tokens by the hash of the token, oldest first."""
         self._wanted = asyncio.Event()
         self._is_reading = False
         self._asked_s = float("-inf")
@@ -104,7 +110,7 @@ class Issuer:
             else:
                 if {key.id for key in keys} != {key.id for key in self._keys} or self._is_stale:
                     log.info("keys of the issuer read", keys=len(keys), jwks=self._place)
-                self._keys, self._is_stale = keys, False
+                self._use(keys)
             self._is_reading = False
             # Both waits are bounded: an unknown key ends the second one only.
             await asyncio.sleep(PAUSE_S)
@@ -117,9 +123,23 @@ class Issuer:
     def claims(self, token: str) -> dict[str, Any]:
         """The claims of a valid token. Untrusted for any other; ProblemError with status 503 while its key may still come."""
         self._refresh_file()
+        name = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        if (known := self._known.get(name)) is not None and time.time() < int(known["exp"]):
+            return known
+        found = self._known[name] = self._checked(token)
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        return found
+
+    def _use(self, keys: tuple[_Key, ...]) -> None:
+        self._keys, self._is_stale = keys, False
+        # A token may be signed with a key that is gone.
+        self._known.clear()
+
+    def _checked(self, token: str) -> dict[str, Any]:
         try:
-            key_id = jwt.get_unverified_header(token).get("kid")
-            for key in self._candidates(key_id):
+            header = jwt.get_unverified_header(token)
+            for key in self._candidates(header.get("kid"), header.get("alg")):
                 try:
                     found: dict[str, Any] = jwt.decode(
                         token,
@@ -133,15 +153,16 @@ class Issuer:
                 except jwt.InvalidSignatureError:
                     continue
                 return found
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             # The library reads the header before the signature, and a stranger writes it.
             raise Untrusted(str(error)[:200] or type(error).__name__) from None
         raise Untrusted("no key of the issuer has signed it")
 
-    def _candidates(self, key_id: object) -> list[_Key]:
+    def _candidates(self, key_id: object, algorithm: object) -> list[_Key]:
+        """The keys that may have signed it; a token need not name its key."""
         found = [key for key in self._keys if key_id is None or key.id == key_id]
         if found or not self._is_url:
-            return found
+            return [key for key in found if algorithm in key.algorithms]
         may_come = self._is_reading or self._is_stale or not self._keys
         if may_come or time.monotonic() - self._asked_s > PAUSE_S:
             self._wanted.set()
@@ -161,7 +182,7 @@ class Issuer:
             return
         self._stamp = stamp
         try:
-            self._keys, self._is_stale = self._read_file(), False
+            self._use(self._read_file())
             log.info("keys of the issuer read", keys=len(self._keys), jwks=self._place)
         except (OSError, ValueError) as error:
             self._failed(error)

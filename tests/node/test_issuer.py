@@ -55,7 +55,10 @@ class Key:
         now_s = int(time.time())
         whole = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "iat": now_s, "exp": now_s + 300, **claims}
         whole = {name: value for name, value in whole.items() if value is not None}
-        return jwt.encode(whole, self.private, self.algorithm, headers={"kid": self.name, **(header or {})})
+        headers = {"kid": self.name, **(header or {})}
+        return jwt.encode(
+            whole, self.private, self.algorithm, {each: headers[each] for each in headers if headers[each]}
+        )
 
 
 class Endpoint:
@@ -148,6 +151,7 @@ def test_a_token_of_the_issuer_is_valid(service, algorithm):
     key = KEYS[algorithm]
     assert status(service, key.token(groups=["other", "support"])) == 200
     assert status(service, key.token(groups="support", aud=["other", AUDIENCE])) == 200
+    assert status(service, key.token(header={"kid": None}, groups="support")) == 200
 
 
 def unsigned() -> str:
@@ -201,6 +205,17 @@ def test_any_other_token_is_that_of_a_stranger(service, name):
     with capture_logs() as logs:
         assert status(service, INVALID[name]()) == 401
     assert not [line for line in logs if line["log_level"] == "error"]
+
+
+def test_a_token_that_was_valid_is_not_when_it_has_expired(service, monkeypatch):
+    """Though it was remembered; and what is remembered is bounded."""
+    monkeypatch.setattr(issuer, "LEEWAY_S", 0)
+    monkeypatch.setattr(issuer, "KNOWN_MAX", 3)
+    token = KEYS["ES256"].token(exp=int(time.time()) + 3, groups="support")
+    assert [status(service, token), status(service, token)] == [200, 200]
+    wait_until(lambda: status(service, token) == 401)
+    for subject in "abcde":
+        assert status(service, KEYS["ES256"].token(sub=subject, groups="support")) == 200
 
 
 def test_an_answer_says_why_a_token_is_not_valid(service):
