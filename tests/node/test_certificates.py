@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.adapters.raft import voter
-from chronos.adapters.raft.wire import Seal
+from chronos.adapters.raft.links import Callers, Unanswered
+from chronos.adapters.raft.wire import Inspect, News, Seal
 from chronos.admin.tokens import digest, parse_tokens
 from chronos.client import AsyncClient
 from chronos.config import load
@@ -109,11 +111,12 @@ def test_files_that_cannot_be_read_any_more_change_nothing(authority):
 
 
 def test_a_voter_shows_a_new_certificate_and_does_not_name_its_server(tmp_path, authority, monkeypatch):
-    """Its socket stays open meanwhile."""
+    """Its socket stays open meanwhile, and so it is with the connections to voters, which show one too."""
     monkeypatch.setattr(tls, "CHECK_S", 0.0)
     monkeypatch.setattr(voter, "RENEW_S", 0.02)
-    pair, context, port = authority.issue("node"), authority.trusting(), free_port()
-    found = Tls(load(None, {}, [f"admin.tls.certificate={pair.certificate}", f"admin.tls.key={pair.key}"]))
+    pair, context, port = authority.issue("node"), authority.trusting(authority.issue("peer")), free_port()
+    given = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.certificate}
+    found = Tls(load(None, {}, [f"admin.tls.{name}={file}" for name, file in given.items()]))
     peers = {"v1": f"https://127.0.0.1:{port}"}
 
     def ask() -> tuple[int, str | None]:
@@ -123,15 +126,25 @@ def test_a_voter_shows_a_new_certificate_and_does_not_name_its_server(tmp_path, 
         connection.close()
         return answer.status, answer.getheader("Server")
 
+    async def answered(callers: Callers) -> None:
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(Unanswered):
+                    assert isinstance(await callers.ask(Inspect(), 10.0), News)
+                    return
+                await asyncio.sleep(0.01)
+
     async def run() -> None:
         running = voter.Voter(
             node="v1", peers=peers, host="127.0.0.1", port=port, path=tmp_path / "vote", seal=Seal("s" * 32, "test", peers),
             heartbeat_ms=100, timeout_ms=1_000, server_tls=found.server, client_tls=found.client,
         )  # fmt: skip
         await running.start()
+        callers = Callers(peers, Seal("s" * 32, "test", peers), found.client)
         try:
             before = await asyncio.to_thread(serial, port, context)
             assert await asyncio.to_thread(ask) == (404, None)
+            await answered(callers)
             new = authority.issue("new")
             pair.key.write_bytes(new.key.read_bytes())
             pair.certificate.write_bytes(new.certificate.read_bytes())
@@ -139,7 +152,9 @@ def test_a_voter_shows_a_new_certificate_and_does_not_name_its_server(tmp_path, 
                 while await asyncio.to_thread(serial, port, context) == before:
                     await asyncio.sleep(0.01)
             assert await asyncio.to_thread(ask) == (404, None)
+            await answered(callers)
         finally:
+            await callers.close()
             await running.stop()
 
     asyncio.run(run())
