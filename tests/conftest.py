@@ -53,12 +53,15 @@ SERVICES = "tests/node/"
 """Tests of these are requests to a service: they wait for most of their time."""
 
 SPARK_SECOND = {
+    "test_archive_end.py",
     "test_audit.py",
     "test_audit_runs.py",
+    "test_false_missing.py",
     "test_outages.py",
     "test_outcomes_cases.py",
     "test_outcomes_histories.py",
     "test_unreadable.py",
+    "test_witness.py",
 }
 """Half of the tests of Spark, by time: one worker makes a session for these, and another one for the others."""
 
