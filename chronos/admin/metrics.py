@@ -263,6 +263,11 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_build_info", "info", "Version, node, cluster and kind of log, as labels."),
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
+    (
+        "chronos_clients_abandoned_total",
+        "counter",
+        "Consumers that did not close within 10 s, a fault of the Kafka client: each keeps its threads and connections until the process ends.",
+    ),
     CERTIFICATES_STALE,
     JWKS_STALE,
     (
@@ -323,6 +328,7 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
         yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
         yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer is not None and self._issuer.is_stale)
         yield self._lanes()
