@@ -142,12 +142,11 @@ class ShardModel:
     def _known(self, message_id: bytes) -> Settled | None:
         """Return the last message of the id, if it is settled.
 
-        What was delivered under a generated id is known for `retention.delivered`, or longer: the master says which.
+        What ended under a generated id is known for `retention.delivered`, or longer: the master says which.
         """
         settled = self.settled.get(message_id)
         if settled is None and self._found == "too-late" and self.generated_by(message_id) is not None:
-            found = self.forgotten.get(message_id)
-            return found if found is not None and found.state == "delivered" else None
+            return self.forgotten.get(message_id)
         if settled is None or not self._is_old(settled) or settled.state != "delivered":
             return settled
         is_generated = settled.message.command.id is None
