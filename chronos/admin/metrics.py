@@ -252,6 +252,16 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
     (
+        "chronos_tokens_format",
+        "gauge",
+        "Format of the file of tokens; 0 without tokens. The next release refuses format 1.",
+    ),
+    (
+        "chronos_tokens_stale",
+        "gauge",
+        "1 if the file of tokens has changed and cannot be used: the tokens of before stay in force.",
+    ),
+    (
         "chronos_lane_messages",
         "gauge",
         "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
@@ -308,6 +318,9 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        tokens = self._context.tokens
+        yield GaugeMetricFamily(*NODE_METRICS[3][::2], value=0 if tokens is None else tokens.format)
+        yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=tokens is not None and tokens.is_stale)
         yield self._lanes()
         yield from self._brokers()
         for series in METRICS:
@@ -345,7 +358,7 @@ class Exposition(Collector):
                     topics[topic] += messages
             except ChronosError:
                 continue
-        family = GaugeMetricFamily(*NODE_METRICS[3][::2], labels=["topic"])
+        family = GaugeMetricFamily(*NODE_METRICS[-1][::2], labels=["topic"])
         for topic, messages in topics.most_common(LANES_SHOWN):
             family.add_metric([topic], messages)
         others = sum(messages for _, messages in topics.most_common()[LANES_SHOWN:])
@@ -423,6 +436,8 @@ def reference() -> str:
         "- `chronos_held_back_seconds > 60`: a producer's open transaction hides records from Chronos; `/v1/shards` counts them.",
         '- `increase(chronos_dead_letters_total{reason!="expired"}[5m]) > 0`: messages were dead-lettered for that reason;'
         " `/v1/shards` has their targets.",
+        "- `chronos_tokens_stale == 1`: the file of tokens was changed and is not in force; `chronos doctor --tokens FILE` tells why.",
+        "- `chronos_tokens_format == 1`: `chronos doctor --tokens FILE` shows what to write into the file before the next release.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",

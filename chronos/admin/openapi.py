@@ -30,7 +30,7 @@ ROLE_TEXTS = {
 
 FORMATS = (
     schemas.Time, schemas.Duration, schemas.Id, schemas.TopicName, schemas.Base64, schemas.Instant, schemas.ShardNumber,
-    schemas.ShardList, schemas.PageKey, schemas.NodeName, schemas.DeadLetterPageKey, schemas.ReasonName,
+    schemas.ShardList, schemas.PageKey, schemas.NodeName, schemas.ReasonName,
 )  # fmt: skip
 """Types that the reference calls by their titles."""
 

@@ -14,7 +14,6 @@ A file without `format` has format 1: `read` shows payloads too, and there are n
 import hashlib
 import os
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ import structlog
 import yaml
 from msgspec import Meta, Struct
 
+from chronos.core.limits import ALL, EVERYTHING, Limits
 from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.http")
@@ -32,16 +32,13 @@ Role = Literal["open", "read", "payload", "write", "operate", "node"]
 ROLES = ("read", "payload", "write", "operate")
 """`payload` shows the payloads and headers of what `read` shows without them."""
 
-ALL_TARGETS = ("*",)
-ALL_IDS = ("*",)
+ALL_TARGETS = ALL_IDS = ALL
+
+PATTERNS_BYTES_MAX = 5_000
+"""The patterns of one token go to other nodes in a header."""
 
 FORMAT = 2
 """The newest format of the file."""
-
-
-def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a topic matches one of the patterns."""
-    return patterns is ALL_TARGETS or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
 
 class Sender(Struct, frozen=True, kw_only=True):
@@ -56,17 +53,15 @@ class Sender(Struct, frozen=True, kw_only=True):
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
 
     @property
+    def limits(self) -> Limits:
+        """What is its own."""
+        limits = Limits(targets=self.targets, ids=self.ids)
+        return limits if limits.is_limited else EVERYTHING
+
+    @property
     def is_limited(self) -> bool:
-        """True if some target topics are not for it."""
-        return "*" not in self.targets
-
-    def may_target(self, topic: str) -> bool:
-        """Return whether messages for the topic are for this sender."""
-        return matches_any(topic, self.targets)
-
-    def may_name(self, message_id: bytes) -> bool:
-        """Return whether messages with this id, given by a client, are for this sender. Patterns are compared in UTF-8."""
-        return self.ids is ALL_IDS or any(fnmatchcase(message_id, pattern.encode()) for pattern in self.ids)
+        """True if some targets or ids are not for it."""
+        return self.limits.is_limited
 
     @property
     def sees_payloads(self) -> bool:
@@ -102,8 +97,16 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def parse_tokens(data: bytes) -> dict[str, Sender]:
-    """The senders of a file by the hashes of their tokens; ValueError with a text for users."""
+class Tokens(Struct, frozen=True, kw_only=True):
+    """What a file holds."""
+
+    format: int
+    senders: dict[str, Sender]
+    """By the hashes of their tokens."""
+
+
+def parse_tokens(data: bytes) -> Tokens:
+    """The content of a file; ValueError with a text for users."""
     try:
         found = msgspec.convert(yaml.safe_load(data), _File)
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -114,7 +117,24 @@ def parse_tokens(data: bytes) -> dict[str, Sender]:
     senders = {token.sha256: _sender(token, found.format) for token in found.tokens}
     _check_unique("name", (token.name for token in found.tokens))
     _check_unique("sha256", (token.sha256 for token in found.tokens))
-    return senders
+    return Tokens(format=found.format, senders=senders)
+
+
+def difference(tokens: Tokens) -> list[str]:
+    """What must be written into a file of an older format so that its tokens mean the same in the newest one."""
+    found = [] if tokens.format == FORMAT else [f"begin the file with `format: {FORMAT}`"]
+    for sender in tokens.senders.values():
+        if tokens.format == FORMAT:
+            continue
+        if "payload" in sender.roles:
+            found.append(
+                f"{sender.name}: add `payload` to its roles if it may see payloads and headers, as it does now"
+            )
+        if sender.is_limited and "write" in sender.roles:
+            found.append(
+                f'{sender.name}: add the ids that it may write, such as `ids: ["{sender.name}-*"]`; now it may write all'
+            )
+    return found
 
 
 def _sender(token: _Token, file_format: int) -> Sender:
@@ -127,6 +147,9 @@ def _sender(token: _Token, file_format: int) -> Sender:
         raise ValueError(
             f'limits the token {token.name} to targets, and not to ids: name the ids that it may write, such as `ids: ["{token.name}-*"]`'
         )
+    patterns = [*(token.targets or ()), *(token.ids or ())]
+    if sum(len(pattern.encode()) + 3 for pattern in patterns) > PATTERNS_BYTES_MAX:
+        raise ValueError(f"has more than {PATTERNS_BYTES_MAX} bytes of targets and ids for the token {token.name}")
     return Sender(
         name=token.name,
         roles=roles,
@@ -149,9 +172,10 @@ class TokenFile:
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError if the file cannot be used."""
         self._path = path
+        self._stale = False
         try:
             self._stamp = self._state()
-            self._senders = self._read()
+            self._found = self._read()
         except (OSError, ValueError) as error:
             raise ConfigurationError([f"admin.tokens: {_text(path, error)}"]) from None
 
@@ -159,7 +183,17 @@ class TokenFile:
         """The sender with the token; None: no token of the file."""
         self._refresh()
         # The hash is found by its value: comparing hashes tells nothing about a token.
-        return self._senders.get(digest(token))
+        return self._found.senders.get(digest(token))
+
+    @property
+    def format(self) -> int:
+        """The format of the tokens in force."""
+        return self._found.format
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the file has changed since, and could not be read: the tokens in force are those of before."""
+        return self._stale
 
     def _refresh(self) -> None:
         """Read a changed file; one that cannot be used leaves the tokens as they are."""
@@ -171,18 +205,28 @@ class TokenFile:
             return
         self._stamp = stamp
         try:
-            self._senders = self._read()
-            log.info("tokens read", tokens=len(self._senders))
+            self._found = self._read()
+            self._stale = False
+            log.info("tokens read", tokens=len(self._found.senders))
         except (OSError, ValueError) as error:
-            log.error("tokens not read", why=_text(self._path, error))
+            self._stale = True
+            log.error("tokens not read", why=_text(self._path, error), consequence="the tokens of before stay in force")
 
     def _state(self) -> tuple[object, ...]:
         found = os.stat(self._path)
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _read(self) -> dict[str, Sender]:
+    def _read(self) -> Tokens:
         with open(self._path, "rb") as file:
-            return parse_tokens(file.read())
+            found = parse_tokens(file.read())
+        if found.format < FORMAT:
+            log.warning(
+                "tokens of an old format", path=self._path, format=found.format, newest=FORMAT,
+                consequence="every token with the role read sees payloads, and no token is limited to ids; the next release refuses the"
+                " format",
+                hint=f"chronos doctor --tokens {self._path}",
+            )  # fmt: skip
+        return found
 
 
 def _text(path: str, error: Exception) -> str:

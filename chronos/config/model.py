@@ -375,7 +375,7 @@ class AdminConfig(Section):
     )
     tokens: Text | None = key(
         None,
-        "YAML file with the hashes of bearer tokens, their roles and their targets; it is read again when it changes. "
+        "YAML file with the hashes of bearer tokens, their roles, targets and ids; it is read again when it changes. "
         "With it, every request needs a token, except for health checks, the page and `/openapi.json`. "
         "null: no tokens.",
     )

@@ -29,6 +29,7 @@ from chronos.admin.routes import table
 from chronos.admin.tokens import TokenFile, digest, parse_tokens
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
+from chronos.core.limits import EVERYTHING
 from chronos.core.roles import Member
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
@@ -327,7 +328,7 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, text):
 def test_a_token_is_found_by_its_hash_only():
     """The file holds no token."""
     data = b"tokens: [{name: shop, sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae, roles: [write]}]"
-    (found,) = parse_tokens(data).items()
+    (found,) = parse_tokens(data).senders.items()
     assert found[0] == digest("foo")
     assert (found[1].name, found[1].roles, found[1].targets, found[1].is_limited) == (
         "shop",
@@ -547,7 +548,7 @@ def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
         async def forward() -> int:
             peers = PeerClient(service.node)
             try:
-                return (await peers.ask_member(other, "GET", "/v1/shards", {}))[0]
+                return (await peers.ask_member(other, "GET", "/v1/shards", {}, limits=EVERYTHING))[0]
             finally:
                 await peers.close()
 

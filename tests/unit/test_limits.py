@@ -1,0 +1,41 @@
+"""The limits of a sender: which targets, ids and messages are its own."""
+
+import pytest
+
+from chronos.core.limits import EVERYTHING, Limits, is_made
+
+OWN = Limits(targets=("mine", "mine.*"), ids=("mine-*",))
+
+
+@pytest.mark.parametrize(
+    ("message_id", "target", "is_own"),
+    [
+        (b"mine-1", "mine", True),
+        (b"mine-1", "mine.x", True),
+        (b"mine-1", "theirs", False),
+        (b"theirs-1", "mine", False),
+        (b"\xff", "mine", False),
+        (b"0-1893456000000-17", "mine", True),
+        (b"0-1893456000000-17", "theirs", False),
+        (b"chronos.delay/3/1000/2", "mine", True),
+        (b"", "", False),
+    ],
+)
+def test_a_message_is_own_if_its_target_and_its_id_are(message_id, target, is_own):
+    """An id that Chronos made belongs to whoever has the target."""
+    assert OWN.admits(message_id, target) == is_own
+    assert EVERYTHING.admits(message_id, target)
+
+
+def test_a_client_gives_no_id_that_chronos_makes():
+    """Otherwise it could take the id of a message of others."""
+    assert is_made(b"0-1-2")
+    assert OWN.admits_id(b"0-1-2")
+    assert not OWN.admits_given_id(b"0-1-2")
+
+
+def test_one_pattern_for_all_is_no_limit():
+    """Of targets and ids, each for itself."""
+    assert not Limits(targets=("a", "*"), ids=("*",)).is_limited
+    assert Limits(targets=("a",)).is_limited
+    assert Limits(ids=("a",)).is_limited
