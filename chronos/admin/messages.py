@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from chronos.admin.access import check_id
+from chronos.admin.access import check_id, forbidden
 from chronos.admin.context import Call, Context
 from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
@@ -48,6 +48,9 @@ FIND_S = 1.0
 
 ACT_S = 5.0
 """How long an action waits to be applied."""
+
+LOOKS_AT_ONCE = 50
+"""Messages of a batch that are looked up at a time, to replace them."""
 
 ACTION_BYTES = 1_024
 """Estimate of the memory for the record of an action."""
@@ -88,6 +91,8 @@ class Messages:
             planned, is_batch = self._plan(call)
         else:
             planned, is_batch = await context.in_thread(self._plan, call)
+        if call.sender.is_limited:
+            await self._check_replaced(call, [one for one in planned if one.replaces])
         self._check_followers(planned)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
@@ -95,6 +100,27 @@ class Messages:
         appended = await context.appender.append(records, size_bytes)
         accepted = [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
         return 202, accepted if is_batch else accepted[0]
+
+    async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
+        """ProblemError with status 403 if a message that would be replaced is for a target that is not the sender's own.
+
+        Its id is: so nothing is told that the sender would not learn from the message that is refused as taken.
+        """
+        for start in range(0, len(planned), LOOKS_AT_ONCE):
+            deadline_s = asyncio.get_running_loop().time() + FIND_S
+            await asyncio.gather(
+                *(self._check_replaced_one(call, one, deadline_s) for one in planned[start : start + LOOKS_AT_ONCE])
+            )
+
+    async def _check_replaced_one(self, call: Call, planned: Planned, deadline_s: float) -> None:
+        message_id = planned.record[1]
+        assert message_id is not None
+        home, _ = self._shards_of(message_id)
+        found, behind = await self._look_in([home], message_id, deadline_s, payload=False, limits=EVERYTHING)
+        if found is not None and found.target is not None and not call.sender.limits.admits_target(found.target.topic):
+            raise forbidden(call.sender, f"is not for the message that has the id {id_text(message_id)[:200]}")
+        if found is None and behind:
+            raise _not_found(message_id, behind)
 
     def _check_followers(self, planned: list[Planned]) -> None:
         """ProblemError with status 503 if a shard has too few followers in sync, and `replication` refuses messages for it."""

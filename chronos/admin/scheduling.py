@@ -85,6 +85,8 @@ class Planned(Struct, frozen=True, gc=False):
     bytes: int
     target: str
     """The target topic."""
+    replaces: bool = False
+    """It takes the place of the pending message that has its id."""
     first: tuple[str, str] | None = None
     """Cron expression and time zone, if the first time of a series is left to them."""
 
@@ -208,6 +210,7 @@ class Planner:
             is_delay=is_delay,
             bytes=size,
             target=target.topic,
+            replaces=message.on_conflict == "replace",
             first=first,
         )
 
