@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import pytest
 
 from chronos.admin.access import LIMITS_HEADER, limits_header
 from chronos.admin.openapi import document
-from chronos.admin.routes import Route, table
+from chronos.admin.routes import table
 from chronos.admin.tokens import digest
 from chronos.core.limits import Limits
 from chronos.core.roles import Member
+from tests.harness.described import Names, alternatives, requests, resolved
 from tests.harness.inside import Answer, Inside, wait_until
 from tests.node.test_access import EXAMPLES
 
@@ -52,23 +52,6 @@ ROUTES = {route.name: route for route in table(None)}
 MEMBER = {"Chronos-Node": "n9", "Chronos-Token": "of-another-cluster", LIMITS_HEADER: ""}
 CHANGING = {"elapsed_ms", "rate", "started_at", "ended_at", "offset", "due_at", "planned_at", "accepted_at", "expected"}
 """Fields that differ between two answers to the same request; `expected` counts the messages of all."""
-
-
-class Names(NamedTuple):
-    """Names for a request; those of both kinds have the same lengths."""
-
-    tenant: str
-    generated: str
-    own: str
-    """An id that is the token's own, of a message for a target that is not."""
-    job: str
-    after: str
-
-    @property
-    def texts(self) -> list[str]:
-        """What is given for a parameter that is text."""
-        more = [f"{self.tenant}.*", f"{self.tenant}-dead", f"y=mark-{self.tenant}", f"{self.tenant}-", "0"]
-        return [self.tenant, f"{self.tenant}-1", self.generated, self.own, self.job, self.after, *more]
 
 
 class World(NamedTuple):
@@ -142,90 +125,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         )
 
 
-class Request(NamedTuple):
-    """A request that has a foreign name in one place."""
-
-    place: str
-    path: str
-    body: Any
-
-
-def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference names."""
-    while "$ref" in schema:
-        schema = document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    return schema
-
-
-def alternatives(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and those of which one must be valid."""
-    yield schema
-    yield from (resolved(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, ()))
-
-
-def candidates(schema: dict[str, Any], names: Names) -> list[Any]:
-    """Values of every type that the schema has."""
-    schema = resolved(schema)
-    if "enum" in schema:
-        return list(schema["enum"])
-    found: list[Any] = []
-    for one in alternatives(schema):
-        match one.get("type"):
-            case "string":
-                found += names.texts
-            case "integer":
-                found += [one.get("minimum", 0), 1]
-            case "boolean":
-                found += [True, False]
-            case "array":
-                found += [candidates(one["items"], names)]
-    return found
-
-
-def fields(schema: dict[str, Any], names: Names, within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every field of a body with every value, by its path."""
-    for one in alternatives(resolved(schema)):
-        for name, field in one.get("properties", {}).items():
-            yield from ((*((*within, name),), value) for value in candidates(field, names))
-            if len(within) < 1:
-                yield from fields(field, names, (*within, name))
-
-
-def changed(body: Any, path: tuple[str, ...], value: Any) -> Any:
-    """The body with another value of one field."""
-    first, *rest = path
-    inner = dict(body) if isinstance(body, dict) else {}
-    return inner | {first: changed(inner.get(first), tuple(rest), value) if rest else value}
-
-
-def requests(route: Route, names: Names) -> Iterator[Request]:
-    """The example of a route with each parameter and field changed to each value."""
-    example = EXAMPLES[route.name]
-    path = example.path.replace("{target}", "mine")
-    body = None if example.body is None else json.loads(json.dumps(example.body).replace("{target}", "mine"))
-    yield Request("", path, body)
-    described = document()["paths"][route.path][route.method.lower()]
-    bare, _, query = path.partition("?")
-    for parameter in described.get("parameters", []):
-        name = parameter["name"]
-        for value in candidates(parameter["schema"], names):
-            for text in value if isinstance(value, list) else [value]:
-                given = quote(str(text).lower() if isinstance(text, bool) else str(text), safe="")
-                if parameter["in"] == "path":
-                    yield Request(name, route.path.replace(f"{{{name}}}", given), body)
-                else:
-                    rest = [each for each in query.split("&") if each and not each.startswith(f"{name}=")]
-                    yield Request(name, f"{bare}?{'&'.join([*rest, f'{name}={given}'])}", body)
-    if body is not None:
-        schema = described["requestBody"]["content"]["application/json"]["schema"]
-        for field, value in fields(schema, names):
-            yield Request(".".join(field), path, changed(body, field, value))
-            if field == ("id",) and isinstance(body, dict) and "all" in body:
-                yield Request("id alone", path, {"id": value, "dry_run": body.get("dry_run", False)})
-            if field[0] == "id" and route.name == "schedule":
-                yield Request("replaced", path, changed(body, field, value) | {"on_conflict": "replace"})
-
-
 def foreign_state(world: World) -> Any:
     """All that belongs to others, as a token without limits sees it."""
     ask = partial(world.service.ask, "GET", token="everything")
@@ -273,7 +172,7 @@ def test_every_parameter_and_field_is_tried():
     names = Names("theirs", "0-1-2", "mine-t", "cafe" * 3, "after")
     for route in ROUTES.values():
         described = document()["paths"][route.path][route.method.lower()]
-        tried = {each.place for each in requests(route, names)}
+        tried = {each.place for each in requests(route, names, EXAMPLES[route.name])}
         assert {each["name"] for each in described.get("parameters", [])} <= tried, route.name
         if route.body is not None:
             schema = described["requestBody"]["content"]["application/json"]["schema"]
@@ -288,7 +187,9 @@ def test_nothing_of_others_is_seen_or_changed(world, name):
     service, route = world.service, ROUTES[name]
     before = foreign_state(world)
     for token in ("limited", "limited-reader"):
-        pairs = zip(requests(route, world.theirs), requests(route, world.nobody), strict=True)
+        pairs = zip(
+            requests(route, world.theirs, EXAMPLES[name]), requests(route, world.nobody, EXAMPLES[name]), strict=True
+        )
         for theirs, nobody in pairs:
             service.ask("GET", "/v1/messages/mine-1", token="limited")  # the records of requests before are applied
             answers = [service.ask(route.method, each.path, each.body, token=token) for each in (theirs, nobody)]
@@ -314,7 +215,7 @@ def test_no_parameter_opens_a_route_to_a_token_without_its_role(world, name):
     without = [
         token for token in ("reader", "payloads", "writer", "operator") if route.role not in TOKENS[token]["roles"]
     ]
-    for each in requests(route, world.theirs):
+    for each in requests(route, world.theirs, EXAMPLES[name]):
         for stranger in strangers:
             assert service.ask(route.method, each.path, each.body, **stranger).status == 401, (each, stranger)
         for token in without:
@@ -325,7 +226,7 @@ def test_no_parameter_opens_a_route_to_a_token_without_its_role(world, name):
 def test_a_token_without_the_role_payload_sees_no_payload(world, name):
     """Neither of messages, nor of dead letters, nor of records, rejected ones among them; nor can it select by a header."""
     service, route = world.service, ROUTES[name]
-    for each in requests(route, world.theirs):
+    for each in requests(route, world.theirs, EXAMPLES[name]):
         answer = service.ask(route.method, each.path, each.body, token="reader")
         assert SECRET.encode() not in answer.body, each
         if each.place == "header" and "mark" in each.path:
