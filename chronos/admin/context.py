@@ -206,7 +206,9 @@ class Context:
             if (dead := self.node.outcomes.recent_deaths(shard.number, now_ms)) is not None
         ]
         waiting = [
-            f"shard {shard.number}: {waits}" for shard in self.shards if (waits := shard.waits_for(now_ms)) is not None
+            f"shard {shard.number}: {without_names(waits)}"
+            for shard in self.shards
+            if (waits := shard.waits_for(now_ms)) is not None
         ]
         avoided = [
             f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
@@ -247,6 +249,11 @@ class Context:
         await self.peers.close()
         for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def without_names(waits: str) -> str:
+    """What a shard waits for, without the topics and partitions: not everybody may know them."""
+    return waits.partition(" from ")[0]
 
 
 def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import UNSET
 
 from chronos.admin import schemas
+from chronos.admin.context import without_names
 from chronos.admin.tokens import Sender
 from chronos.core.limits import Limits
 
@@ -24,6 +25,8 @@ def shown(answer: object, sender: Sender) -> object:
     if sender.is_limited and isinstance(answer, schemas.Shards):
         for shard in answer.shards:
             _leave_own_cases(shard, sender.limits)
+            if shard.waits_for is not None:
+                shard.waits_for = without_names(shard.waits_for)
     return answer
 
 

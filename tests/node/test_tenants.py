@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from chronos.admin import schemas
 from chronos.admin.access import LIMITS_HEADER, limits_header
 from chronos.admin.openapi import document
 from chronos.admin.routes import table
-from chronos.admin.tokens import digest
+from chronos.admin.shown import shown
+from chronos.admin.tokens import Sender, digest
 from chronos.core.limits import Limits
 from chronos.core.roles import Member
 from tests.harness.described import Names, alternatives, requests, resolved
@@ -386,6 +389,30 @@ def test_a_replay_of_a_limited_token_is_of_its_own_letters(world):
     found = service.ask("POST", "/v1/dead-letters/replay", {"all": True}, token="limited").json()
     assert found["resolved"] > 0
     assert service.ask("GET", "/v1/dead-letters/theirs-dead", token="everything").json().get("resolution") is None
+
+
+def test_a_shard_names_own_targets_only(world):
+    """Those of messages that died lately, and what a step waits for."""
+    everything = Sender(name="everything", roles=frozenset({"read", "payload"}))
+    limited = Sender(name="limited", roles=frozenset({"read", "payload"}), targets=("mine",), ids=("mine-*",))
+
+    def told(sender: Sender, *targets: str) -> Any:
+        body = world.service.ask("GET", "/v1/shards", token="everything").body
+        shards = msgspec.json.decode(body, type=schemas.Shards)
+        cases = [schemas.DeadCase(reason="target-missing", target=target, messages=2) for target in targets]
+        shards.shards[0].dead_recently = schemas.DeadRecently(
+            messages=2 * len(cases), last_at="2030-01-01T00:00:00.000Z", cases=cases, text=", ".join(targets)
+        )
+        shards.shards[0].waits_for = f"no acknowledgement for 2 s from {targets[-1]}/0 (leader: broker 1)"
+        return shown(shards, sender).shards[0]  # type: ignore[attr-defined]
+
+    assert told(everything, "mine", HIDDEN).dead_recently.text == f"mine, {HIDDEN}"
+    found = told(limited, "mine", HIDDEN)
+    assert [(each.target, each.messages) for each in found.dead_recently.cases] == [("mine", 2)]
+    assert found.dead_recently.messages == 2
+    assert HIDDEN.encode() not in msgspec.json.encode(found)
+    assert found.waits_for == "no acknowledgement for 2 s"
+    assert told(limited, HIDDEN).dead_recently is None
 
 
 def test_rates_name_own_targets_only(world):

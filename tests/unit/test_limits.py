@@ -1,8 +1,20 @@
 """The limits of a sender: which targets, ids and messages are its own."""
 
-import pytest
+import inspect
+import re
+from pathlib import Path
 
+import pytest
+from msgspec import NODEFAULT
+from msgspec.structs import fields
+
+from chronos import admin
+from chronos.admin.dead_letter_scan import Wanted
+from chronos.admin.filters import to_filter
+from chronos.admin.peer_client import PeerClient
+from chronos.admin.scheduling import Planner
 from chronos.core.limits import EVERYTHING, Limits, is_made
+from chronos.core.query import find
 
 OWN = Limits(targets=("mine", "mine.*"), ids=("mine-*",))
 
@@ -39,3 +51,28 @@ def test_one_pattern_for_all_is_no_limit():
     assert not Limits(targets=("a", "*"), ids=("*",)).is_limited
     assert Limits(targets=("a",)).is_limited
     assert Limits(ids=("a",)).is_limited
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (find, "limits"),
+        (to_filter, "sender"),
+        (Planner.plan_body, "sender"),
+        (PeerClient.ask, "limits"),
+        (PeerClient.gather, "limits"),
+        (PeerClient.ask_member, "limits"),
+    ],
+)
+def test_no_caller_can_forget_the_limits(function, name):
+    """What reads messages for a sender, or passes its request on, takes the limits as an argument without a default."""
+    assert inspect.signature(function).parameters[name].default is inspect.Parameter.empty
+
+
+def test_no_filter_of_a_request_is_without_limits():
+    """Neither of pending messages nor of dead letters."""
+    (limits,) = (field for field in fields(Wanted) if field.name == "limits")
+    assert limits.default is NODEFAULT
+    for path in Path(admin.__file__).parent.glob("*.py"):
+        for found in re.finditer(r"\bFilter\(", path.read_text()):
+            assert path.read_text()[found.end() :].lstrip().startswith("limits="), path
