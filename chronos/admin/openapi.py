@@ -265,7 +265,11 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
 - **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
   the deduplication window). A message without an id may have been written although its request timed out.
 - **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, and the token needs the role
-  of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
+  of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody. Payloads and headers are
+  in an answer only for the role `payload`. A token with limits is refused with status 403 if it names a target or an id
+  outside them, and everything else that is not its own is answered like what is not there.
+- **Page keys** (`after`) are sealed: one is valid for the same token and the same conditions. Any other is refused with
+  status 400; begin again without it.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
   that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:

@@ -1054,7 +1054,7 @@ ShardList = Annotated[
         pattern=SHARDS_PATTERN,
         title="shard list",
         description="Shard numbers with commas between, each below the number of shards: the answer is about these shards"
-        " only, and only from the replicas of the node asked. Nodes query each other this way.",
+        " only, and only from the replicas of the node asked. Nodes query each other this way; a token that gives it is refused with status 403.",
     ),
 ]
 
