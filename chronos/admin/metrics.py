@@ -252,6 +252,11 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     ("chronos_disk_free_bytes", "gauge", "Free space on the disk of the data directory."),
     ("chronos_ready", "gauge", "1 if the node is ready (`/readyz`)."),
     (
+        "chronos_clients_abandoned_total",
+        "counter",
+        "Consumers that did not close within 10 s, a fault of the Kafka client: each keeps its threads and connections until the process ends.",
+    ),
+    (
         "chronos_tokens_format",
         "gauge",
         "Format of the file of tokens; 0 without tokens. The next release refuses format 1.",
@@ -318,9 +323,10 @@ class Exposition(Collector):
         )
         yield GaugeMetricFamily(*NODE_METRICS[1][::2], value=self._context.node.disk_free_bytes())
         yield GaugeMetricFamily(*NODE_METRICS[2][::2], value=not self._context.reasons())
+        yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
         tokens = self._context.tokens
-        yield GaugeMetricFamily(*NODE_METRICS[3][::2], value=0 if tokens is None else tokens.format)
-        yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=tokens is not None and tokens.is_stale)
+        yield GaugeMetricFamily(*NODE_METRICS[4][::2], value=0 if tokens is None else tokens.format)
+        yield GaugeMetricFamily(*NODE_METRICS[5][::2], value=tokens is not None and tokens.is_stale)
         yield self._lanes()
         yield from self._brokers()
         for series in METRICS:
