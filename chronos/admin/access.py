@@ -14,7 +14,7 @@ from chronos.admin.connections import SparseLog
 from chronos.admin.encoding import id_text
 from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
-from chronos.core.limits import EVERYTHING, Limits
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 
 audit_log = structlog.get_logger("chronos.audit")
@@ -25,8 +25,8 @@ NODE_HEADER = "Chronos-Node"
 TOKEN_HEADER = "Chronos-Token"
 """The token that this node gave the coordinator."""
 
-LIMITS_HEADER = "Chronos-Limits"
-"""The limits of the sender whose request a node forwards, in JSON and base64; absent: it has none."""
+REACH_HEADER = "Chronos-Reach"
+"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not limited."""
 
 
 class Access:
@@ -73,7 +73,7 @@ class Access:
 
     def _sender(self, request: web.Request) -> Sender | None:
         if self._is_member(request):
-            return replace(MEMBER, **_forwarded_limits(request))
+            return replace(MEMBER, **_forwarded_reach(request))
         assert self.tokens is not None
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         return self.tokens.sender(token.strip()) if scheme.lower() == "bearer" and token else None
@@ -88,16 +88,16 @@ def is_token_of(member: Member | None, token: str) -> bool:
     return bool(member is not None and member.token and hmac.compare_digest(member.token.encode(), token.encode()))
 
 
-def limits_header(limits: Limits) -> dict[str, str]:
-    """The header of a request that is forwarded for a sender with these limits."""
-    if not limits.is_limited:
+def reach_header(reach: Reach) -> dict[str, str]:
+    """The header of a request that is forwarded for a sender with this reach."""
+    if not reach.is_limited:
         return {}
-    return {LIMITS_HEADER: b64encode(msgspec.json.encode([limits.targets, limits.ids])).decode()}
+    return {REACH_HEADER: b64encode(msgspec.json.encode([reach.targets, reach.ids])).decode()}
 
 
-def _forwarded_limits(request: web.Request) -> dict[str, tuple[str, ...]]:
+def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
     """Targets and ids of the sender for whom a node asks. ProblemError if they cannot be read."""
-    given = request.headers.get(LIMITS_HEADER)
+    given = request.headers.get(REACH_HEADER)
     if given is None:
         return {}
     try:
@@ -105,26 +105,26 @@ def _forwarded_limits(request: web.Request) -> dict[str, tuple[str, ...]]:
             b64decode(given, validate=True), type=tuple[tuple[str, ...], tuple[str, ...]]
         )
     except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise ProblemError(400, "bad-request", f"the header {LIMITS_HEADER} cannot be read") from None
+        raise ProblemError(400, "bad-request", f"the header {REACH_HEADER} cannot be read") from None
     return {"targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
             "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids}  # fmt: skip
 
 
 def check_id(sender: Sender, message_id: bytes) -> None:
     """403 for a request that asks for an id which is not for the sender, whether there is such a message or not."""
-    if not sender.limits.admits_id(message_id):
+    if not sender.reach.admits_id(message_id):
         raise _forbidden_id(sender, message_id)
 
 
 def check_given_id(sender: Sender, message_id: bytes) -> None:
     """403 for a request that gives a message an id which is not for the sender."""
-    if not sender.limits.admits_given_id(message_id):
+    if not sender.reach.admits_given_id(message_id):
         raise _forbidden_id(sender, message_id)
 
 
 def check_target(sender: Sender, topic: str) -> None:
     """403 for a request that names a target topic which is not for the sender."""
-    if not sender.limits.admits_target(topic):
+    if not sender.reach.admits_target(topic):
         raise forbidden(sender, f"is not for the target {topic[:249]}")
 
 

@@ -99,7 +99,7 @@ class DeadLetters:
         message_id = id_of(call)
         topic = self._context.dead_letters
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        wanted = Wanted(id=message_id, resolved=True, limits=call.sender.limits)
+        wanted = Wanted(id=message_id, resolved=True, reach=call.sender.reach)
         rest: list[Window] | None = await self._context.in_thread(topic.windows)
         offsets = sum(end - first for first, end in rest or ())
 
@@ -297,7 +297,7 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wan
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,
         resolved=isinstance(query, DeadLetterQuery) and query.resolved,
-        limits=sender.limits,
+        reach=sender.reach,
         **fields,
     )
 

@@ -34,7 +34,7 @@ def to_filter(
     if headers and not sender.sees_payloads:
         raise forbidden(sender, "may not see headers", hint="a condition on headers needs the role payload")
     return Filter(
-        limits=sender.limits,
+        reach=sender.reach,
         target=None if target is UNSET else target,
         due_from_ms=0 if due_from is UNSET else converted(f"{within}due_from", time_ms, due_from),
         due_to_ms=MS_MAX + 1 if due_to is UNSET else converted(f"{within}due_to", time_ms, due_to),

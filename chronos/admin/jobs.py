@@ -27,7 +27,7 @@ from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.filter import Filter
 from chronos.core.keys import partition_of
-from chronos.core.limits import EVERYTHING, Limits
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -80,7 +80,7 @@ class RemotePart:
             await _until(stopping, ASK_EVERY_S)
             method = "DELETE" if stopping.is_set() else "GET"
             try:
-                status, body = await self._context.peers.ask_member(self._member, method, path, {}, limits=EVERYTHING)
+                status, body = await self._context.peers.ask_member(self._member, method, path, {}, reach=EVERYTHING)
             except (aiohttp.ClientError, TimeoutError, OSError):
                 if time.monotonic() - heard_s > SILENT_S or stopping.is_set():
                     raise PartFailed(f"node {self._member.node} does not answer; it may go on with its part") from None
@@ -112,8 +112,8 @@ class Job:
         self._started_ms, self._began_s, self._took_s = context.now_ms(), time.monotonic(), 0.0
 
     def is_for(self, sender: Sender) -> bool:
-        """Return whether the sender may see and stop it: one with limits, those of senders with the same limits."""
-        return not sender.is_limited or self._order.matching.limits == sender.limits
+        """Return whether the sender may see and stop it: one with reach, those of senders with the same reach."""
+        return not sender.is_limited or self._order.matching.reach == sender.reach
 
     async def run(self, shards: list[int], parts: list[RemotePart]) -> None:
         """Run all parts at a time; the job fails when one of them does."""
@@ -211,7 +211,7 @@ class JobHandlers:
             )
         held, missing = context.peers.split(context.peers.requested(query.shards))
         job = Job(context, request, order)
-        parts = await self._start_parts(missing, call.body, call.sender.limits)
+        parts = await self._start_parts(missing, call.body, call.sender.reach)
         self._jobs[job.id] = job
         ended = [each for each, kept in self._jobs.items() if not kept.running]
         for each in ended[: max(0, len(self._jobs) - KEPT_MAX)]:
@@ -219,7 +219,7 @@ class JobHandlers:
         context.spawn(job.run(held, parts))
         return 202, job.info(with_targets=True)
 
-    async def _start_parts(self, shards: list[int], body: bytes, limits: Limits) -> list[RemotePart]:
+    async def _start_parts(self, shards: list[int], body: bytes, reach: Reach) -> list[RemotePart]:
         """Start jobs on nodes that hold the shards; none if one of them cannot be started."""
         peers = self._context.peers
         parts: list[RemotePart] = []
@@ -229,7 +229,7 @@ class JobHandlers:
                 if member is None:
                     raise PartFailed(f"no node with a replica of shard {group[0]} answers")
                 query = {"shards": ",".join(map(str, group))}
-                status, answer = await peers.ask_member(member, "POST", "/v1/jobs", query, body, limits=limits)
+                status, answer = await peers.ask_member(member, "POST", "/v1/jobs", query, body, reach=reach)
                 if status != 202:
                     raise PartFailed(f"node {member.node} answered {status}")
             except (PartFailed, aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -259,7 +259,7 @@ class JobHandlers:
                 sender, "is for some messages only", hint="give filter.target, one of its targets"
             )  # fmt: skip
         verb = VERBS[request.action]
-        if verb is not None and matching == Filter(limits=sender.limits) and given.due_from is UNSET:
+        if verb is not None and matching == Filter(reach=sender.reach) and given.due_from is UNSET:
             raise wrong_field("filter", 'has no condition; {"due_from": 0} is true of all messages')
         time_header = None
         if request.action == "reschedule":

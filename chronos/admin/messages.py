@@ -33,9 +33,9 @@ from chronos.admin.schemas import (
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
-from chronos.core.limits import EVERYTHING, Limits
 from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, holds_for, page
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -116,8 +116,8 @@ class Messages:
         message_id = planned.record[1]
         assert message_id is not None
         home, _ = self._shards_of(message_id)
-        found, behind = await self._look_in([home], message_id, deadline_s, payload=False, limits=EVERYTHING)
-        if found is not None and found.target is not None and not call.sender.limits.admits_target(found.target.topic):
+        found, behind = await self._look_in([home], message_id, deadline_s, payload=False, reach=EVERYTHING)
+        if found is not None and found.target is not None and not call.sender.reach.admits_target(found.target.topic):
             raise forbidden(call.sender, f"is not for the message that has the id {id_text(message_id)[:200]}")
         if found is None and behind:
             raise _not_found(message_id, behind)
@@ -159,25 +159,25 @@ class Messages:
         time that it takes.
         """
         query: ShardsQuery = call.query
-        limits = call.sender.limits
+        reach = call.sender.reach
         allowed = set(self._context.peers.requested(query.shards))
         home, others = self._shards_of(message_id)
         found: MessageInfo | None = None
         behind: list[int] = []
         if home in allowed:
-            found, behind = await self._look_in([home], message_id, deadline_s, payload=payload, limits=limits)
+            found, behind = await self._look_in([home], message_id, deadline_s, payload=payload, reach=reach)
             if behind or (found is not None and (found.state == "pending" or not pending_first)):
                 return home, found, behind
         others = [shard for shard in others if shard in allowed]
         if others:
-            _, behind = await self._look_in(others, message_id, deadline_s, payload=False, limits=limits)
+            _, behind = await self._look_in(others, message_id, deadline_s, payload=False, reach=reach)
             if home in allowed:
-                found, home_behind = await self._look_in([home], message_id, deadline_s, payload=payload, limits=limits)
+                found, home_behind = await self._look_in([home], message_id, deadline_s, payload=payload, reach=reach)
                 behind = behind or home_behind
         return home, found, behind
 
     async def _look_in(
-        self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool, limits: Limits
+        self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool, reach: Reach
     ) -> tuple[MessageInfo | None, list[int]]:
         """The message as one of these shards knows it, a pending one first; those that had not applied their log in time, or that
         hold records for the partition of its id."""
@@ -187,19 +187,19 @@ class Messages:
         caught_up, answers = await asyncio.gather(
             asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
             asyncio.gather(
-                *(context.peers.ask(group, "GET", id_path(message_id), asked, limits=limits) for group in groups)
+                *(context.peers.ask(group, "GET", id_path(message_id), asked, reach=reach) for group in groups)
             ),
         )
         home, _ = self._shards_of(message_id)
         found, holding = await context.in_thread(
             lambda: (
-                [self._message_info(shard, message_id, payload, limits) for shard in held],
+                [self._message_info(shard, message_id, payload, reach) for shard in held],
                 [holds_for(context.shards[shard].store, context.shards[shard].state, home) for shard in held],
             )
         )
         for status, body in answers:
             if status == 200:
-                found += _own([_decode_message_info(body)], limits)
+                found += _own([_decode_message_info(body)], reach)
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
         known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
@@ -208,9 +208,9 @@ class Messages:
         ]
         return known[0] if known else None, behind
 
-    def _message_info(self, shard: int, message_id: bytes, payload: bool, limits: Limits) -> MessageInfo | None:
+    def _message_info(self, shard: int, message_id: bytes, payload: bool, reach: Reach) -> MessageInfo | None:
         driver = self._context.shards[shard]
-        found = self._find(driver, message_id, limits)
+        found = self._find(driver, message_id, reach)
         if found is None:
             return None
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
@@ -232,15 +232,15 @@ class Messages:
             return home, []
         return home, [shard for shard in range(count) if shard != home]
 
-    def _find(self, shard: ShardDriver, message_id: bytes, limits: Limits) -> Found | None:
-        return find(shard.store, shard.state, shard.number, len(self._context.shards), message_id, limits=limits)
+    def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> Found | None:
+        return find(shard.store, shard.state, shard.number, len(self._context.shards), message_id, reach=reach)
 
     # --- list
 
     async def page(self, call: Call) -> tuple[int, object]:
         """Pending messages of all shards in the order of their due times."""
         query: PageQuery = call.query
-        limits = call.sender.limits
+        reach = call.sender.reach
         matching = to_filter(
             call.sender,
             target=query.target,
@@ -268,8 +268,8 @@ class Messages:
 
         parts = await context.in_thread(pages)
         asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
-        for _, found in await peers.gather(missing, "/v1/messages", asked, Page, limits=limits):
-            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, limits)]
+        for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
+            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
             parts.append((rows, None if found.after is None else _from_plain(found.after)))
         messages, end = merge(parts, query.limit)
         if end is None:
@@ -310,21 +310,21 @@ class Messages:
         """
         context = self._context
         query: ShardsQuery = call.query
-        limits = call.sender.limits
+        reach = call.sender.reach
         message_id = id_of(call)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         behind: list[int] = []
-        if limits.is_limited or (others and query.shards is UNSET):
+        if reach.is_limited or (others and query.shards is UNSET):
             shard, found, behind = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
-            if limits.is_limited and found is None:
+            if reach.is_limited and found is None:
                 raise _not_found(message_id, behind)
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
         if not context.peers.holds(shard):
             path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
             status, body = await context.peers.ask(
-                [shard], call.request.method, path, {}, call.body or None, limits=limits
+                [shard], call.request.method, path, {}, call.body or None, reach=reach
             )
             if status == 200 and behind and (told := _decode_action_result(body)).result == "unknown":
                 told.result = "accepted"
@@ -359,12 +359,12 @@ class Messages:
         return found is not None and found.state == "cancelled"
 
 
-def _own(messages: list[MessageInfo], limits: Limits) -> list[MessageInfo]:
-    """Those within the limits, of the answer of another node: one of the version before does not know them."""
-    if not limits.is_limited:
+def _own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
+    """Those within the reach, of the answer of another node: one of the version before does not know them."""
+    if not reach.is_limited:
         return messages
     return [
-        one for one in messages if one.target is not None and limits.admits(whole_id_bytes(one.id), one.target.topic)
+        one for one in messages if one.target is not None and reach.admits(whole_id_bytes(one.id), one.target.topic)
     ]
 
 

@@ -13,9 +13,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, limits_header
+from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, reach_header
 from chronos.admin.problems import ProblemError, wrong_field
-from chronos.core.limits import Limits
+from chronos.core.reach import Reach
 from chronos.core.roles import Member
 from chronos.node import Node
 from chronos.node.tls import client_tls
@@ -88,11 +88,11 @@ class PeerClient:
         return list(found.values())
 
     async def gather(
-        self, shards: Sequence[int], path: str, query: Mapping[str, object], kind: type[T], *, limits: Limits
+        self, shards: Sequence[int], path: str, query: Mapping[str, object], kind: type[T], *, reach: Reach
     ) -> list[tuple[list[int], T]]:
         """The answers of nodes that hold the shards, each with its shards. ProblemError when no node answers for one."""
         groups = self.groups(shards)
-        parts = await asyncio.gather(*(self.ask(numbers, "GET", path, query, limits=limits) for numbers in groups))
+        parts = await asyncio.gather(*(self.ask(numbers, "GET", path, query, reach=reach) for numbers in groups))
         found = []
         for numbers, (status, body) in zip(groups, parts, strict=True):
             if status >= 400:
@@ -108,11 +108,11 @@ class PeerClient:
         query: Mapping[str, object],
         body: bytes | None = None,
         *,
-        limits: Limits,
+        reach: Reach,
     ) -> tuple[int, bytes]:
         """Status and body of the answer of a node that holds the shards. ProblemError when no node answers.
 
-        `limits`: of the sender for whom this node asks; the other node applies them.
+        `reach`: of the sender for whom this node asks; the other node applies them.
         The nodes that hold the first of the shards are asked one after the other until one answers for all.
         """
         parameters = {
@@ -123,7 +123,7 @@ class PeerClient:
         parameters["shards"] = ",".join(map(str, shards))
         for member in self.holders(shards[0]):
             try:
-                status, answer = await self.ask_member(member, method, path, parameters, body, limits=limits)
+                status, answer = await self.ask_member(member, method, path, parameters, body, reach=reach)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning("another node does not answer", node=member.node, why=str(error) or type(error).__name__)
                 if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
@@ -142,7 +142,7 @@ class PeerClient:
         query: Mapping[str, str | list[str]],
         body: bytes | None = None,
         *,
-        limits: Limits,
+        reach: Reach,
     ) -> tuple[int, bytes]:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
@@ -152,7 +152,7 @@ class PeerClient:
             identity = {NODE_HEADER: self._node.config.node.id, TOKEN_HEADER: self._node.token}
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=identity)
         url = member.address.rstrip("/") + path
-        headers = limits_header(limits) | ({} if body is None else {"Content-Type": "application/json"})
+        headers = reach_header(reach) | ({} if body is None else {"Content-Type": "application/json"})
         async with self._session.request(method, url, params=query, data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 

@@ -40,12 +40,12 @@ class RateLimitHandlers:
     async def rates(self, call: Call) -> tuple[int, object]:
         """The limits in the order in which they are looked for, and the lanes of all shards together."""
         query: RatesQuery = call.query
-        context, peers, own = self._context, self._context.peers, call.sender.limits
+        context, peers, own = self._context, self._context.peers, call.sender.reach
         if query.topic is not UNSET:
             check_target(call.sender, query.topic)
         held, missing = peers.split(peers.requested(query.shards))
         lengths = await context.in_thread(lane_lengths, [context.shards[number] for number in held])
-        for _, found in await peers.gather(missing, "/v1/rates", {"topic": query.topic}, Rates, limits=own):
+        for _, found in await peers.gather(missing, "/v1/rates", {"topic": query.topic}, Rates, reach=own):
             for lane in found.lanes:
                 lengths[(lane.topic, LIMITED if lane.partition is None else lane.partition)] += lane.messages
         table = context.node.rates.limits.table
@@ -107,7 +107,7 @@ class RateLimitHandlers:
         rates = self._context.node.rates
         changed = rates.changed()
         if pattern not in changed:
-            own = call.sender.limits
+            own = call.sender.reach
             known = ", ".join(sorted(filter(own.admits_target, changed))[:10]) or "none"
             raise ProblemError(
                 404, "no-rate", f"no limit was set at run time for {pattern}; those that were: {known}",

@@ -15,7 +15,7 @@ import structlog
 from chronos.admin.context import Context
 from chronos.admin.registry import monotonic_ms, registration_body
 from chronos.admin.registry_schemas import RegistrationResult
-from chronos.core.limits import EVERYTHING
+from chronos.core.reach import EVERYTHING
 from chronos.core.registration import RETRY_MS, OwnRegistration, Peer
 from chronos.core.registry import READ, WRITE, Holding, Registration, TopicConfig
 from chronos.core.roles import Member
@@ -90,7 +90,7 @@ class Registrar:
         result = None
         try:
             body = _encode(registration_body(registration))
-            status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body, limits=EVERYTHING)
+            status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body, reach=EVERYTHING)
             if status == 200:
                 result = _decode(answer)
             why = answer[:200].decode(errors="replace")
@@ -165,7 +165,7 @@ class Registrar:
         await _within(
             LEAVE_S,
             [
-                asyncio.ensure_future(ask(member, "DELETE", path, query, limits=EVERYTHING))
+                asyncio.ensure_future(ask(member, "DELETE", path, query, reach=EVERYTHING))
                 for member in self._members().values()
             ],
         )

@@ -52,7 +52,7 @@ class Route(Struct, frozen=True, kw_only=True):
     role: Role
     """What its sender must be allowed to do."""
     scope: Literal["targets", "service"]
-    """`targets`: concerns messages, of which it shows and changes only those within the limits of the sender. `service`: concerns all."""
+    """`targets`: concerns messages, of which it shows and changes only those within the reach of the sender. `service`: concerns all."""
     summary: str
     handler: Handler | None
     """None: served by the server itself."""

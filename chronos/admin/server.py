@@ -223,7 +223,7 @@ def _query(request: web.Request, kind: type[Struct]) -> Struct:
 
 
 async def _metrics(exposition: metrics.Exposition, sender: Sender) -> web.Response:
-    text = own_samples(await exposition.text(), sender.limits)
+    text = own_samples(await exposition.text(), sender.reach)
     return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from chronos.admin import schemas
 from chronos.admin.context import without_names
 from chronos.admin.tokens import Sender
-from chronos.core.limits import Limits
+from chronos.core.reach import Reach
 
 TARGET_LABEL = re.compile(rb'\{(?:target|topic)="([^"]*)"')
 """The first label of the samples of one target."""
@@ -24,20 +24,20 @@ def shown(answer: object, sender: Sender) -> object:
         _each(answer, _without_payload)
     if sender.is_limited and isinstance(answer, schemas.Shards):
         for shard in answer.shards:
-            _leave_own_cases(shard, sender.limits)
+            _leave_own_cases(shard, sender.reach)
             if shard.waits_for is not None:
                 shard.waits_for = without_names(shard.waits_for)
     return answer
 
 
-def own_samples(exposition: bytes, limits: Limits) -> bytes:
+def own_samples(exposition: bytes, reach: Reach) -> bytes:
     """The metrics without the samples of targets that are not the sender's own."""
-    if not limits.is_limited:
+    if not reach.is_limited:
         return exposition
     kept = (
         line
         for line in exposition.splitlines(keepends=True)
-        if (found := TARGET_LABEL.search(line)) is None or limits.admits_target(found[1].decode())
+        if (found := TARGET_LABEL.search(line)) is None or reach.admits_target(found[1].decode())
     )
     return b"".join(kept)
 
@@ -63,12 +63,12 @@ def _without_payload(holder: schemas.MessageInfo | schemas.DeadLetter | schemas.
         holder.target.headers = UNSET
 
 
-def _leave_own_cases(shard: schemas.Shard, limits: Limits) -> None:
+def _leave_own_cases(shard: schemas.Shard, reach: Reach) -> None:
     """Leave only its own targets among the messages that died."""
     dead = shard.dead_recently
     if dead is None:
         return
-    dead.cases = [case for case in dead.cases if limits.admits_target(case.target)]
+    dead.cases = [case for case in dead.cases if reach.admits_target(case.target)]
     dead.messages = sum(case.messages for case in dead.cases)
     dead.text = f"{dead.messages:,} messages for targets of this token were dead-lettered in the last 10 min"
     if not dead.cases:

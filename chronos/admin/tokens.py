@@ -21,7 +21,7 @@ import structlog
 import yaml
 from msgspec import Meta, Struct
 
-from chronos.core.limits import ALL, EVERYTHING, Limits
+from chronos.core.reach import ALL, EVERYTHING, Reach
 from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.http")
@@ -53,15 +53,15 @@ class Sender(Struct, frozen=True, kw_only=True):
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
 
     @property
-    def limits(self) -> Limits:
+    def reach(self) -> Reach:
         """What is its own."""
-        limits = Limits(targets=self.targets, ids=self.ids)
-        return limits if limits.is_limited else EVERYTHING
+        reach = Reach(targets=self.targets, ids=self.ids)
+        return reach if reach.is_limited else EVERYTHING
 
     @property
     def is_limited(self) -> bool:
         """True if some targets or ids are not for it."""
-        return self.limits.is_limited
+        return self.reach.is_limited
 
     @property
     def sees_payloads(self) -> bool:

@@ -14,8 +14,8 @@ from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import duration_ms
 from chronos.admin.schemas import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
 from chronos.admin.tokens import Sender
-from chronos.core.limits import Limits
 from chronos.core.message import ID, Record
+from chronos.core.reach import Reach
 from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch
 from chronos.ports import Reader
@@ -47,10 +47,10 @@ class TopicReads:
         return 200, Topics(topics=await self._context.in_thread(look))
 
     def _may_read(self, sender: Sender, topic: str) -> bool:
-        """Return whether the topic is for the sender: Chronos's own hold the messages of all, and are closed to a sender with limits."""
+        """Return whether the topic is for the sender: Chronos's own hold the messages of all, and are closed to a sender with reach."""
         topics = self._context.node.config.topics
         closed = (topics.delay, topics.progress, topics.rejected, topics.dead_letter, topics.cluster)
-        return not sender.is_limited or (topic not in closed and sender.limits.admits_target(topic))
+        return not sender.is_limited or (topic not in closed and sender.reach.admits_target(topic))
 
     def _topic(self, name: str, partitions: int) -> Topic:
         found = []
@@ -96,7 +96,7 @@ class TopicReads:
         """The next records; none when the time is over, the server stops, or the client is gone."""
         context = self._context
         while True:
-            records = _own(await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES), call.sender.limits)
+            records = _own(await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES), call.sender.reach)
             left_s = deadline_s - asyncio.get_running_loop().time()
             transport = call.request.transport
             if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
@@ -129,11 +129,11 @@ class TopicReads:
         return cast(Browsable, self._context.node.log)
 
 
-def _own(records: Sequence[Record], limits: Limits) -> list[Record]:
+def _own(records: Sequence[Record], reach: Reach) -> list[Record]:
     """The records without those of messages whose ids are not the sender's own."""
-    if not limits.is_limited:
+    if not reach.is_limited:
         return list(records)
-    return [record for record in records if all(limits.admits_id(each) for each in _ids(record))]
+    return [record for record in records if all(reach.admits_id(each) for each in _ids(record))]
 
 
 def _ids(record: Record) -> list[bytes]:

@@ -36,8 +36,8 @@ from chronos.core.keys import (
     unpack_lane,
 )
 from chronos.core.lanes import lane_of
-from chronos.core.limits import Limits
 from chronos.core.message import Entry, entry_id
+from chronos.core.reach import Reach
 from chronos.core.step import StoreView
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
@@ -98,15 +98,15 @@ def holds_for(view: StoreView, state: State, destination: int) -> bool:
     return state.held_forwards > 0 and view.get([queue_state_key(destination)])[0] is not None
 
 
-def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, limits: Limits) -> Found | None:
+def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, reach: Reach) -> Found | None:
     """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown.
 
-    A message outside the limits is unknown, also one whose target is no longer kept, if there are limits.
+    A message out of reach is unknown, also one whose target is no longer kept, if the reach is limited.
     """
     found = _find(view, state, shard, shards, message_id)
-    if found is None or not limits.is_limited:
+    if found is None or not reach.is_limited:
         return found
-    return found if found.entry is not None and limits.admits(message_id, found.entry.target) else None
+    return found if found.entry is not None and reach.admits(message_id, found.entry.target) else None
 
 
 def _find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:

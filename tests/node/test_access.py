@@ -31,7 +31,7 @@ from chronos.admin.tokens import TokenFile, digest, parse_tokens
 from chronos.cli.app import app
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
-from chronos.core.limits import EVERYTHING
+from chronos.core.reach import EVERYTHING
 from chronos.core.roles import Member
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
@@ -375,8 +375,8 @@ def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
     assert (tokens.format, tokens.is_stale) == (1, False)
     old = parse_tokens(FIRST_FORMAT % (1, 2)).senders[f"{1:064d}"]
     assert old.sees_payloads
-    assert old.limits.admits(b"any", "mine")
-    assert not old.limits.admits(b"any", "theirs")
+    assert old.reach.admits(b"any", "mine")
+    assert not old.reach.admits(b"any", "theirs")
 
 
 def test_the_second_format_needs_ids_beside_targets(tmp_path):
@@ -633,7 +633,7 @@ def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
         async def forward() -> int:
             peers = PeerClient(service.node)
             try:
-                return (await peers.ask_member(other, "GET", "/v1/shards", {}, limits=EVERYTHING))[0]
+                return (await peers.ask_member(other, "GET", "/v1/shards", {}, reach=EVERYTHING))[0]
             finally:
                 await peers.close()
 

@@ -19,12 +19,12 @@ import msgspec
 import pytest
 
 from chronos.admin import schemas
-from chronos.admin.access import LIMITS_HEADER, limits_header
+from chronos.admin.access import REACH_HEADER, reach_header
 from chronos.admin.openapi import document
 from chronos.admin.routes import table
 from chronos.admin.shown import shown
 from chronos.admin.tokens import Sender, digest
-from chronos.core.limits import Limits
+from chronos.core.reach import Reach
 from chronos.core.roles import Member
 from tests.harness.described import Names, alternatives, requests, resolved
 from tests.harness.inside import Answer, Inside, wait_until
@@ -52,7 +52,7 @@ HIDDEN = "hidden"
 """In the names of a tenant that no request names."""
 
 ROUTES = {route.name: route for route in table(None)}
-MEMBER = {"Chronos-Node": "n9", "Chronos-Token": "of-another-cluster", LIMITS_HEADER: ""}
+MEMBER = {"Chronos-Node": "n9", "Chronos-Token": "of-another-cluster", REACH_HEADER: ""}
 CHANGING = {"elapsed_ms", "rate", "started_at", "ended_at", "offset", "due_at", "planned_at", "accepted_at", "expected"}
 """Fields that differ between two answers to the same request; `expected` counts the messages of all."""
 
@@ -328,7 +328,7 @@ def test_a_node_that_is_asked_for_another_applies_the_limits_of_the_sender(world
     assert service.server._access is not None
     monkeypatch.setattr(service.server._access, "_members", lambda: {"n2": node})
     identity = {"Chronos-Node": "n2", "Chronos-Token": "of-n2"}
-    limited = identity | limits_header(Limits(targets=("mine",), ids=("mine-*",)))
+    limited = identity | reach_header(Reach(targets=("mine",), ids=("mine-*",)))
 
     def ask(method: str, path: str, headers: dict[str, str], body: Any = None) -> Answer:
         return service.ask(method, f"{path}?shards=0", body, headers=headers)
@@ -348,7 +348,7 @@ def test_a_node_that_is_asked_for_another_applies_the_limits_of_the_sender(world
     assert {each["target"]["topic"] for each in listed} == {"mine"}
     assert HIDDEN.encode() not in ask("GET", "/v1/rates", limited).body
     assert ask("POST", "/v1/jobs", limited, {"action": "cancel", "filter": {"target": "theirs"}}).status == 403
-    assert ask("GET", "/v1/messages", identity | {LIMITS_HEADER: "?"}).status == 400
+    assert ask("GET", "/v1/messages", identity | {REACH_HEADER: "?"}).status == 400
     assert foreign_state(world) == before
     assert ask("GET", "/v1/messages/theirs-1", identity).status == 200
     plain = service.ask("GET", "/v1/messages?shards=0&limit=1", headers=identity).json()["after"]

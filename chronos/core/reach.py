@@ -1,6 +1,6 @@
-"""The limits of a sender: a message is its own if both its target and its id are.
+"""The reach of a sender: a message is its own if both its target and its id are.
 
-Every function that reads messages for a sender, or makes records of its request, has the limits as a required argument, so that
+Every function that reads messages for a sender, or makes records of its request, has the reach as a required argument, so that
 no caller can forget them.
 """
 
@@ -21,7 +21,7 @@ _REPLAYED_ID = re.compile(rb"[A-Za-z0-9._-]{1,249}/[0-9]{1,4}/[0-9]{1,19}/[0-9]{
 """The id of a replayed occurrence of a series: where its dead letter came from, and its number."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class Reach(Struct, frozen=True, kw_only=True):
     """Patterns of the target topics and of the ids that are the sender's own; the default: all."""
 
     targets: tuple[str, ...] = ALL
@@ -50,8 +50,8 @@ class Limits(Struct, frozen=True, kw_only=True):
         return self.admits_target(target) and self.admits_id(message_id)
 
 
-EVERYTHING = Limits()
-"""The limits of a sender without any."""
+EVERYTHING = Reach()
+"""The reach of a sender that is not limited."""
 
 
 def is_made(message_id: bytes) -> bool:

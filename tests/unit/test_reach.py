@@ -1,4 +1,4 @@
-"""The limits of a sender: which targets, ids and messages are its own."""
+"""The reach of a sender: which targets, ids and messages are its own."""
 
 import inspect
 import re
@@ -13,10 +13,10 @@ from chronos.admin.dead_letter_scan import Wanted
 from chronos.admin.filters import to_filter
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.scheduling import Planner
-from chronos.core.limits import EVERYTHING, Limits, is_made
 from chronos.core.query import find
+from chronos.core.reach import EVERYTHING, Reach, is_made
 
-OWN = Limits(targets=("mine", "mine.*"), ids=("mine-*",))
+OWN = Reach(targets=("mine", "mine.*"), ids=("mine-*",))
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,31 @@ def test_a_client_gives_no_id_that_chronos_makes():
 
 def test_one_pattern_for_all_is_no_limit():
     """Of targets and ids, each for itself."""
-    assert not Limits(targets=("a", "*"), ids=("*",)).is_limited
-    assert Limits(targets=("a",)).is_limited
-    assert Limits(ids=("a",)).is_limited
+    assert not Reach(targets=("a", "*"), ids=("*",)).is_limited
+    assert Reach(targets=("a",)).is_limited
+    assert Reach(ids=("a",)).is_limited
 
 
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (find, "limits"),
+        (find, "reach"),
         (to_filter, "sender"),
         (Planner.plan_body, "sender"),
-        (PeerClient.ask, "limits"),
-        (PeerClient.gather, "limits"),
-        (PeerClient.ask_member, "limits"),
+        (PeerClient.ask, "reach"),
+        (PeerClient.gather, "reach"),
+        (PeerClient.ask_member, "reach"),
     ],
 )
-def test_no_caller_can_forget_the_limits(function, name):
-    """What reads messages for a sender, or passes its request on, takes the limits as an argument without a default."""
+def test_no_caller_can_forget_the_reach(function, name):
+    """What reads messages for a sender, or passes its request on, takes the reach as an argument without a default."""
     assert inspect.signature(function).parameters[name].default is inspect.Parameter.empty
 
 
-def test_no_filter_of_a_request_is_without_limits():
+def test_no_filter_of_a_request_is_without_a_reach():
     """Neither of pending messages nor of dead letters."""
-    (limits,) = (field for field in fields(Wanted) if field.name == "limits")
-    assert limits.default is NODEFAULT
+    (reach,) = (field for field in fields(Wanted) if field.name == "reach")
+    assert reach.default is NODEFAULT
     for path in Path(admin.__file__).parent.glob("*.py"):
         for found in re.finditer(r"\bFilter\(", path.read_text()):
-            assert path.read_text()[found.end() :].lstrip().startswith("limits="), path
+            assert path.read_text()[found.end() :].lstrip().startswith("reach="), path
