@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import chronos
 from chronos.admin.problems import ProblemError
 from chronos.admin.scheduling import Planner
+from chronos.admin.tokens import ANYBODY
 from chronos.cli.app import app
 from chronos.cli.audit import parse_moment
 from chronos.cli.send import Series
@@ -188,7 +189,7 @@ def refusal(body: bytes) -> str | None:
         bytes_max=DEFAULTS.topics.message_bytes_max,
     )
     try:
-        planner.plan_body(body, NOW_MS)
+        planner.plan_body(body, NOW_MS, sender=ANYBODY)
     except ProblemError as error:
         return error.problem.detail
     return None

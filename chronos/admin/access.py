@@ -1,16 +1,22 @@
 """Who may send a request: the tokens of users, and the nodes of the cluster."""
 
+import binascii
 import hmac
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 
+import msgspec
 import structlog
 from aiohttp import hdrs, web
+from msgspec.structs import replace
 
 from chronos.admin.certificates import names_shown
 from chronos.admin.connections import SparseLog
+from chronos.admin.encoding import id_text
 from chronos.admin.issuer import Issuer, Untrusted
 from chronos.admin.problems import ProblemError
 from chronos.admin.tokens import ANYBODY, MEMBER, Role, Sender, TokenFile
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 
 audit_log = structlog.get_logger("chronos.audit")
@@ -20,6 +26,9 @@ NODE_HEADER = "Chronos-Node"
 
 TOKEN_HEADER = "Chronos-Token"
 """The token that this node gave the coordinator."""
+
+REACH_HEADER = "Chronos-Reach"
+"""The reach of the sender whose request a node forwards, in JSON and base64; absent: it is not limited."""
 
 
 class Access:
@@ -39,7 +48,7 @@ class Access:
 
         Raises ConfigurationError if the file cannot be used.
         """
-        self._tokens = (
+        self.tokens = (
             None
             if path is None
             else TokenFile(path, with_certificates=with_certificates, with_claims=issuer is not None)
@@ -54,7 +63,7 @@ class Access:
         `concerns_targets`: the handler checks the targets of each message. Any other request concerns the whole service: a
         token that is limited to some targets may read the answer, but change nothing.
         """
-        if self._tokens is None or role in ("open", "node"):
+        if self.tokens is None or role in ("open", "node"):
             # A route for nodes checks the node itself, and waits for one that has just joined.
             return ANYBODY
         sender = self._sender(request)
@@ -80,25 +89,25 @@ class Access:
 
     def _sender(self, request: web.Request) -> Sender | None:
         if self._is_member(request):
-            return MEMBER
-        assert self._tokens is not None
+            return replace(MEMBER, **_forwarded_reach(request))
+        assert self.tokens is not None
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         if scheme.lower() == "bearer" and token:
             # A token counts before a certificate: a proxy shows its own, and passes on the tokens of users.
-            return self._tokens.sender(token.strip()) or self._of_issuer(token.strip())
-        return self._tokens.sender_with_certificate(names_shown(request))
+            return self.tokens.sender(token.strip()) or self._of_issuer(token.strip())
+        return self.tokens.sender_with_certificate(names_shown(request))
 
     def _of_issuer(self, token: str) -> Sender | None:
         """The sender with a token of the issuer; ProblemError with 401 and the reason if it is not valid, with 403 if it permits nothing."""
         if self._issuer is None or token.count(".") != 2:
             return None
-        assert self._tokens is not None
+        assert self.tokens is not None
         try:
             claims = self._issuer.claims(token)
         except Untrusted as error:
             self._log.warn("token of the issuer refused", why=str(error))
             raise ProblemError(401, "no-token", f"the token is not valid: {error}") from None
-        sender = self._tokens.sender_with_claims(claims)
+        sender = self.tokens.sender_with_claims(claims)
         if sender is None:
             self._log.warn("token of the issuer without an entry", subject=str(claims.get("sub"))[:200])
             raise ProblemError(403, "forbidden", "no entry in the file of tokens has claims of this token")
@@ -114,9 +123,56 @@ def is_token_of(member: Member | None, token: str) -> bool:
     return bool(member is not None and member.token and hmac.compare_digest(member.token.encode(), token.encode()))
 
 
-def forbidden_target(sender: Sender, topic: str) -> ProblemError:
+def reach_header(reach: Reach) -> dict[str, str]:
+    """The header of a request that is forwarded for a sender with this reach."""
+    if not reach.is_limited:
+        return {}
+    return {REACH_HEADER: b64encode(msgspec.json.encode([reach.targets, reach.ids])).decode()}
+
+
+def _forwarded_reach(request: web.Request) -> dict[str, tuple[str, ...]]:
+    """Targets and ids of the sender for whom a node asks. ProblemError if they cannot be read."""
+    given = request.headers.get(REACH_HEADER)
+    if given is None:
+        return {}
+    try:
+        targets, ids = msgspec.json.decode(
+            b64decode(given, validate=True), type=tuple[tuple[str, ...], tuple[str, ...]]
+        )
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise ProblemError(400, "bad-request", f"the header {REACH_HEADER} cannot be read") from None
+    return {"targets": EVERYTHING.targets if targets == EVERYTHING.targets else targets,
+            "ids": EVERYTHING.ids if ids == EVERYTHING.ids else ids}  # fmt: skip
+
+
+def check_id(sender: Sender, message_id: bytes) -> None:
+    """403 for a request that asks for an id which is not for the sender, whether there is such a message or not."""
+    if not sender.reach.admits_id(message_id):
+        raise _forbidden_id(sender, message_id)
+
+
+def check_given_id(sender: Sender, message_id: bytes) -> None:
+    """403 for a request that gives a message an id which is not for the sender."""
+    if not sender.reach.admits_given_id(message_id):
+        raise _forbidden_id(sender, message_id)
+
+
+def check_target(sender: Sender, topic: str) -> None:
     """403 for a request that names a target topic which is not for the sender."""
-    return ProblemError(403, "forbidden", f"the token {sender.name} is not for the target {topic[:249]}")
+    if not sender.reach.admits_target(topic):
+        raise forbidden(sender, f"is not for the target {topic[:249]}")
+
+
+def _forbidden_id(sender: Sender, message_id: bytes) -> ProblemError:
+    return forbidden(
+        sender, f"is not for the id {id_text(message_id)[:200]}",
+        hint="its ids are those of `ids` in the file of tokens, and those that Chronos makes",
+    )  # fmt: skip
+
+
+def forbidden(sender: Sender, why: str, *, hint: str | None = None) -> ProblemError:
+    """403; `why`: what the sender may not do."""
+    return ProblemError(403, "forbidden", f"the token {sender.name} {why}", hint=hint)
 
 
 def audit(sender: Sender, verb: str, request: web.Request, status: int, content: object) -> None:

@@ -115,7 +115,8 @@ class BulkRun:
             since_s = 0.0
             while not self._stopping.is_set() and (found := await context.in_thread(next, scan, None)) is not None:
                 scanned, matches = found
-                counts.scanned += scanned
+                # How many messages of others lie between is not for a sender with limits.
+                counts.scanned += len(matches) if self._order.matching.reach.is_limited else scanned
                 self._count(matches)
                 if self._order.verb is None:
                     continue

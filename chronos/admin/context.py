@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,14 +12,16 @@ from msgspec import Struct
 
 from chronos.admin.appending import Appender
 from chronos.admin.bodies import BODIES_BYTES_MAX, BodyBudget, Hold
+from chronos.admin.cursors import Cursors
 from chronos.admin.dead_letter_scan import DeadLetterTopic
 from chronos.admin.peer_client import PeerClient
 from chronos.admin.polling import Polls
 from chronos.admin.scheduling import Planner
-from chronos.admin.tokens import Sender
+from chronos.admin.tokens import Sender, TokenFile
 from chronos.admin.waiting import Waiter
 from chronos.core.codec import State
 from chronos.core.registry import Registry
+from chronos.core.roles import Member
 from chronos.core.rules import Rules
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -62,8 +64,9 @@ class Call(Struct):
 class Context:
     """Lives as long as the server, in its event loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, tokens: TokenFile | None = None) -> None:
         self.node = node
+        self.tokens = tokens
         self.stopping = asyncio.Event()
         """Set once the server stops; every wait ends then."""
         self.delay_topic = node.config.topics.delay
@@ -80,6 +83,7 @@ class Context:
             rules=self.rules, delay_topic=self.delay_topic, bytes_max=node.config.topics.message_bytes_max
         )
         self.peers = PeerClient(node)
+        self.cursors = Cursors(node.config, node.token, self.members)
         self.polls = Polls(node.log, self._poll_threads, self.stopping)
         self.bodies = BodyBudget(max(BODIES_BYTES_MAX, 4 * node.config.topics.message_bytes_max))
         self.registry = Registry(
@@ -97,6 +101,11 @@ class Context:
     def shards(self) -> list[ShardDriver]:
         """The shards, by number."""
         return self.node.shards
+
+    def members(self) -> Mapping[str, Member]:
+        """The nodes of the cluster, by name; none of a standalone node."""
+        membership = self.node.membership
+        return {} if membership is None else membership.snapshot().members
 
     def now_ms(self) -> int:
         """This machine's clock."""
@@ -192,12 +201,14 @@ class Context:
             if (found := self.node.open_transactions.held_back(shard.number)) is not None
         ]
         deaths = [
-            f"shard {shard.number}: {dead.text()}"
+            f"shard {shard.number}: {dead.text(with_targets=False)}"
             for shard in self.shards
             if (dead := self.node.outcomes.recent_deaths(shard.number, now_ms)) is not None
         ]
         waiting = [
-            f"shard {shard.number}: {waits}" for shard in self.shards if (waits := shard.waits_for(now_ms)) is not None
+            f"shard {shard.number}: {without_names(waits)}"
+            for shard in self.shards
+            if (waits := shard.waits_for(now_ms)) is not None
         ]
         avoided = [
             f"broker {broker} took {found.latency_ms} ms: messages without a key avoid it until"
@@ -238,6 +249,11 @@ class Context:
         await self.peers.close()
         for pool in (self._threads, self._end_threads, self._poll_threads, self._shard_threads, self._writer):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def without_names(waits: str) -> str:
+    """What a shard waits for, without the topics and partitions: not everybody may know them."""
+    return waits.partition(" from ")[0]
 
 
 def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:

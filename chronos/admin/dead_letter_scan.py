@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 from msgspec import Struct
 
-from chronos.admin.tokens import ALL_TARGETS, matches_any
 from chronos.core.dead_letters import RESOLUTIONS, Letter, Marker, Offsets, read
 from chronos.core.message import Record
+from chronos.core.reach import Reach
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable, LogMismatch, LogUnavailable
 from chronos.ports import Log, Reader, TopicInfo
@@ -55,8 +55,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Written before this time (epoch ms)."""
     resolved: bool = False
     """Also those that were replayed or discarded."""
-    targets: tuple[str, ...] = ALL_TARGETS
-    """Patterns, one of which its target must match."""
+    reach: Reach
+    """They are the sender's own."""
 
     def matches(self, letter: Letter) -> bool:
         """Return whether the letter is one of them, whether resolved or not."""
@@ -64,7 +64,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
             (self.id is None or letter.id == self.id)
             and (self.target is None or letter.target == self.target)
             and (self.reason is None or letter.reason == self.reason)
-            and matches_any(letter.target, self.targets)
+            and self.reach.admits(letter.id, letter.target)
             and self.since_ms <= letter.timestamp_ms
             and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
         )

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
+from chronos.admin.access import check_id, check_target
 from chronos.admin.context import Call, Context
 from chronos.admin.dead_letter_scan import Found, Part, Wanted, Window
 from chronos.admin.encoding import headers_out, id_text, text_or_base64, whole_id_bytes
@@ -88,17 +89,17 @@ class DeadLetters:
     async def page(self, call: Call) -> Answer:
         """Dead letters of all partitions, the newest first."""
         query: DeadLetterQuery = call.query
-        part = await self._scan(query, _wanted(query, call.sender), newest_first=True, limit=query.limit)
+        part = await self._scan(call, query, _wanted(query, call.sender), newest_first=True, limit=query.limit)
         letters = [_info(DeadLetterInfo, found.letter, found.resolution) for found in part.found]
-        return 200, DeadLetterPage(letters=letters, after=_after(part), records=part.records)
+        return 200, DeadLetterPage(letters=letters, after=self._after(call, query, part), records=_records(call, part))
 
     @_repeatable
     async def get(self, call: Call) -> Answer:
         """The newest dead letter of a message."""
-        message_id = id_of(call.request)
+        message_id = id_of(call)
         topic = self._context.dead_letters
         deadline_s = asyncio.get_running_loop().time() + FIND_S
-        wanted = Wanted(id=message_id, resolved=True, targets=call.sender.targets)
+        wanted = Wanted(id=message_id, resolved=True, reach=call.sender.reach)
         rest: list[Window] | None = await self._context.in_thread(topic.windows)
         offsets = sum(end - first for first, end in rest or ())
 
@@ -112,10 +113,11 @@ class DeadLetters:
                 letter = await self._context.in_thread(topic.letter, found.letter.partition, found.letter.offset)
                 if letter is not None:
                     return 200, _whole(letter, found.resolution)
+        read = f"{offsets - sum(end - first for first, end in rest or ())} "
         raise ProblemError(
             404,
             "no-dead-letter",
-            f"the newest {offsets - sum(end - first for first, end in rest or ())} offsets of {topic.topic} hold no dead letter of {id_text(message_id)}",
+            f"the newest {'' if call.sender.is_limited else read}offsets of {topic.topic} hold no dead letter of {id_text(message_id)}",
             hint=None if rest is None else "older ones: GET /v1/dead-letters with `id` and `until`",
         )
 
@@ -143,13 +145,14 @@ class DeadLetters:
         context = self._context
         is_one = selection.id is not UNSET
         part = await self._scan(
+            call,
             selection,
             _wanted(selection, call.sender),
             newest_first=is_one,
             limit=1 if is_one else selection.limit,
             whole=not (is_one or selection.dry_run),
         )
-        after = None if is_one and part.found else _after(part)
+        after = None if is_one and part.found else self._after(call, selection, part)
         refused: list[tuple[Letter, Rejection]] = []
         resolved = 0
         if part.found and not selection.dry_run:
@@ -174,11 +177,12 @@ class DeadLetters:
             ],
             refused=_refusals(refused),
             after=after,
-            records=part.records,
+            records=_records(call, part),
         )
 
     async def _scan(
         self,
+        call: Call,
         query: DeadLetterQuery | DeadLetterSelection,
         wanted: Wanted,
         *,
@@ -188,14 +192,21 @@ class DeadLetters:
     ) -> Part:
         """One part, from where the request says, or of everything that is there now."""
         topic = self._context.dead_letters
+        numbers = None if query.after is UNSET else self._context.cursors.open(call, query, query.after)
 
         def scan() -> Part:
-            windows = topic.windows(wanted.since_ms, wanted.until_ms) if query.after is UNSET else _windows(query.after)
+            windows = topic.windows(wanted.since_ms, wanted.until_ms) if numbers is None else _windows(numbers)
             return topic.scan(
                 windows, wanted, newest_first=newest_first, limit=limit, bytes_max=PART_BYTES if whole else None
             )
 
         return await self._context.in_thread(scan)
+
+    def _after(self, call: Call, query: DeadLetterQuery | DeadLetterSelection, part: Part) -> str | None:
+        """The page key of what is still to be read."""
+        if part.windows is None:
+            return None
+        return self._context.cursors.seal(call, query, [offset for window in part.windows for offset in window])
 
     def _replayed(self, letters: Sequence[Letter]) -> tuple[list[Outgoing], list[tuple[Letter, Rejection]]]:
         """The records that schedule the letters again, and the letters that cannot be, with the reasons."""
@@ -275,6 +286,9 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wan
     fields: dict[str, Any] = {}
     if query.id is not UNSET:
         fields["id"] = converted("id", whole_id_bytes, query.id)
+        check_id(sender, fields["id"])
+    if query.target is not UNSET:
+        check_target(sender, query.target)
     for name in ("since", "until"):
         value = getattr(query, name)
         if value is not UNSET:
@@ -283,21 +297,20 @@ def _wanted(query: DeadLetterQuery | DeadLetterSelection, sender: Sender) -> Wan
         target=None if query.target is UNSET else query.target,
         reason=None if query.reason is UNSET else query.reason,
         resolved=isinstance(query, DeadLetterQuery) and query.resolved,
-        targets=sender.targets,
+        reach=sender.reach,
         **fields,
     )
 
 
-def _windows(after: str) -> list[Window]:
-    windows = []
-    for part in after.split("-"):
-        first, end = part.split(".")
-        windows.append((min(int(first), OFFSET_MAX), min(int(end), OFFSET_MAX)))
-    return windows
+def _windows(numbers: list[int]) -> list[Window]:
+    return [
+        (min(first, OFFSET_MAX), min(end, OFFSET_MAX)) for first, end in zip(numbers[::2], numbers[1::2], strict=False)
+    ]
 
 
-def _after(part: Part) -> str | None:
-    return None if part.windows is None else "-".join(f"{first}.{end}" for first, end in part.windows)
+def _records(call: Call, part: Part) -> int:
+    """The records that were read: for a sender with limits only those that it may know of."""
+    return len(part.found) if call.sender.is_limited else part.records
 
 
 # --- answers

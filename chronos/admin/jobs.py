@@ -16,6 +16,7 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
+from chronos.admin.access import forbidden
 from chronos.admin.bulk import BulkRun, Counts, Order, WriteFailed
 from chronos.admin.context import Call, Context
 from chronos.admin.filters import to_filter
@@ -26,6 +27,7 @@ from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.filter import Filter
 from chronos.core.keys import partition_of
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.roles import Member
 from chronos.core.timefmt import format_time
 from chronos.errors import ChronosError
@@ -78,7 +80,7 @@ class RemotePart:
             await _until(stopping, ASK_EVERY_S)
             method = "DELETE" if stopping.is_set() else "GET"
             try:
-                status, body = await self._context.peers.ask_member(self._member, method, path, {})
+                status, body = await self._context.peers.ask_member(self._member, method, path, {}, reach=EVERYTHING)
             except (aiohttp.ClientError, TimeoutError, OSError):
                 if time.monotonic() - heard_s > SILENT_S or stopping.is_set():
                     raise PartFailed(f"node {self._member.node} does not answer; it may go on with its part") from None
@@ -109,10 +111,9 @@ class Job:
         self._error: str | None = None
         self._started_ms, self._began_s, self._took_s = context.now_ms(), time.monotonic(), 0.0
 
-    @property
-    def target(self) -> str | None:
-        """The target of its filter; None: all."""
-        return self._order.matching.target
+    def is_for(self, sender: Sender) -> bool:
+        """Return whether the sender may see and stop it: one with reach, those of senders with the same reach."""
+        return not sender.is_limited or self._order.matching.reach == sender.reach
 
     async def run(self, shards: list[int], parts: list[RemotePart]) -> None:
         """Run all parts at a time; the job fails when one of them does."""
@@ -203,19 +204,14 @@ class JobHandlers:
         query: ShardsQuery = call.query
         context = self._context
         request = decode_body(_decode_request, JobRequest, call.body)
-        order = self._order(request)
-        if not _is_for(call.sender, order.matching.target):
-            raise ProblemError(
-                403, "forbidden", f"the token {call.sender.name} is for some targets only",
-                hint="give filter.target, one of its targets",
-            )  # fmt: skip
+        order = self._order(request, call.sender)
         if sum(job.running for job in self._jobs.values()) >= RUNNING_MAX:
             raise ProblemError(
                 409, "too-many-jobs", f"{RUNNING_MAX} jobs are running", hint="wait for one to end, or stop one"
             )
         held, missing = context.peers.split(context.peers.requested(query.shards))
         job = Job(context, request, order)
-        parts = await self._start_parts(missing, call.body)
+        parts = await self._start_parts(missing, call.body, call.sender.reach)
         self._jobs[job.id] = job
         ended = [each for each, kept in self._jobs.items() if not kept.running]
         for each in ended[: max(0, len(self._jobs) - KEPT_MAX)]:
@@ -223,7 +219,7 @@ class JobHandlers:
         context.spawn(job.run(held, parts))
         return 202, job.info(with_targets=True)
 
-    async def _start_parts(self, shards: list[int], body: bytes) -> list[RemotePart]:
+    async def _start_parts(self, shards: list[int], body: bytes, reach: Reach) -> list[RemotePart]:
         """Start jobs on nodes that hold the shards; none if one of them cannot be started."""
         peers = self._context.peers
         parts: list[RemotePart] = []
@@ -233,7 +229,7 @@ class JobHandlers:
                 if member is None:
                     raise PartFailed(f"no node with a replica of shard {group[0]} answers")
                 query = {"shards": ",".join(map(str, group))}
-                status, answer = await peers.ask_member(member, "POST", "/v1/jobs", query, body)
+                status, answer = await peers.ask_member(member, "POST", "/v1/jobs", query, body, reach=reach)
                 if status != 202:
                     raise PartFailed(f"node {member.node} answered {status}")
             except (PartFailed, aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -246,10 +242,11 @@ class JobHandlers:
             parts.append(RemotePart(self._context, member, _decode_info(answer)))
         return parts
 
-    def _order(self, request: JobRequest) -> Order:
+    def _order(self, request: JobRequest, sender: Sender) -> Order:
         """The order of a request; ProblemError with status 422 when it cannot be executed."""
         given = JobFilter() if request.filter is UNSET else request.filter
         matching = to_filter(
+            sender,
             target=given.target,
             due_from=given.due_from,
             due_to=given.due_to,
@@ -257,8 +254,12 @@ class JobHandlers:
             headers=[] if given.headers is UNSET else given.headers.items(),
             within="filter.",
         )
+        if sender.is_limited and matching.target is None:
+            raise forbidden(
+                sender, "is for some messages only", hint="give filter.target, one of its targets"
+            )  # fmt: skip
         verb = VERBS[request.action]
-        if verb is not None and matching == Filter() and given.due_from is UNSET:
+        if verb is not None and matching == Filter(reach=sender.reach) and given.due_from is UNSET:
             raise wrong_field("filter", 'has no condition; {"due_from": 0} is true of all messages')
         time_header = None
         if request.action == "reschedule":
@@ -273,7 +274,7 @@ class JobHandlers:
 
     async def jobs(self, call: Call) -> tuple[int, object]:
         """The jobs of this node."""
-        found = [job for job in reversed(self._jobs.values()) if _is_for(call.sender, job.target)]
+        found = [job for job in reversed(self._jobs.values()) if job.is_for(call.sender)]
         return 200, Jobs(jobs=[job.info(with_targets=False) for job in found])
 
     async def get(self, call: Call) -> tuple[int, object]:
@@ -290,17 +291,12 @@ class JobHandlers:
     def _job(self, call: Call) -> Job:
         job_id = call.request.match_info["job"]
         job = self._jobs.get(job_id)
-        if job is None or not _is_for(call.sender, job.target):
+        if job is None or not job.is_for(call.sender):
             raise ProblemError(
                 404, "no-job", f"this node has no job {job_id[:100]}",
                 hint="jobs are kept in memory by the node that was asked, the last 100: after a restart, repeat the operation",
             )  # fmt: skip
         return job
-
-
-def _is_for(sender: Sender, target: str | None) -> bool:
-    """Return whether an operation on this target, or on all, is for the sender."""
-    return not sender.is_limited or (target is not None and sender.may_target(target))
 
 
 async def _until(event: asyncio.Event, timeout_s: float) -> None:

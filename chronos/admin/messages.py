@@ -1,6 +1,7 @@
 """Messages over HTTP: schedule, find, list, cancel, reschedule, fire."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
@@ -10,8 +11,9 @@ from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from chronos.admin.access import forbidden_target
+from chronos.admin.access import check_id, forbidden
 from chronos.admin.context import Call, Context
+from chronos.admin.cursors import begin_again
 from chronos.admin.encoding import BASE64_ID, headers_out, id_path, id_text, text_or_base64, whole_id_bytes
 from chronos.admin.filters import to_filter
 from chronos.admin.problems import PROBLEM_JSON, ProblemError, wrong_field
@@ -28,12 +30,12 @@ from chronos.admin.schemas import (
     Reschedule,
     ShardsQuery,
 )
-from chronos.admin.tokens import Sender
 from chronos.admin.validation import decode_body
 from chronos.core.cron import next_cron
 from chronos.core.keys import OFFSET_MAX, generated_id, parse_generated_id, partition_of
 from chronos.core.message import LATE_POLICIES, Entry, Options, Reason
 from chronos.core.query import Found, MessageRow, find, holds_for, page
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.repetition import format_repetition
 from chronos.core.timefmt import format_duration, format_time
 from chronos.core.values import label_of
@@ -47,6 +49,9 @@ FIND_S = 1.0
 ACT_S = 5.0
 """How long an action waits to be applied."""
 
+LOOKS_AT_ONCE = 50
+"""Messages of a batch that are looked up at a time, to replace them."""
+
 ACTION_BYTES = 1_024
 """Estimate of the memory for the record of an action."""
 
@@ -55,6 +60,9 @@ IN_LOOP_BYTES = 32_768
 
 PageKey = tuple[int, int, int]
 """`(place_ms, shard, offset)`: the order of messages over all shards."""
+
+PLAIN_KEY = re.compile("([0-9]{1,15})-([0-9]{1,4})-([0-9]{1,19})", re.ASCII)
+"""A page key as nodes give it to each other."""
 
 Part = tuple[list[tuple[PageKey, MessageInfo]], PageKey | None]
 """Messages of some shards in order, and the key up to which they are complete; None: to the end."""
@@ -80,13 +88,11 @@ class Messages:
         """Schedule a message, or up to 10,000 at once."""
         context = self._context
         if len(call.body) <= IN_LOOP_BYTES:
-            planned, is_batch = self._plan(call.body)
+            planned, is_batch = self._plan(call)
         else:
-            planned, is_batch = await context.in_thread(self._plan, call.body)
+            planned, is_batch = await context.in_thread(self._plan, call)
         if call.sender.is_limited:
-            for one in planned:
-                if not call.sender.may_target(one.target):
-                    raise forbidden_target(call.sender, one.target)
+            await self._check_replaced(call, [one for one in planned if one.replaces])
         self._check_followers(planned)
         records = [one.record for one in planned]
         size_bytes = sum(one.bytes for one in planned)
@@ -94,6 +100,27 @@ class Messages:
         appended = await context.appender.append(records, size_bytes)
         accepted = [_accepted(one, where) for one, where in zip(planned, appended, strict=True)]
         return 202, accepted if is_batch else accepted[0]
+
+    async def _check_replaced(self, call: Call, planned: list[Planned]) -> None:
+        """ProblemError with status 403 if a message that would be replaced is for a target that is not the sender's own.
+
+        Its id is: so nothing is told that the sender would not learn from the message that is refused as taken.
+        """
+        for start in range(0, len(planned), LOOKS_AT_ONCE):
+            deadline_s = asyncio.get_running_loop().time() + FIND_S
+            await asyncio.gather(
+                *(self._check_replaced_one(call, one, deadline_s) for one in planned[start : start + LOOKS_AT_ONCE])
+            )
+
+    async def _check_replaced_one(self, call: Call, planned: Planned, deadline_s: float) -> None:
+        message_id = planned.record[1]
+        assert message_id is not None
+        home, _ = self._shards_of(message_id)
+        found, behind = await self._look_in([home], message_id, deadline_s, payload=False, reach=EVERYTHING)
+        if found is not None and found.target is not None and not call.sender.reach.admits_target(found.target.topic):
+            raise forbidden(call.sender, f"is not for the message that has the id {id_text(message_id)[:200]}")
+        if found is None and behind:
+            raise _not_found(message_id, behind)
 
     def _check_followers(self, planned: list[Planned]) -> None:
         """ProblemError with status 503 if a shard has too few followers in sync, and `replication` refuses messages for it."""
@@ -107,18 +134,18 @@ class Messages:
                     hint="try again; `chronos status` shows the followers of each shard",
                 )  # fmt: skip
 
-    def _plan(self, body: bytes) -> tuple[list[Planned], bool]:
-        return self._context.planner.plan_body(body, self._context.now_ms())
+    def _plan(self, call: Call) -> tuple[list[Planned], bool]:
+        return self._context.planner.plan_body(call.body, self._context.now_ms(), sender=call.sender)
 
     # --- find
 
     async def get(self, call: Call) -> tuple[int, object]:
         """Return state, times and target of a message, and why it was not delivered."""
         query: MessageQuery = call.query
-        message_id = id_of(call.request)
+        message_id = id_of(call)
         deadline_s = asyncio.get_running_loop().time() + FIND_S
         _, found, behind = await self._look(call, message_id, deadline_s, pending_first=False, payload=query.payload)
-        if found is None or not _is_for(call.sender, found):
+        if found is None:
             raise _not_found(message_id, behind)
         return 200, found
 
@@ -128,27 +155,29 @@ class Messages:
         """`(shard, message, shards that had not applied their log in time)`.
 
         Looks in the id's home shard first. What is unknown there may still be forwarded from another shard: so it looks again
-        once the others have pulled what they hold now.
+        once the others have pulled what they hold now. A message that is not the sender's own is unknown, in every step and in the
+        time that it takes.
         """
         query: ShardsQuery = call.query
+        reach = call.sender.reach
         allowed = set(self._context.peers.requested(query.shards))
         home, others = self._shards_of(message_id)
         found: MessageInfo | None = None
         behind: list[int] = []
         if home in allowed:
-            found, behind = await self._look_in([home], message_id, deadline_s, payload=payload)
+            found, behind = await self._look_in([home], message_id, deadline_s, payload=payload, reach=reach)
             if behind or (found is not None and (found.state == "pending" or not pending_first)):
                 return home, found, behind
         others = [shard for shard in others if shard in allowed]
         if others:
-            _, behind = await self._look_in(others, message_id, deadline_s, payload=False)
+            _, behind = await self._look_in(others, message_id, deadline_s, payload=False, reach=reach)
             if home in allowed:
-                found, home_behind = await self._look_in([home], message_id, deadline_s, payload=payload)
+                found, home_behind = await self._look_in([home], message_id, deadline_s, payload=payload, reach=reach)
                 behind = behind or home_behind
         return home, found, behind
 
     async def _look_in(
-        self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool
+        self, shards: list[int], message_id: bytes, deadline_s: float, *, payload: bool, reach: Reach
     ) -> tuple[MessageInfo | None, list[int]]:
         """The message as one of these shards knows it, a pending one first; those that had not applied their log in time, or that
         hold records for the partition of its id."""
@@ -157,18 +186,20 @@ class Messages:
         groups, asked = context.peers.groups(missing), {"payload": "true"} if payload else {}
         caught_up, answers = await asyncio.gather(
             asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
-            asyncio.gather(*(context.peers.ask(group, "GET", id_path(message_id), asked) for group in groups)),
+            asyncio.gather(
+                *(context.peers.ask(group, "GET", id_path(message_id), asked, reach=reach) for group in groups)
+            ),
         )
         home, _ = self._shards_of(message_id)
         found, holding = await context.in_thread(
             lambda: (
-                [self._message_info(shard, message_id, payload) for shard in held],
+                [self._message_info(shard, message_id, payload, reach) for shard in held],
                 [holds_for(context.shards[shard].store, context.shards[shard].state, home) for shard in held],
             )
         )
         for status, body in answers:
             if status == 200:
-                found.append(_decode_message_info(body))
+                found += _own([_decode_message_info(body)], reach)
             elif status != 404:
                 raise ProblemError(503, "no-holder", f"another node answered {status} for shards {missing}")
         known = sorted((each for each in found if each is not None), key=lambda each: each.state != "pending")
@@ -177,9 +208,9 @@ class Messages:
         ]
         return known[0] if known else None, behind
 
-    def _message_info(self, shard: int, message_id: bytes, payload: bool) -> MessageInfo | None:
+    def _message_info(self, shard: int, message_id: bytes, payload: bool, reach: Reach) -> MessageInfo | None:
         driver = self._context.shards[shard]
-        found = self._find(driver, message_id)
+        found = self._find(driver, message_id, reach)
         if found is None:
             return None
         answer = message_info(found.id, shard, found.offset, found.place_ms, found.entry)
@@ -201,22 +232,24 @@ class Messages:
             return home, []
         return home, [shard for shard in range(count) if shard != home]
 
-    def _find(self, shard: ShardDriver, message_id: bytes) -> Found | None:
-        return find(shard.store, shard.state, shard.number, len(self._context.shards), message_id)
+    def _find(self, shard: ShardDriver, message_id: bytes, reach: Reach) -> Found | None:
+        return find(shard.store, shard.state, shard.number, len(self._context.shards), message_id, reach=reach)
 
     # --- list
 
     async def page(self, call: Call) -> tuple[int, object]:
         """Pending messages of all shards in the order of their due times."""
         query: PageQuery = call.query
+        reach = call.sender.reach
         matching = to_filter(
+            call.sender,
             target=query.target,
             due_from=query.due_from,
             due_to=query.due_to,
             id_prefix=query.id_prefix,
             headers=[] if query.header is UNSET else [_header_condition(text) for text in query.header],
         )
-        after = None if query.after is UNSET else _page_key(query.after)
+        after = None if query.after is UNSET else self._page_key(call)
 
         context, peers = self._context, self._context.peers
         held, missing = peers.split(peers.requested(query.shards))
@@ -234,13 +267,26 @@ class Messages:
             ]  # fmt: skip
 
         parts = await context.in_thread(pages)
-        for _, found in await peers.gather(missing, "/v1/messages", asdict(query), Page):
-            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in found.messages]
-            parts.append((rows, None if found.after is None else _page_key(found.after)))
+        asked = asdict(query) | {"after": UNSET if after is None else _plain(after)}
+        for _, found in await peers.gather(missing, "/v1/messages", asked, Page, reach=reach):
+            rows = [((time_ms(one.planned_at), one.shard, one.offset), one) for one in _own(found.messages, reach)]
+            parts.append((rows, None if found.after is None else _from_plain(found.after)))
         messages, end = merge(parts, query.limit)
-        if call.sender.is_limited:
-            messages = [one for one in messages if _is_for(call.sender, one)]
-        return 200, Page(messages=messages, after=None if end is None else "-".join(map(str, end)))
+        if end is None:
+            return 200, Page(messages=messages, after=None)
+        is_part = query.shards is not UNSET
+        return 200, Page(messages=messages, after=_plain(end) if is_part else context.cursors.seal(call, query, end))
+
+    def _page_key(self, call: Call) -> PageKey:
+        """The place after which a page begins. A node that asks for a part of a page, by its shards, gives it unsealed."""
+        query: PageQuery = call.query
+        assert query.after is not UNSET
+        if query.shards is not UNSET:
+            return _from_plain(query.after)
+        numbers = self._context.cursors.open(call, query, query.after)
+        if len(numbers) != 3:
+            raise begin_again()
+        return numbers[0], numbers[1], numbers[2]
 
     # --- act
 
@@ -264,19 +310,22 @@ class Messages:
         """
         context = self._context
         query: ShardsQuery = call.query
-        message_id = id_of(call.request)
+        reach = call.sender.reach
+        message_id = id_of(call)
         loop = asyncio.get_running_loop()
         shard, others = self._shards_of(message_id)
         behind: list[int] = []
+        if reach.is_limited or (others and query.shards is UNSET):
+            shard, found, behind = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
+            if reach.is_limited and found is None:
+                raise _not_found(message_id, behind)
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
-        elif others or call.sender.is_limited:
-            shard, found, behind = await self._look(call, message_id, loop.time() + FIND_S, pending_first=True)
-            if not _is_for(call.sender, found):
-                raise _not_found(message_id, behind)
         if not context.peers.holds(shard):
             path = id_path(message_id) + ("/fire" if verb == "fire-now" else "")
-            status, body = await context.peers.ask([shard], call.request.method, path, {}, call.body or None)
+            status, body = await context.peers.ask(
+                [shard], call.request.method, path, {}, call.body or None, reach=reach
+            )
             if status == 200 and behind and (told := _decode_action_result(body)).result == "unknown":
                 told.result = "accepted"
                 return 202, told
@@ -305,15 +354,18 @@ class Messages:
 
     async def _is_cancelled(self, shard: ShardDriver, message_id: bytes) -> bool:
         """True if the message is cancelled: then a cancel that had no effect, whatever the reason, succeeds all the same."""
-        found = await self._context.in_thread(self._find, shard, message_id)
+        # The message was the sender's own before; one that is cancelled has no target.
+        found = await self._context.in_thread(self._find, shard, message_id, EVERYTHING)
         return found is not None and found.state == "cancelled"
 
 
-def _is_for(sender: Sender, found: MessageInfo | None) -> bool:
-    """Return whether the sender may see and change the message: of one without a target, which is no longer kept, it may not."""
-    if not sender.is_limited:
-        return True
-    return found is not None and found.target is not None and sender.may_target(found.target.topic)
+def _own(messages: list[MessageInfo], reach: Reach) -> list[MessageInfo]:
+    """Those within the reach, of the answer of another node: one of the version before does not know them."""
+    if not reach.is_limited:
+        return messages
+    return [
+        one for one in messages if one.target is not None and reach.admits(whole_id_bytes(one.id), one.target.topic)
+    ]
 
 
 def _not_found(message_id: bytes, behind: list[int]) -> ProblemError:
@@ -455,8 +507,16 @@ def _after(place: PageKey | None, shard: int) -> Position | None:
     return (due_ms, OFFSET_MAX) if shard < last_shard else (due_ms - 1, OFFSET_MAX)
 
 
-def _page_key(text: str) -> PageKey:
-    due_ms, shard, offset = (int(part) for part in text.split("-"))
+def _plain(key: PageKey) -> str:
+    return "-".join(map(str, key))
+
+
+def _from_plain(text: str) -> PageKey:
+    """The key that another node gives or gets. ProblemError if it is none."""
+    match = PLAIN_KEY.fullmatch(text)
+    if match is None:
+        raise begin_again()
+    due_ms, shard, offset = map(int, match.groups())
     return due_ms, shard, offset
 
 
@@ -465,12 +525,15 @@ def _header_condition(text: str) -> tuple[str, str]:
     return name, value
 
 
-def id_of(request: web.Request) -> bytes:
-    """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64."""
-    data = unquote_to_bytes(request.rel_url.raw_path.split("/")[3])
+def id_of(call: Call) -> bytes:
+    """The id in the path: percent-encoded UTF-8, or `base64:` and the bytes in base64. ProblemError with status 403 if it is not for
+    the sender."""
+    data = unquote_to_bytes(call.request.rel_url.raw_path.split("/")[3])
     try:
-        return whole_id_bytes(data.decode())
+        message_id = whole_id_bytes(data.decode())
     except UnicodeDecodeError:
         raise wrong_field("id", f"is not UTF-8; write other bytes as {BASE64_ID} and their base64") from None
     except ValueError as error:
         raise wrong_field("id", str(error)) from None
+    check_id(call.sender, message_id)
+    return message_id

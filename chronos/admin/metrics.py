@@ -271,6 +271,16 @@ NODE_METRICS: tuple[tuple[str, str, str], ...] = (
     CERTIFICATES_STALE,
     JWKS_STALE,
     (
+        "chronos_tokens_format",
+        "gauge",
+        "Format of the file of tokens; 0 without tokens. The next release refuses format 1.",
+    ),
+    (
+        "chronos_tokens_stale",
+        "gauge",
+        "1 if the file of tokens has changed and cannot be used: the tokens of before stay in force.",
+    ),
+    (
         "chronos_lane_messages",
         "gauge",
         "Messages that are due and wait in lanes, in the shards this node is master of, by the label `topic`: the 20 topics with the"
@@ -331,6 +341,9 @@ class Exposition(Collector):
         yield CounterMetricFamily(*NODE_METRICS[3][::2], value=self._context.node.clients_abandoned)
         yield GaugeMetricFamily(*CERTIFICATES_STALE[::2], value=self._context.node.tls.is_stale)
         yield GaugeMetricFamily(*JWKS_STALE[::2], value=self._issuer is not None and self._issuer.is_stale)
+        tokens = self._context.tokens
+        yield GaugeMetricFamily(*NODE_METRICS[6][::2], value=0 if tokens is None else tokens.format)
+        yield GaugeMetricFamily(*NODE_METRICS[7][::2], value=tokens is not None and tokens.is_stale)
         yield self._lanes()
         yield from self._brokers()
         for series in METRICS:
@@ -448,6 +461,8 @@ def reference() -> str:
         " `/v1/shards` has their targets.",
         "- `chronos_certificates_stale == 1`: new certificates cannot be used, and the old ones expire; the log has the reason.",
         "- `chronos_jwks_stale == 1` for 10 minutes: the keys of the issuer cannot be read; the log has the reason.",
+        "- `chronos_tokens_stale == 1`: the file of tokens was changed and is not in force; `chronos doctor --tokens FILE` tells why.",
+        "- `chronos_tokens_format == 1`: `chronos doctor --tokens FILE` shows what to write into the file before the next release.",
         "- `chronos_broker_unavailable_seconds > 0`: a broker was slow, or did not answer; `/v1/nodes` has its last latency.",
         "- `increase(chronos_hops_ahead_total[5m]) > 0`: the clocks of two brokers differ by more than 0.5 s; check NTP on both.",
         "- `chronos_disk_free_bytes` near `limits.disk_reserve`: below it every shard pauses.",

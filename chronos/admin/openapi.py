@@ -30,7 +30,7 @@ ROLE_TEXTS = {
 
 FORMATS = (
     schemas.Time, schemas.Duration, schemas.Id, schemas.TopicName, schemas.Base64, schemas.Instant, schemas.ShardNumber,
-    schemas.ShardList, schemas.PageKey, schemas.NodeName, schemas.DeadLetterPageKey, schemas.ReasonName,
+    schemas.ShardList, schemas.PageKey, schemas.NodeName, schemas.ReasonName,
 )  # fmt: skip
 """Types that the reference calls by their titles."""
 
@@ -268,8 +268,12 @@ curl -s http://127.0.0.1:7700/v1/messages -H 'Content-Type: application/json' \\
   answers `cancelled`, so a cancel may be repeated.
 - **Retrying**: a message with an id of your own is scheduled once, even if it is sent several times (within
   the deduplication window). A message without an id may have been written although its request timed out.
-- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and its entry needs the role
-  of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody.
+- **Tokens**: a service with `admin.tokens` needs the header `Authorization: Bearer TOKEN`, or a client certificate, and its entry needs
+  the role of the request; see [secure](../how-to/secure.md). A service without tokens admits everybody. Payloads and headers are
+  in an answer only for the role `payload`. A token with limits is refused with status 403 if it names a target or an id
+  outside them, and everything else that is not its own is answered like what is not there.
+- **Page keys** (`after`) are sealed: one is valid for the same token and the same conditions. Any other is refused with
+  status 400; begin again without it.
 - **Bodies** are sent as they are: a `Content-Encoding` is refused with status 415.
 - **Web pages** of other sites cannot change or start anything: bodies need `Content-Type: application/json`, and requests
   that a browser marks as cross-site are refused, except for links to `/`. The name in the Host header must be one of the node:

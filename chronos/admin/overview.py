@@ -30,6 +30,7 @@ from chronos.admin.schemas import (
 from chronos.core.histogram import Histogram
 from chronos.core.keys import MINUTE_MS, OFFSET_MAX
 from chronos.core.query import TIMELINE_MAX_MS, check_timeline, next_place_ms, timeline
+from chronos.core.reach import EVERYTHING
 from chronos.core.roles import verdicts
 from chronos.core.timefmt import MS_MAX, format_time
 from chronos.errors import ChronosError
@@ -73,7 +74,8 @@ class Overview:
     async def _from_peers(self, numbers: list[int]) -> list[Shard]:
         """The shards as another node shows them, their master if it answers; empty when no node answers."""
         try:
-            return [shard for _, part in await self._context.peers.gather(numbers, "/v1/shards", {}, Shards)
+            return [shard for _, part in await self._context.peers.gather(
+                        numbers, "/v1/shards", {}, Shards, reach=EVERYTHING)
                     for shard in part.shards]  # fmt: skip
         except ProblemError:
             return []
@@ -196,7 +198,7 @@ class Overview:
             lambda: [timeline(context.shards[number].store, from_ms, to_ms, step_ms) for number in held]
         )
         interval = {"from": from_ms, "to": to_ms, "step": step_ms}
-        for _, found in await peers.gather(missing, "/v1/timeline", interval, Timeline):
+        for _, found in await peers.gather(missing, "/v1/timeline", interval, Timeline, reach=call.sender.reach):
             counts.append([interval.pending for interval in found.intervals])
         sums = [sum(column) for column in zip(*counts, strict=True)]
         start_ms = from_ms // MINUTE_MS * MINUTE_MS

@@ -13,8 +13,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from chronos.admin.access import NODE_HEADER, TOKEN_HEADER
+from chronos.admin.access import NODE_HEADER, TOKEN_HEADER, reach_header
 from chronos.admin.problems import ProblemError, wrong_field
+from chronos.core.reach import Reach
 from chronos.core.roles import Member
 from chronos.node import Node
 from chronos.workers.membership import holders
@@ -86,11 +87,11 @@ class PeerClient:
         return list(found.values())
 
     async def gather(
-        self, shards: Sequence[int], path: str, query: Mapping[str, object], kind: type[T]
+        self, shards: Sequence[int], path: str, query: Mapping[str, object], kind: type[T], *, reach: Reach
     ) -> list[tuple[list[int], T]]:
         """The answers of nodes that hold the shards, each with its shards. ProblemError when no node answers for one."""
         groups = self.groups(shards)
-        parts = await asyncio.gather(*(self.ask(numbers, "GET", path, query) for numbers in groups))
+        parts = await asyncio.gather(*(self.ask(numbers, "GET", path, query, reach=reach) for numbers in groups))
         found = []
         for numbers, (status, body) in zip(groups, parts, strict=True):
             if status >= 400:
@@ -105,9 +106,12 @@ class PeerClient:
         path: str,
         query: Mapping[str, object],
         body: bytes | None = None,
+        *,
+        reach: Reach,
     ) -> tuple[int, bytes]:
         """Status and body of the answer of a node that holds the shards. ProblemError when no node answers.
 
+        `reach`: of the sender for whom this node asks; the other node applies them.
         The nodes that hold the first of the shards are asked one after the other until one answers for all.
         """
         parameters = {
@@ -118,7 +122,7 @@ class PeerClient:
         parameters["shards"] = ",".join(map(str, shards))
         for member in self.holders(shards[0]):
             try:
-                status, answer = await self.ask_member(member, method, path, parameters, body)
+                status, answer = await self.ask_member(member, method, path, parameters, body, reach=reach)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning("another node does not answer", node=member.node, why=str(error) or type(error).__name__)
                 if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
@@ -130,7 +134,14 @@ class PeerClient:
         raise self._no_holder(shards[0])
 
     async def ask_member(
-        self, member: Member, method: str, path: str, query: Mapping[str, str | list[str]], body: bytes | None = None
+        self,
+        member: Member,
+        method: str,
+        path: str,
+        query: Mapping[str, str | list[str]],
+        body: bytes | None = None,
+        *,
+        reach: Reach,
     ) -> tuple[int, bytes]:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
@@ -139,7 +150,7 @@ class PeerClient:
             identity = {NODE_HEADER: self._node.config.node.id, TOKEN_HEADER: self._node.token}
             self._session = aiohttp.ClientSession(timeout=timeout, headers=identity)
         url = member.address.rstrip("/") + path
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = reach_header(reach) | ({} if body is None else {"Content-Type": "application/json"})
         tls = self._node.tls.client()
         async with self._session.request(method, url, params=query, data=body, headers=headers, ssl=tls) as answer:
             return answer.status, await answer.read()

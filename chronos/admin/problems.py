@@ -17,6 +17,7 @@ PROBLEM_JSON = "application/problem+json"
 TITLES = {
     "malformed": "The request body is not JSON",
     "invalid": "The request is not valid",
+    "begin-again": "The page key cannot be read",
     "bad-request": "The request is not valid HTTP",
     "encoded": "The body is encoded",
     "not-json": "Content-Type must be application/json",

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
-from chronos.admin.access import forbidden_target
+from chronos.admin.access import check_target, forbidden
 from chronos.admin.context import Call, Context
 from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.schemas import LaneInfo, RateChange, RateInfo, Rates, RatesQuery
@@ -39,17 +40,29 @@ class RateLimitHandlers:
     async def rates(self, call: Call) -> tuple[int, object]:
         """The limits in the order in which they are looked for, and the lanes of all shards together."""
         query: RatesQuery = call.query
-        context, peers = self._context, self._context.peers
+        context, peers, own = self._context, self._context.peers, call.sender.reach
+        if query.topic is not UNSET:
+            check_target(call.sender, query.topic)
         held, missing = peers.split(peers.requested(query.shards))
         lengths = await context.in_thread(lane_lengths, [context.shards[number] for number in held])
-        for _, found in await peers.gather(missing, "/v1/rates", {"topic": query.topic}, Rates):
+        for _, found in await peers.gather(missing, "/v1/rates", {"topic": query.topic}, Rates, reach=own):
             for lane in found.lanes:
                 lengths[(lane.topic, LIMITED if lane.partition is None else lane.partition)] += lane.messages
         table = context.node.rates.limits.table
         topic = None if query.topic is UNSET else query.topic
         in_force = None if topic is None else table.of(topic)
         limits = table.limits if topic is None else [] if in_force is None else [in_force]
-        of_topic = Counter({lane: length for lane, length in lengths.items() if topic in (None, lane[0])})
+        if topic is not None:
+            # The limit may be that of a pattern, which is not for everybody.
+            limits = [replace(limit, pattern=topic) for limit in limits] if own.is_limited else limits
+        limits = [limit for limit in limits if own.admits_target(limit.pattern)]
+        of_topic = Counter(
+            {
+                lane: length
+                for lane, length in lengths.items()
+                if topic in (None, lane[0]) and own.admits_target(lane[0])
+            }
+        )
         return 200, Rates(rates=[_info(limit) for limit in limits], lanes=self._lanes(of_topic))
 
     def _lanes(self, lengths: Counter[Lane]) -> list[LaneInfo]:
@@ -94,7 +107,8 @@ class RateLimitHandlers:
         rates = self._context.node.rates
         changed = rates.changed()
         if pattern not in changed:
-            known = ", ".join(sorted(changed)[:10]) or "none"
+            own = call.sender.reach
+            known = ", ".join(sorted(filter(own.admits_target, changed))[:10]) or "none"
             raise ProblemError(
                 404, "no-rate", f"no limit was set at run time for {pattern}; those that were: {known}",
                 hint="`unlimited` lifts a limit of the configuration",
@@ -108,8 +122,9 @@ class RateLimitHandlers:
     def _pattern(call: Call) -> str:
         pattern = converted("pattern", check_pattern, call.request.match_info["pattern"])
         is_topic = not set(pattern) & WILDCARDS
-        if call.sender.is_limited and not (is_topic and call.sender.may_target(pattern)):
-            raise forbidden_target(call.sender, pattern)
+        if call.sender.is_limited and not is_topic:
+            raise forbidden(call.sender, f"may limit single topics only, not {pattern}")
+        check_target(call.sender, pattern)
         return pattern
 
     async def _done(self, look: Callable[[], bool | None]) -> int:

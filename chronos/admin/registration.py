@@ -15,6 +15,7 @@ import structlog
 from chronos.admin.context import Context
 from chronos.admin.registry import monotonic_ms, registration_body
 from chronos.admin.registry_schemas import RegistrationResult
+from chronos.core.reach import EVERYTHING
 from chronos.core.registration import RETRY_MS, OwnRegistration, Peer
 from chronos.core.registry import READ, WRITE, Holding, Registration, TopicConfig
 from chronos.core.roles import Member
@@ -89,7 +90,7 @@ class Registrar:
         result = None
         try:
             body = _encode(registration_body(registration))
-            status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body)
+            status, answer = await self._context.peers.ask_member(member, "PUT", path, {}, body, reach=EVERYTHING)
             if status == 200:
                 result = _decode(answer)
             why = answer[:200].decode(errors="replace")
@@ -163,7 +164,10 @@ class Registrar:
         ask = self._context.peers.ask_member
         await _within(
             LEAVE_S,
-            [asyncio.ensure_future(ask(member, "DELETE", path, query)) for member in self._members().values()],
+            [
+                asyncio.ensure_future(ask(member, "DELETE", path, query, reach=EVERYTHING))
+                for member in self._members().values()
+            ],
         )
 
 

@@ -26,6 +26,7 @@ UNAVAILABLE = {503: "The log does not answer, or too many requests wait to be wr
 UNREADABLE = {503: "The log does not answer."}
 ELSEWHERE = {503: "No node with a replica of the shard answers."}
 COORDINATOR = {503: "The coordinator does not answer."}
+PAGE_KEY = {400: "`after` is not of a page with the same token and the same conditions: begin again without it."}
 NOT_ITSELF = {403: "The request comes neither from this node nor with a token that may operate."}
 BODY = {
     400: "The body is not JSON.",
@@ -51,7 +52,7 @@ class Route(Struct, frozen=True, kw_only=True):
     role: Role
     """What its sender must be allowed to do."""
     scope: Literal["targets", "service"]
-    """`targets`: concerns messages, and its handler admits only those whose targets are for the sender. `service`: concerns all."""
+    """`targets`: concerns messages, of which it shows and changes only those within the reach of the sender. `service`: concerns all."""
     summary: str
     handler: Handler | None
     """None: served by the server itself."""
@@ -99,7 +100,7 @@ def routes(
         Route(
             method="GET", path="/v1/messages", name="list", role="read", scope="targets", handler=messages.page, query=schemas.PageQuery,
             summary="Pending messages in the order of their due times, page by page.",
-            answer=schemas.Page, answers={200: "One page.", 422: "A parameter is not valid.", **ELSEWHERE},
+            answer=schemas.Page, answers={200: "One page.", **PAGE_KEY, 422: "A parameter is not valid.", **ELSEWHERE},
         ),
         Route(
             method="GET", path="/v1/messages/{id}", name="get", role="read", scope="targets", handler=messages.get, parameters=by_id,
@@ -131,7 +132,7 @@ def routes(
             query=schemas.DeadLetterQuery,
             summary="Dead letters that are not resolved, the newest first, page by page. Each page reads the dead-letter topic for"
             " about 2 s at most, so it may be short, or empty, although `after` is not null.",
-            answer=schemas.DeadLetterPage, answers={200: "One page.", 422: "A parameter is not valid.", **UNREADABLE},
+            answer=schemas.DeadLetterPage, answers={200: "One page.", **PAGE_KEY, 422: "A parameter is not valid.", **UNREADABLE},
         ),
         Route(
             method="GET", path="/v1/dead-letters/{id}", name="dead_letter", role="read", scope="targets", handler=dead_letters.get, parameters=by_id,
@@ -145,13 +146,13 @@ def routes(
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Schedule dead letters again, due at once, the oldest first. A replayed message keeps its id, target and headers, and"
             " has the header `chronos-replayed`. Repeating the request, also after a failure in between, delivers nothing twice.",
-            answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
+            answers={200: "The result, once the log has acknowledged it.", **BODY, 400: f"{BODY[400]} Or: {PAGE_KEY[400]}", **UNAVAILABLE},
         ),
         Route(
             method="POST", path="/v1/dead-letters/discard", name="discard", role="operate", scope="targets", handler=dead_letters.discard,
             body=schemas.DeadLetterSelection, answer=schemas.DeadLetterResult,
             summary="Mark dead letters as discarded: they are no longer listed or replayed. Their records stay in the topic.",
-            answers={200: "The result, once the log has acknowledged it.", **BODY, **UNAVAILABLE},
+            answers={200: "The result, once the log has acknowledged it.", **BODY, 400: f"{BODY[400]} Or: {PAGE_KEY[400]}", **UNAVAILABLE},
         ),
         Route(
             method="POST", path="/v1/jobs", name="start", role="operate", scope="targets", handler=jobs.start, query=schemas.ShardsQuery,

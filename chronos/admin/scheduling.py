@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from chronos.admin.access import check_given_id, check_target
 from chronos.admin.encoding import from_base64, headers_in, id_bytes, id_text, to_bytes
 from chronos.admin.problems import invalid
 from chronos.admin.schemas import BATCH_MAX, FAULTS_MAX, Fault, HeaderValues, Message, Reschedule
+from chronos.admin.tokens import Sender
 from chronos.admin.validation import check, decode_json, invalid_faults, malformed, with_integers
 from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import (
@@ -83,6 +85,8 @@ class Planned(Struct, frozen=True, gc=False):
     bytes: int
     target: str
     """The target topic."""
+    replaces: bool = False
+    """It takes the place of the pending message that has its id."""
     first: tuple[str, str] | None = None
     """Cron expression and time zone, if the first time of a series is left to them."""
 
@@ -104,10 +108,11 @@ class Planner:
         self._bytes_max = bytes_max
         self._turn = itertools.count()
 
-    def plan_body(self, body: bytes, now_ms: int) -> tuple[list[Planned], bool]:
+    def plan_body(self, body: bytes, now_ms: int, *, sender: Sender) -> tuple[list[Planned], bool]:
         """The messages of a request body as records, and whether the body is an array.
 
-        Raises ProblemError with every error of every message: 400 when the body is not JSON, else 422.
+        Raises ProblemError with every error of every message: 400 when the body is not JSON, else 422; 403 for the first message
+        that is not the sender's own.
         """
         try:
             decoded = _decode(body)
@@ -121,7 +126,13 @@ class Planner:
             raise invalid(
                 f"{len(messages)} messages in one request", [Fault(detail=f"send 1 to {BATCH_MAX} messages at once")]
             )
-        return self.plan(messages, now_ms, is_batch=is_batch), is_batch
+        planned = self.plan(messages, now_ms, is_batch=is_batch)
+        if sender.is_limited:
+            for one in planned:
+                check_target(sender, one.target)
+                if (key := one.record[1]) is not None:
+                    check_given_id(sender, key)
+        return planned, is_batch
 
     def plan(self, messages: Sequence[object], now_ms: int, *, is_batch: bool) -> list[Planned]:
         """All messages as records; ProblemError with every error. What is no Message is checked as plain JSON."""
@@ -199,6 +210,7 @@ class Planner:
             is_delay=is_delay,
             bytes=size,
             target=target.topic,
+            replaces=message.on_conflict == "replace",
             first=first,
         )
 

@@ -48,8 +48,8 @@ HEADER_NAME_PATTERN = r"^((?!chronos-)[^\x00]+|chronos-(id|due-at|source|occurre
 """Receipt headers of an earlier delivery are dropped, so a consumer may schedule a message again."""
 SHARDS_PATTERN = r"^[0-9]{1,4}(,[0-9]{1,4}){0,1023}$"
 HEADER_CONDITION_PATTERN = "^[^=]+="
-PAGE_PATTERN = r"^[0-9]{1,15}-[0-9]{1,4}-[0-9]{1,19}$"
-LETTER_PAGE_PATTERN = r"^[0-9]{1,19}\.[0-9]{1,19}(-[0-9]{1,19}\.[0-9]{1,19}){0,1023}$"
+PAGE_KEY_MAX = 24_000
+"""Characters of a page key: two offsets for each of 1,024 partitions, sealed."""
 ADDRESS_PATTERN = r"^https?://[0-9A-Za-z_.~%\[\]:-]+(/[0-9A-Za-z_.~%/:-]*)?$"
 """The URL of a node, without credentials."""
 INSTANT_PATTERN = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z|[0-9]{15,16})$"
@@ -61,8 +61,6 @@ PATTERN_TEXTS = {
     SHARDS_PATTERN: "is not a list of shard numbers, such as 0,3,7",
     HEADER_CONDITION_PATTERN: "is not NAME=VALUE",
     ADDRESS_PATTERN: "is not the URL of a node without credentials, such as http://chronos-1:7700",
-    PAGE_PATTERN: "is not a page key; give back `after` of the page before",
-    LETTER_PAGE_PATTERN: "is not a page key of dead letters; give back `after` of the page before",
 }
 """Error texts for values that do not match a pattern; no error shows a regular expression."""
 
@@ -995,9 +993,9 @@ class LogRecord(Struct, kw_only=True, omit_defaults=True):
     value: str | UnsetType | None = UNSET
     value_base64: str | UnsetType = UNSET
     headers: Annotated[
-        dict[str, str | Binary | list[str | Binary | None] | None],
-        Meta(description="Values by name; a repeated name has a list."),
-    ]
+        dict[str, str | Binary | list[str | Binary | None] | None] | UnsetType,
+        Meta(description="Values by name; a repeated name has a list. Absent without the role `payload`."),
+    ] = UNSET
 
 
 class Records(Struct, kw_only=True):
@@ -1056,7 +1054,7 @@ ShardList = Annotated[
         pattern=SHARDS_PATTERN,
         title="shard list",
         description="Shard numbers with commas between, each below the number of shards: the answer is about these shards"
-        " only, and only from the replicas of the node asked. Nodes query each other this way.",
+        " only, and only from the replicas of the node asked. Nodes query each other this way; a token that gives it is refused with status 403.",
     ),
 ]
 
@@ -1099,7 +1097,12 @@ class OverviewQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 PageKey = Annotated[
-    str, Meta(pattern=PAGE_PATTERN, title="page key", description="`after` of the page before: where this page begins.")
+    str,
+    Meta(
+        max_length=PAGE_KEY_MAX,
+        title="page key",
+        description="`after` of the page before, of a request with the same token and the same conditions: where this page begins.",
+    ),
 ]
 
 
@@ -1187,14 +1190,6 @@ class TransferQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 # --- Dead letters
 
-DeadLetterPageKey = Annotated[
-    str,
-    Meta(
-        pattern=LETTER_PAGE_PATTERN,
-        title="dead letter page key",
-        description="`after` of the page before: where this page begins.",
-    ),
-]
 ReasonName = Annotated[
     str,
     Meta(
@@ -1265,7 +1260,7 @@ class DeadLetterQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     until: Annotated[Time | UnsetType, Meta(description="Only those written before this time.")] = UNSET
     resolved: Annotated[bool, Meta(description="Also those that were replayed or discarded.")] = False
     limit: Annotated[int, Meta(ge=1, le=1000, description="At most this many; a page may hold fewer.")] = 100
-    after: DeadLetterPageKey | UnsetType = UNSET
+    after: PageKey | UnsetType = UNSET
 
 
 class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -1282,7 +1277,7 @@ class DeadLetterSelection(Struct, forbid_unknown_fields=True, kw_only=True):
     dry_run: Annotated[bool, Meta(description="Only count them; nothing is written.")] = False
     limit: Annotated[int, Meta(ge=1, le=10_000, description="At most this many in this request.")] = 1_000
     after: Annotated[
-        DeadLetterPageKey | UnsetType, Meta(description="`after` of the answer before: where this request continues.")
+        PageKey | UnsetType, Meta(description="`after` of the answer before: where this request continues.")
     ] = UNSET
 
 

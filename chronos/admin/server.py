@@ -12,10 +12,10 @@ import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from chronos.admin import metrics, openapi
-from chronos.admin.access import Access, audit
+from chronos.admin.access import Access, audit, forbidden
 from chronos.admin.bodies import BodyBudget, Hold, read_body
 from chronos.admin.connections import Listener, SparseLog, connections_max
 from chronos.admin.context import Call, Context
@@ -26,6 +26,8 @@ from chronos.admin.registration import Registrar
 from chronos.admin.routes import Route, table
 from chronos.admin.schemas import REPEATABLE, Fault, NoQuery
 from chronos.admin.senders import Hosts, check_encoding, check_site
+from chronos.admin.shown import own_samples, shown
+from chronos.admin.tokens import Sender
 from chronos.admin.validation import invalid_faults, query_faults
 from chronos.core.roles import Member
 from chronos.errors import ChronosError, Stop
@@ -52,6 +54,9 @@ _encode = msgspec.json.Encoder().encode
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+OwnHandler = Callable[[Sender], Awaitable[web.StreamResponse]]
+"""Of a route that the server itself serves."""
+
 
 class Server:
     """Serves one node. For one event loop."""
@@ -77,15 +82,15 @@ class Server:
             with_certificates=config.admin.tls.client_ca is not None,
             issuer=issuer,
         )
-        context = self._context = Context(self._node)
+        context = self._context = Context(self._node, access.tokens)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
         app.on_response_prepare.append(_add_headers if config.admin.tls.certificate is None else _add_headers_of_tls)
         exposition = metrics.Exposition(context, issuer)
         description = _encode(openapi.document())
         html, policy = page()
-        handlers: dict[str, Handler] = {
-            "metrics": lambda _: _metrics(exposition),
+        handlers: dict[str, OwnHandler] = {
+            "metrics": lambda sender: _metrics(exposition, sender),
             "openapi": lambda _: _static(description, "application/json", {}),
             "page": lambda _: _static(html, "text/html", {"Content-Security-Policy": policy}),
         }
@@ -192,7 +197,7 @@ class _Runner:
     """Runs one route."""
 
     def __init__(
-        self, route: Route, handler: Handler | None, access: Access, bodies: BodyBudget, body_bytes_max: int
+        self, route: Route, handler: OwnHandler | None, access: Access, bodies: BodyBudget, body_bytes_max: int
     ) -> None:
         """`handler`: of a route that the server itself serves."""
         self._route = route
@@ -206,9 +211,11 @@ class _Runner:
         route = self._route
         sender = self._access.admit(request, route.role, concerns_targets=route.scope == "targets")
         query = _query(request, route.query)
+        if sender.name is not None and getattr(query, "shards", UNSET) is not UNSET:
+            raise forbidden(sender, "may not give `shards`", hint="only nodes of the cluster give it, to each other")
         if route.handler is None:
             assert self._handler is not None
-            return await self._handler(request)
+            return await self._handler(sender)
         with Hold(self._bodies) as hold:
             body = b"" if route.body is None else await read_body(request, hold, self._body_bytes_max)
             result = await route.handler(Call(request, query, body, sender, hold))
@@ -217,7 +224,7 @@ class _Runner:
         status, content = result
         if route.role in CHANGES:
             audit(sender, route.name, request, status, content)
-        return web.Response(status=status, body=_encode(content), content_type="application/json")
+        return web.Response(status=status, body=_encode(shown(content, sender)), content_type="application/json")
 
 
 def _query(request: web.Request, kind: type[Struct]) -> Struct:
@@ -236,8 +243,9 @@ def _query(request: web.Request, kind: type[Struct]) -> Struct:
         raise invalid_faults(query_faults(query, kind)) from None
 
 
-async def _metrics(exposition: metrics.Exposition) -> web.Response:
-    return web.Response(body=await exposition.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+async def _metrics(exposition: metrics.Exposition, sender: Sender) -> web.Response:
+    text = own_samples(await exposition.text(), sender.reach)
+    return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _static(body: bytes, kind: str, headers: dict[str, str]) -> web.Response:

@@ -20,7 +20,6 @@ A file without `format` has format 1: `read` shows payloads too, and there are n
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from chronos.admin.certificates import name_of
+from chronos.core.reach import ALL, EVERYTHING, Reach
 from chronos.errors import ConfigurationError
 
 log = structlog.get_logger("chronos.http")
@@ -41,19 +41,16 @@ Role = Literal["open", "read", "payload", "write", "operate", "node"]
 ROLES = ("read", "payload", "write", "operate")
 """`payload` shows the payloads and headers of what `read` shows without them."""
 
-ALL_TARGETS = ("*",)
-ALL_IDS = ("*",)
+ALL_TARGETS = ALL_IDS = ALL
+
+PATTERNS_BYTES_MAX = 5_000
+"""The patterns of one token go to other nodes in a header."""
 
 FORMAT = 2
 """The newest format of the file."""
 
 SUBJECT_MAX = 200
 """Most characters of the subject of a token of the issuer in the name of its sender."""
-
-
-def matches_any(topic: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a topic matches one of the patterns."""
-    return patterns is ALL_TARGETS or any(fnmatchcase(topic, pattern) for pattern in patterns)
 
 
 class Sender(Struct, frozen=True, kw_only=True):
@@ -68,17 +65,15 @@ class Sender(Struct, frozen=True, kw_only=True):
     """Patterns of the ids that it may see and change; a generated id belongs to whoever has its target."""
 
     @property
+    def reach(self) -> Reach:
+        """What is its own."""
+        reach = Reach(targets=self.targets, ids=self.ids)
+        return reach if reach.is_limited else EVERYTHING
+
+    @property
     def is_limited(self) -> bool:
-        """True if some target topics are not for it."""
-        return "*" not in self.targets
-
-    def may_target(self, topic: str) -> bool:
-        """Return whether messages for the topic are for this sender."""
-        return matches_any(topic, self.targets)
-
-    def may_name(self, message_id: bytes) -> bool:
-        """Return whether messages with this id, given by a client, are for this sender. Patterns are compared in UTF-8."""
-        return self.ids is ALL_IDS or any(fnmatchcase(message_id, pattern.encode()) for pattern in self.ids)
+        """True if some targets or ids are not for it."""
+        return self.reach.is_limited
 
     @property
     def sees_payloads(self) -> bool:
@@ -119,6 +114,7 @@ def digest(token: str) -> str:
 class Tokens(Struct, frozen=True, kw_only=True):
     """What a file holds."""
 
+    format: int
     senders: dict[str, Sender]
     """By the hashes of their tokens."""
     certificates: dict[str, Sender]
@@ -142,6 +138,7 @@ def parse_tokens(data: bytes) -> Tokens:
     _check_unique("sha256", (token.sha256 for token in found.tokens if token.sha256 is not None))
     _check_unique("certificate", (name for name, _ in certificates))
     return Tokens(
+        format=found.format,
         senders={token.sha256: senders[token.name] for token in found.tokens if token.sha256 is not None},
         certificates=dict(certificates),
         claims=tuple((token.claims, senders[token.name]) for token in found.tokens if token.claims is not None),
@@ -173,6 +170,23 @@ def _is_same(found: object, value: object) -> bool:
     return type(found) is type(value) and found == value
 
 
+def difference(tokens: Tokens) -> list[str]:
+    """What must be written into a file of an older format so that its tokens mean the same in the newest one."""
+    found = [] if tokens.format == FORMAT else [f"begin the file with `format: {FORMAT}`"]
+    for sender in tokens.senders.values():
+        if tokens.format == FORMAT:
+            continue
+        if "payload" in sender.roles:
+            found.append(
+                f"{sender.name}: add `payload` to its roles if it may see payloads and headers, as it does now"
+            )
+        if sender.is_limited and "write" in sender.roles:
+            found.append(
+                f'{sender.name}: add the ids that it may write, such as `ids: ["{sender.name}-*"]`; now it may write all'
+            )
+    return found
+
+
 def _sender(token: _Token, file_format: int) -> Sender:
     roles = frozenset(token.roles)
     if [token.sha256, token.certificate, token.claims].count(None) != 2:
@@ -189,6 +203,9 @@ def _sender(token: _Token, file_format: int) -> Sender:
         raise ValueError(
             f'limits the token {token.name} to targets, and not to ids: name the ids that it may write, such as `ids: ["{token.name}-*"]`'
         )
+    patterns = [*(token.targets or ()), *(token.ids or ())]
+    if sum(len(pattern.encode()) + 3 for pattern in patterns) > PATTERNS_BYTES_MAX:
+        raise ValueError(f"has more than {PATTERNS_BYTES_MAX} bytes of targets and ids for the token {token.name}")
     return Sender(
         name=token.name,
         roles=roles,
@@ -224,6 +241,7 @@ class TokenFile:
         self._path = path
         self._with_certificates = with_certificates
         self._with_claims = with_claims
+        self._stale = False
         try:
             self._stamp = self._state()
             self._found = self._read()
@@ -250,6 +268,16 @@ class TokenFile:
         subject = str(claims.get("sub", ""))[:SUBJECT_MAX]
         return None if found is None else replace(found, name=f"{found.name}:{quote(subject, safe='@')}")
 
+    @property
+    def format(self) -> int:
+        """The format of the tokens in force."""
+        return self._found.format
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the file has changed since, and could not be read: the tokens in force are those of before."""
+        return self._stale
+
     def _refresh(self) -> None:
         """Read a changed file; one that cannot be used leaves the tokens as they are."""
         try:
@@ -261,9 +289,11 @@ class TokenFile:
         self._stamp = stamp
         try:
             self._found = self._read()
+            self._stale = False
             log.info("tokens read", tokens=len(self._found.senders))
         except (OSError, ValueError) as error:
-            log.error("tokens not read", why=_text(self._path, error))
+            self._stale = True
+            log.error("tokens not read", why=_text(self._path, error), consequence="the tokens of before stay in force")
 
     def _state(self) -> tuple[object, ...]:
         found = os.stat(self._path)
@@ -276,6 +306,13 @@ class TokenFile:
             raise ValueError("has entries with `certificate`, and admin.tls.client_ca is not set")
         if found.claims and not self._with_claims:
             raise ValueError("has entries with `claims`, and admin.jwt is not set")
+        if found.format < FORMAT:
+            log.warning(
+                "tokens of an old format", path=self._path, format=found.format, newest=FORMAT,
+                consequence="every token with the role read sees payloads, and no token is limited to ids; the next release refuses the"
+                " format",
+                hint=f"chronos doctor --tokens {self._path}",
+            )  # fmt: skip
         return found
 
 

@@ -1,18 +1,21 @@
 """The topics of the embedded log, which no Kafka consumer can read: names, and records by long poll."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import cast
 
 from msgspec import UNSET
 
-from chronos.admin.access import forbidden_target
+from chronos.admin.access import forbidden
 from chronos.admin.context import Call, Context
 from chronos.admin.encoding import headers_out, text_or_base64
 from chronos.admin.polling import Browsable
 from chronos.admin.problems import ProblemError, converted, wrong_field
 from chronos.admin.scheduling import duration_ms
 from chronos.admin.schemas import LogRecord, PartitionInfo, Records, RecordsQuery, Topic, Topics
-from chronos.core.message import Record
+from chronos.admin.tokens import Sender
+from chronos.core.message import ID, Record
+from chronos.core.reach import Reach
 from chronos.core.timefmt import format_time
 from chronos.errors import LogMismatch
 from chronos.ports import Reader
@@ -39,9 +42,15 @@ class TopicReads:
 
         def look() -> list[Topic]:
             found = sorted(log.topics().items())
-            return [self._topic(name, info.partitions) for name, info in found if call.sender.may_target(name)]
+            return [self._topic(name, info.partitions) for name, info in found if self._may_read(call.sender, name)]
 
         return 200, Topics(topics=await self._context.in_thread(look))
+
+    def _may_read(self, sender: Sender, topic: str) -> bool:
+        """Return whether the topic is for the sender: Chronos's own hold the messages of all, and are closed to a sender with reach."""
+        topics = self._context.node.config.topics
+        closed = (topics.delay, topics.progress, topics.rejected, topics.dead_letter, topics.cluster)
+        return not sender.is_limited or (topic not in closed and sender.reach.admits_target(topic))
 
     def _topic(self, name: str, partitions: int) -> Topic:
         found = []
@@ -59,8 +68,8 @@ class TopicReads:
             raise wrong_field("wait", f"must be at most {WAIT_MAX_MS // 1_000}s; ask again with next_offset")
         deadline_s = asyncio.get_running_loop().time() + wait_ms / 1_000
         self._embedded()
-        if not call.sender.may_target(topic):
-            raise forbidden_target(call.sender, topic)
+        if not self._may_read(call.sender, topic):
+            raise forbidden(call.sender, f"is not for the topic {topic[:249]}")
         if wait_ms == 0:
             return await self._answer(call, topic, deadline_s)
         with self._context.polls.waiting():
@@ -87,7 +96,7 @@ class TopicReads:
         """The next records; none when the time is over, the server stops, or the client is gone."""
         context = self._context
         while True:
-            records = await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES)
+            records = _own(await context.in_poll_thread(reader.read, query.limit, ANSWER_BYTES), call.sender.reach)
             left_s = deadline_s - asyncio.get_running_loop().time()
             transport = call.request.transport
             if records or left_s <= 0 or context.stopping.is_set() or transport is None or transport.is_closing():
@@ -118,6 +127,17 @@ class TopicReads:
                 " --isolation-level read_committed --property print.headers=true --topic TOPIC",
             )  # fmt: skip
         return cast(Browsable, self._context.node.log)
+
+
+def _own(records: Sequence[Record], reach: Reach) -> list[Record]:
+    """The records without those of messages whose ids are not the sender's own."""
+    if not reach.is_limited:
+        return list(records)
+    return [record for record in records if all(reach.admits_id(each) for each in _ids(record))]
+
+
+def _ids(record: Record) -> list[bytes]:
+    return [value for name, value in record.headers or () if name == ID and value is not None]
 
 
 def _record(record: Record, partition: int) -> LogRecord:

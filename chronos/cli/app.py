@@ -453,10 +453,22 @@ def config(
 
 
 @app.command()
-def doctor(config: ConfigFile = None, settings: Settings = None, output: Output = Format.text) -> None:
+def doctor(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="Check only this file of tokens: what each may do, and how an older format differs from the newest one.",
+        ),
+    ] = None,
+    output: Output = Format.text,
+) -> None:
     """Find problems, and show the remedy for each.
 
-    Checks settings, cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first
+    Checks settings, tokens, cluster, data directory, disk, stores, brokers, topics, targets and clocks, also before the first
     start. If the service is stopped, every store is read and its checksums are verified; if it runs, the command asks the
     service. Use the same settings as for `serve`. Exit code 5 if a store is damaged, 3 if the log does not answer, 2 if
     topics or permissions are missing, 1 for other problems.
@@ -465,10 +477,11 @@ def doctor(config: ConfigFile = None, settings: Settings = None, output: Output 
     Examples:
       chronos doctor
       chronos doctor --config /etc/chronos.yaml -o json
+      chronos doctor --tokens /etc/chronos/tokens.yaml
     """
     from chronos.cli.doctor import examine
 
-    examine(config, settings or [], output)
+    examine(config, settings or [], output, tokens=tokens)
 
 
 @app.command()

@@ -11,7 +11,20 @@ import msgspec
 import typer
 
 from chronos.cli.connect import connect, given
-from chronos.cli.output import Format, counted, local, note, number, printable, put, put_json, relative, size, table
+from chronos.cli.output import (
+    NOT_SHOWN,
+    Format,
+    counted,
+    local,
+    note,
+    number,
+    printable,
+    put,
+    put_json,
+    relative,
+    size,
+    table,
+)
 from chronos.cli.times import moment
 from chronos.client import Client, DeadLetterTotals, NotFound, WholeDeadLetter, dead_letters, requests
 from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Verb
@@ -96,7 +109,7 @@ def _facts(found: WholeDeadLetter) -> Iterator[tuple[str, str]]:
     yield "payload", "null" if found.value_bytes is None else size(found.value_bytes)
     if found.value_bytes:
         text = found.value if found.value_base64 is None else str(base64.b64decode(found.value_base64))
-        yield "", printable((text or "")[:SHOWN_CHARACTERS])
+        yield "", NOT_SHOWN if text is None else printable(text[:SHOWN_CHARACTERS])
 
 
 def resolve(

@@ -1,6 +1,6 @@
 """`chronos doctor`: checks everything a node needs, in the order in which it would fail, and names the remedy.
 
-settings -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
+settings -> tokens -> the cluster, if there is one -> data directory -> the service, if it runs -> disk -> stores -> log -> topics -> targets -> clocks
 
 The log, its topics and the clocks are examined before the first start, while the service runs, and while it is stopped.
 """
@@ -14,6 +14,7 @@ import typer
 
 from chronos.cli.doctor_cluster import examine_cluster
 from chronos.cli.doctor_kafka import examine_kafka
+from chronos.cli.doctor_tokens import examine_tokens
 from chronos.cli.findings import Finding, failed, guarded, note, ok, problem
 from chronos.cli.output import Format, number, printable, put_json, size
 from chronos.errors import ChronosError, ConfigurationError, StoreInUse
@@ -33,10 +34,10 @@ TARGETS_LOOK = 1_000
 """Messages, those due next, whose targets are checked."""
 
 
-def examine(path: str | None, overrides: list[str], output: Format) -> None:
-    """Print every finding as it is made; the exit code is that of the most severe one."""
+def examine(path: str | None, overrides: list[str], output: Format, *, tokens: str | None = None) -> None:
+    """Print every finding as it is made; the exit code is that of the most severe one. `tokens`: the only file to examine."""
     findings = []
-    for finding in _findings(path, overrides):
+    for finding in _findings(path, overrides) if tokens is None else examine_tokens(tokens):
         findings.append(finding)
         if output is Format.text:
             _print(finding)
@@ -70,6 +71,8 @@ def _findings(path: str | None, overrides: list[str]) -> Iterator[Finding]:
         yield failed("settings", error)
         return
     yield ok("settings", path or "no file; variables, flags and defaults only")
+    if config.admin.tokens is not None:
+        yield from examine_tokens(config.admin.tokens)
     from chronos.logs import set_up
     from chronos.node import Node
 

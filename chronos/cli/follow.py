@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from chronos.cli.connect import connect
-from chronos.cli.output import Format, OutputClosed, local, note, printable, put_bytes, put_json
+from chronos.cli.output import NOT_SHOWN, Format, OutputClosed, local, note, printable, put_bytes, put_json
 from chronos.client import ClientError, NotFound
 
 WAIT = "20s"
@@ -118,7 +118,7 @@ def _print(record: dict[str, Any], *, headers: bool) -> None:
         key = record["key"] if "key" in record else f"base64:{record['key_base64']}"
         key = "" if key is None else f"key={key} "
         shown = " ".join(f"{name}={content!r}" if not isinstance(content, str) else f"{name}={content}"
-                         for name, content in record["headers"].items())  # fmt: skip
+                         for name, content in record.get("headers", {}).items())  # fmt: skip
         print(f"[{record['partition']}:{record['offset']}] {local(record['timestamp'])} "
               f"{printable(key + shown)}")  # fmt: skip
     _print_value(record)
@@ -126,6 +126,10 @@ def _print(record: dict[str, Any], *, headers: bool) -> None:
 
 def _print_value(record: dict[str, Any]) -> None:
     """The payload byte for byte, so that it can be piped; on a terminal with its control characters escaped."""
+    if "value" not in record and "value_base64" not in record:
+        # Nothing is written to a pipe that would read it as a payload.
+        note(f"payload of offset {record['offset']} {NOT_SHOWN}")
+        return
     value = record.get("value")
     data = base64.b64decode(record["value_base64"]) if "value_base64" in record else (value or "").encode()
     if sys.stdout.isatty():

@@ -19,6 +19,9 @@ from chronos.errors import ChronosError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+NOT_SHOWN = "not shown: the token does not have the role payload"
+"""In the place of a payload."""
+
 WIDE = 10_000
 """Columns of an output that is not a terminal: nothing is cut off there."""
 

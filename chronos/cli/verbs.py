@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from chronos.cli.connect import connect, given, worded
-from chronos.cli.output import Format, complain, local, note, printable, put, put_json, relative, size, table
+from chronos.cli.output import NOT_SHOWN, Format, complain, local, note, printable, put, put_json, relative, size, table
 from chronos.cli.times import check_when
 from chronos.client import MessageInfo, NotFound, Refused, Repetition, Result, ServiceFailed, requests
 
@@ -53,7 +53,9 @@ def _facts(found: MessageInfo, *, payload: bool) -> Iterator[tuple[str, str]]:
             yield "partition", str(found.target.partition)
         yield "payload", "null" if found.value_bytes is None else size(found.value_bytes)
         if payload and found.value_bytes is not None:
-            yield "value", f"base64:{found.value_base64}" if found.value is None else printable(found.value)
+            shown = found.value is not None or found.value_base64 is not None
+            text = f"base64:{found.value_base64}" if found.value is None else printable(found.value)
+            yield "value", text if shown else NOT_SHOWN
     if found.repetition is not None:
         yield "repeats", _rhythm(found.repetition)
         yield "occurrence", str(found.occurrence)

@@ -398,7 +398,7 @@ class AdminConfig(Section):
     )
     tokens: Text | None = key(
         None,
-        "YAML file that says what bearer tokens, client certificates and tokens of an issuer may do; it is read again when it changes. "
+        "YAML file that says what bearer tokens, client certificates and tokens of an issuer may do, and with which targets and ids; it is read again when it changes. "
         "With it, every request needs a token, except for health checks, the page and `/openapi.json`. "
         "null: no tokens.",
     )

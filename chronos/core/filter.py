@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.message import Entry, EntryHead, entry_id
+from chronos.core.reach import EVERYTHING, Reach
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
 
@@ -21,11 +22,13 @@ class Filter(Struct, frozen=True, kw_only=True):
     """First bytes of its id, be it the user's or a generated one."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers that it has, among any others, with exactly these values."""
+    reach: Reach = EVERYTHING
+    """It is the sender's own."""
 
     @property
     def is_selective(self) -> bool:
         """True if messages of the due window are told apart by more than their time."""
-        return self.target is not None or bool(self.id_prefix) or bool(self.headers)
+        return self.target is not None or bool(self.id_prefix) or bool(self.headers) or self.reach.is_limited
 
     @property
     def start(self) -> Position:
@@ -37,9 +40,15 @@ class Filter(Struct, frozen=True, kw_only=True):
         """The first position after the due window."""
         return max(min(self.due_to_ms, MS_MAX + 1), 0), 0
 
+    def concerns_target(self, topic: str) -> bool:
+        """Return whether the filter may be true of a message for the topic."""
+        return self.target in (None, topic) and self.reach.admits_target(topic)
+
     def concerns(self, entry: Entry | EntryHead, shard: int, offset: int) -> bool:
         """Return whether the filter is true of a message whose position is in the due window."""
         if self.target is not None and entry.target != self.target:
+            return False
+        if self.reach is not EVERYTHING and not self.reach.admits(entry_id(entry, shard, offset), entry.target):
             return False
         if self.id_prefix and not entry_id(entry, shard, offset).startswith(self.id_prefix):
             return False

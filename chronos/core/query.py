@@ -37,6 +37,7 @@ from chronos.core.keys import (
 )
 from chronos.core.lanes import lane_of
 from chronos.core.message import Entry, entry_id
+from chronos.core.reach import Reach
 from chronos.core.step import StoreView
 from chronos.core.timefmt import MS_MAX
 from chronos.core.wheel import Position
@@ -97,8 +98,18 @@ def holds_for(view: StoreView, state: State, destination: int) -> bool:
     return state.held_forwards > 0 and view.get([queue_state_key(destination)])[0] is not None
 
 
-def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
-    """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown."""
+def find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes, *, reach: Reach) -> Found | None:
+    """Return the state of the id in this shard, from its id state or from the entry at its generated id; None if unknown.
+
+    A message out of reach is unknown, also one whose target is no longer kept, if the reach is limited.
+    """
+    found = _find(view, state, shard, shards, message_id)
+    if found is None or not reach.is_limited:
+        return found
+    return found if found.entry is not None and reach.admits(message_id, found.entry.target) else None
+
+
+def _find(view: StoreView, state: State, shard: int, shards: int, message_id: bytes) -> Found | None:
     (data,) = view.get([id_key(message_id)])
     if data is not None:
         id_state = unpack_id_state(data)
@@ -202,7 +213,7 @@ def _parked(
     size = 0
     for key, lane in index:
         position = parked_position(key)
-        if matching.target is not None and unpack_lane(lane)[0] != matching.target:
+        if not matching.concerns_target(unpack_lane(lane)[0]):
             continue
         # One at a time: the bytes of several are not known before they are read.
         data = _parked_data(view, position, lane)

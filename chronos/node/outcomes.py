@@ -90,9 +90,12 @@ class RecentDeaths(Struct, frozen=True, kw_only=True):
     cases: list[tuple[Reason, str, int]]
     """Reason, target and number, the most frequent first."""
 
-    def text(self) -> str:
-        """Return the text for people."""
-        first = ", ".join(f"{reason.label} for {target} ({count:,})" for reason, target, count in self.cases[:3])
+    def text(self, *, with_targets: bool = True) -> str:
+        """Return the text for people; without the names of targets where everybody may read it."""
+        first = ", ".join(
+            f"{reason.label} for {target} ({count:,})" if with_targets else f"{reason.label} ({count:,})"
+            for reason, target, count in self.cases[:3]
+        )
         more = ", and others" if len(self.cases) > 3 else ""
         verb = "message was" if self.messages == 1 else "messages were"
         return f"{self.messages:,} {verb} dead-lettered in the last {RECENT_MS // 60_000} min: {first}{more}"

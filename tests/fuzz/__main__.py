@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.fuzz import hostile, records
+from tests.fuzz import hostile, records, tenants
 from tests.fuzz.hostile import Campaign, Goal, Statuses
 from tests.fuzz.load import Figures, Load
 from tests.harness.broker import Broker
@@ -24,11 +24,14 @@ DESCRIPTORS = 4_096
 
 CAMPAIGNS: dict[str, Campaign] = {
     "quiet": hostile.quiet, "connections": hostile.connections, "reconnecting": hostile.reconnecting, "http": hostile.almost_http,
-    "records": records.records, "bombs": records.bombs,
+    "records": records.records, "bombs": records.bombs, "tenants": tenants.tenants, "timing": tenants.timing,
 }  # fmt: skip
 
 ON_KAFKA = {"records", "bombs"}
 """Campaigns against a service on a broker of its own; the others attack one on the embedded log."""
+
+WITH_TOKENS = {"tenants", "timing"}
+"""Campaigns against a service with tokens."""
 
 LATE_MS, RESIDENT_BYTES, LOG_BYTES = 250, 1 << 30, 1_000_000
 """Bars: the 99th percentile of the lateness, resident memory, and what is logged."""
@@ -54,17 +57,21 @@ def run(service: Service, name: str, goal: Goal, seconds: float, seed: int) -> t
 def attacked(name: str, folder: Path) -> Iterator[tuple[Service, Goal]]:
     """A service with the limit of open files, on the log that the campaign attacks."""
     with ExitStack() as stack:
-        topics, settings = Topics.of(name), {}
+        topics = Topics.of(name)
+        settings: dict[str, object] = {}
         bootstrap = None
         if name in ON_KAFKA:
             broker = stack.enter_context(Broker())
             bootstrap = broker.bootstrap
             for topic in (f"load-{name}", f"target-{name}"):
                 broker.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
-            settings = topics.settings()
+            settings = dict(topics.settings())
+        if name in WITH_TOKENS:
+            settings["admin.tokens"] = tenants.token_file(folder)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
         service = stack.enter_context(Service(folder / "node", bootstrap=bootstrap, settings=settings))
+        service.token = tenants.EVERYTHING if name in WITH_TOKENS else ""
         service.start()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         yield service, Goal(service.port, bootstrap or "", topics.delay, f"target-{name}")
@@ -78,8 +85,15 @@ def missed(name: str, figures: Figures, statuses: Statuses, service: Service) ->
         f"the lateness is more than {LATE_MS} ms": late_ms > LATE_MS and name != "bombs",
         f"the worst lateness is more than {BOMB_LATE_MS} ms": worst_ms > BOMB_LATE_MS,
         "too much memory": figures.resident_bytes > RESIDENT_BYTES,
-        "too much log": figures.log_bytes > LOG_BYTES,
+        # Each request of a tenant that is refused or changes something is one line.
+        "too much log": figures.log_bytes > LOG_BYTES and name != "tenants",
         "a request ended with 500": statuses["500"] > 0,
+        "a tenant saw something of another": statuses["seen"] > 0,
+        "a tenant changed something of another": statuses["changed"] > 0,
+        f"what belongs to another takes a time of its own (medians more than {tenants.APART:.0%} apart)": statuses[
+            "apart"
+        ]
+        > 0,
         "the service is not ready": not service.is_ready(),
     }
     return [text for text, is_missed in found.items() if is_missed]

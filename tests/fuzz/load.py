@@ -69,6 +69,9 @@ class Load:
 
     def _send(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+        headers = {"Content-Type": "application/json"}
+        if self._service.token:
+            headers["Authorization"] = f"Bearer {self._service.token}"
         at = 0
         while not self._stopping.is_set():
             at += 1
@@ -80,9 +83,7 @@ class Load:
                 "id": f"{self._topic}-{at}",
             }
             try:
-                connection.request(
-                    "POST", "/v1/messages", json.dumps(message), headers={"Content-Type": "application/json"}
-                )
+                connection.request("POST", "/v1/messages", json.dumps(message), headers=headers)
                 answer = connection.getresponse()
                 answer.read()
                 status = answer.status

@@ -19,6 +19,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from msgspec import structs
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from chronos.adapters.checkpoints.peers import fetch_checkpoint
 from chronos.admin.access import Access
@@ -27,8 +28,10 @@ from chronos.admin.peer_client import PeerClient
 from chronos.admin.problems import ProblemError
 from chronos.admin.routes import table
 from chronos.admin.tokens import TokenFile, digest, parse_tokens
+from chronos.cli.app import app
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
+from chronos.core.reach import EVERYTHING
 from chronos.core.roles import Member
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
@@ -356,6 +359,89 @@ def test_a_changed_file_counts_at_once(tmp_path):
     assert tokens.sender("second") is None
 
 
+FIRST_FORMAT = b"tokens: [{name: old, sha256: '%064d', roles: [read, write], targets: [mine]}, {name: bare, sha256: '%064d', roles: [operate]}]"
+
+
+def test_the_first_format_keeps_its_meaning_with_an_alarm(tmp_path):
+    """`read` shows payloads, no token is limited to ids, and both the start and a change of the file say so."""
+    path = tmp_path / "tokens.yaml"
+    path.write_bytes(FIRST_FORMAT % (1, 2))
+    with capture_logs() as logs:
+        tokens = TokenFile(str(path))
+        path.write_bytes(FIRST_FORMAT % (3, 4))
+        tokens.sender("none")
+    assert [line["event"] for line in logs] == ["tokens of an old format", "tokens of an old format", "tokens read"]
+    assert f"chronos doctor --tokens {path}" in str(logs)
+    assert (tokens.format, tokens.is_stale) == (1, False)
+    old = parse_tokens(FIRST_FORMAT % (1, 2)).senders[f"{1:064d}"]
+    assert old.sees_payloads
+    assert old.reach.admits(b"any", "mine")
+    assert not old.reach.admits(b"any", "theirs")
+
+
+def test_the_second_format_needs_ids_beside_targets(tmp_path):
+    """And shows payloads only with their role. What it does not know is refused, as is a list of patterns that no header holds."""
+    path = tmp_path / "tokens.yaml"
+    path.write_bytes(b"format: 2\n" + FIRST_FORMAT % (1, 2))
+    with pytest.raises(ConfigurationError, match=r'limits the token old to targets, and not to ids.*ids: \["old-\*"\]'):
+        TokenFile(str(path))
+    path.write_bytes(b"format: 3\n" + FIRST_FORMAT % (1, 2))
+    with pytest.raises(ConfigurationError, match="is not a list of tokens"):
+        TokenFile(str(path))
+    path.write_bytes(FIRST_FORMAT.replace(b"targets", b"ids") % (1, 2))
+    with pytest.raises(ConfigurationError, match="begin the file with `format: 2`"):
+        TokenFile(str(path))
+    many = ",".join(f"target-{number}" for number in range(500)).encode()
+    path.write_bytes(FIRST_FORMAT.replace(b"mine", many) % (1, 2))
+    with pytest.raises(ConfigurationError, match="more than 5000 bytes of targets and ids"):
+        TokenFile(str(path))
+    path.write_bytes(b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: [mine-*]") % (1, 2))
+    with capture_logs() as logs:
+        assert TokenFile(str(path)).format == 2
+    assert logs == []
+    assert not parse_tokens(path.read_bytes()).senders[f"{1:064d}"].sees_payloads
+
+
+def test_a_file_that_cannot_be_used_is_told_by_a_metric(tmp_path):
+    """Until it can be read again; the tokens of before are in force meanwhile."""
+    path = token_file(tmp_path, {"first": (["read"], ["*"])})
+    with Inside(tmp_path, admin__tokens=path) as service:
+
+        def samples() -> list[str]:
+            text = service.ask("GET", "/metrics", token="first").body.decode()
+            return [line for line in text.splitlines() if line.startswith("chronos_tokens_")]
+
+        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
+        path.write_text("nonsense")
+        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 1.0"]
+        token_file(tmp_path, {"first": (["read"], ["*"]), "second": (["read"], ["*"])})
+        assert samples() == ["chronos_tokens_format 1.0", "chronos_tokens_stale 0.0"]
+
+
+def test_the_doctor_shows_what_each_token_may_do_and_the_difference_to_the_newest_format(tmp_path):
+    """Exit code 1 for an old format, 2 for a file that cannot be used, 0 otherwise."""
+    path = tmp_path / "tokens.yaml"
+
+    def examine(content: bytes) -> tuple[int, str]:
+        path.write_bytes(content)
+        done = CliRunner().invoke(app, ["doctor", "--tokens", str(path)])
+        return done.exit_code, done.output
+
+    code, text = examine(FIRST_FORMAT % (1, 2))
+    assert code == 1
+    assert "old: payload, read, write; targets mine; ids *" in text
+    assert "begin the file with `format: 2`" in text
+    assert "old: add `payload` to its roles if it may see payloads and headers, as it does now" in text
+    assert 'old: add the ids that it may write, such as `ids: ["old-*"]`; now it may write all' in text
+    assert "bare: add" not in text
+    code, text = examine(b"format: 2\n" + FIRST_FORMAT.replace(b"[mine]", b"[mine], ids: ['*']") % (1, 2))
+    assert (code, "old may write every id" in text) == (0, True)
+    code, text = examine(b"nonsense")
+    assert (code, "is not a list of tokens" in text) == (2, True)
+    path.unlink()
+    assert CliRunner().invoke(app, ["doctor", "--tokens", str(path)]).exit_code == 2
+
+
 def test_a_node_of_the_cluster_is_known_by_the_token_of_the_coordinator(tmp_path):
     """A wrong token, that of another node, and an unknown node are worth nothing; a node without a token neither."""
     members = {
@@ -547,7 +633,7 @@ def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
         async def forward() -> int:
             peers = PeerClient(service.node)
             try:
-                return (await peers.ask_member(other, "GET", "/v1/shards", {}))[0]
+                return (await peers.ask_member(other, "GET", "/v1/shards", {}, reach=EVERYTHING))[0]
             finally:
                 await peers.close()
 

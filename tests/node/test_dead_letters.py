@@ -117,7 +117,7 @@ def test_a_selection_is_an_id_or_a_filter_or_all(service: Service) -> None:
         status, problem = service.ask("POST", "/v1/dead-letters/discard", body)
         assert (status, problem["type"]) == (422, "urn:chronos:problem:invalid"), body
     assert service.ask("GET", "/v1/dead-letters/nobody")[0] == 404
-    assert service.ask("GET", "/v1/dead-letters?after=1")[0] == 422
+    assert service.ask("GET", "/v1/dead-letters?after=1")[0] == 400
     assert service.ask("GET", "/v1/dead-letters?since=yesterday")[0] == 422
 
 

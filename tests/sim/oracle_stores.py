@@ -9,6 +9,7 @@ from chronos.core.codec import State
 from chronos.core.filter import Filter
 from chronos.core.message import Reason
 from chronos.core.query import find, page, timeline
+from chronos.core.reach import EVERYTHING
 from tests.sim.oracle_model import ShardModel
 from tests.sim.oracle_values import wrong
 from tests.sim.store import SimStore
@@ -34,7 +35,7 @@ def compare(store: SimStore, model: ShardModel, ids: Sequence[bytes], dice: Rand
 
 
 def _compare_lookup(store: SimStore, state: State, model: ShardModel, message_id: bytes) -> None:
-    found = find(store, state, model.number, model.terms.shards, message_id)
+    found = find(store, state, model.number, model.terms.shards, message_id, reach=EVERYTHING)
     pending, settled = model.pending.get(message_id), model.settled.get(message_id)
     what = f"the lookup of {message_id!r} in shard {model.number}"
     if pending is not None:

@@ -16,6 +16,7 @@ from chronos.core.lanes import cursors
 from chronos.core.message import Record
 from chronos.core.progress import Decision, Outcome, Progress, count_outcomes
 from chronos.core.query import INTERVALS_MAX, MessageRow, find, next_place_ms, page, timeline
+from chronos.core.reach import EVERYTHING as ALL_REACH
 from chronos.core.rules import Rules
 from chronos.core.shard import Shard
 from chronos.core.step import with_leaving
@@ -72,7 +73,7 @@ class Played:
         return Record(self.offset - 1, NOW_MS, key, value, list(headers.items()))
 
     def find(self, message_id: bytes) -> str | None:
-        found = find(self.rows, self.state, SHARD, SHARDS, message_id)
+        found = find(self.rows, self.state, SHARD, SHARDS, message_id, reach=ALL_REACH)
         return None if found is None else found.state
 
 
@@ -92,7 +93,7 @@ def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
     played.step([], NOW_MS + 40, {at: parked(lane, due[at], at) for at, lane in enumerate(lanes)})
     ids = [b"%d-%d-%d" % (SHARD, due[at], at) if at != 3 else b"a" for at in range(5)]
     assert [played.find(message_id) for message_id in ids] == ["pending"] * 5
-    first = find(played.rows, played.state, SHARD, SHARDS, ids[0])
+    first = find(played.rows, played.state, SHARD, SHARDS, ids[0], reach=ALL_REACH)
     assert first is not None
     assert first.entry is not None
     assert (played.state.pending, played.state.parked) == (5, 4)
@@ -108,7 +109,7 @@ def test_a_parked_message_is_found_listed_and_counted_like_any_pending_one():
 
     played.step([], NOW_MS + 50, {1: Decision(due[1], 1, Outcome.DEAD)}, leave=1)
     assert [played.find(message_id) for message_id in ids] == ["delivered", "dead", "delivered", "pending", "pending"]
-    left = find(played.rows, played.state, SHARD, SHARDS, ids[0])
+    left = find(played.rows, played.state, SHARD, SHARDS, ids[0], reach=ALL_REACH)
     assert left is not None
     assert left.entry is not None
     assert listed(100) == ids[3:]
@@ -120,7 +121,7 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     played = Played()
     played.step([played.send(NOW_MS + 50, key=b"a"), played.send(NOW_MS + 60, key=b"b"),
                  played.send(NOW_MS + 70, key=b"c"), played.send(NOW_MS + 80, key=b"d")], NOW_MS)  # fmt: skip
-    found = find(played.rows, played.state, SHARD, SHARDS, b"a")
+    found = find(played.rows, played.state, SHARD, SHARDS, b"a", reach=ALL_REACH)
     assert found is not None
     assert (found.state, found.place_ms, found.settled_ms) == ("pending", NOW_MS + 50, None)
     assert found.entry is not None
@@ -134,7 +135,7 @@ def test_a_message_is_found_by_its_key_through_all_its_states():
     played.step([], NOW_MS + 100, not_delivered)
     states = {key: played.find(key) for key in (b"a", b"b", b"c", b"d", b"e")}
     assert states == {b"a": "delivered", b"b": "cancelled", b"c": "expired", b"d": "dead", b"e": None}
-    cancelled = find(played.rows, played.state, SHARD, SHARDS, b"b")
+    cancelled = find(played.rows, played.state, SHARD, SHARDS, b"b", reach=ALL_REACH)
     assert cancelled is not None
     assert cancelled.entry is None
     assert cancelled.settled_ms == NOW_MS
@@ -156,7 +157,7 @@ def test_a_moved_message_is_found_by_its_original_generated_id():
     played.step([played.send(NOW_MS + 50)], NOW_MS)
     generated_id = b"%d-%d-0" % (SHARD, NOW_MS + 50)
     played.step([], NOW_MS + 60, {0: Decision(NOW_MS + 50, 0, Outcome.RETRY, next_due_ms=NOW_MS + 900, attempt=2)})
-    found = find(played.rows, played.state, SHARD, SHARDS, generated_id)
+    found = find(played.rows, played.state, SHARD, SHARDS, generated_id, reach=ALL_REACH)
     assert found is not None
     assert found.entry is not None
     assert (found.state, found.place_ms, found.entry.due_ms, found.entry.attempt) == (
