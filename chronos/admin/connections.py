@@ -39,7 +39,10 @@ BACKLOG = 128
 """Connections that the system accepts before the node does."""
 
 LOG_EVERY_S = 60.0
-"""Time between two log lines of one kind, however often it happens."""
+"""Time between two log lines about strangers of one kind, however often it happens."""
+
+FAULT_EVERY_S = 1.0
+"""Time between two log lines about errors of Chronos of one kind: whoever can cause one can cause thousands."""
 
 SERVER = "Chronos"
 """The header `Server`, without a version, which helps an attacker only."""
@@ -52,20 +55,38 @@ def connections_max() -> int:
 
 
 class SparseLog:
-    """Log lines about strangers: the first of each kind at once, then one a minute with the number of the others."""
+    """Log lines that strangers cause: the first of each kind at once, then one in a while with the number of the others."""
 
     def __init__(self) -> None:
         self._next_s: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def warn(self, event: str, **fields: object) -> None:
-        """Log the event, or count it."""
+        """Log the event, or count it; once a minute."""
+        if self._is_due(event, LOG_EVERY_S):
+            log.warning(event, **fields, left_out=self._left_out.pop(event, 0))
+
+    def fault(self, event: str, error: BaseException, **fields: object) -> None:
+        """Log an error of Chronos with its traceback, or count it; once a second for each place in the code that raises it."""
+        kind = f"{event}: {type(error).__name__} at {_place(error)}"
+        if self._is_due(kind, FAULT_EVERY_S):
+            log.error(event, **fields, left_out=self._left_out.pop(kind, 0), exc_info=error)
+
+    def _is_due(self, kind: str, every_s: float) -> bool:
         now_s = time.monotonic()
-        if now_s < self._next_s.get(event, 0.0):
-            self._left_out[event] = self._left_out.get(event, 0) + 1
-            return
-        self._next_s[event] = now_s + LOG_EVERY_S
-        log.warning(event, **fields, left_out=self._left_out.pop(event, 0))
+        if now_s < self._next_s.get(kind, 0.0):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return False
+        self._next_s[kind] = now_s + every_s
+        return True
+
+
+def _place(error: BaseException) -> str:
+    """Return where the error was raised: there are as many places as lines of code, whatever a client sends."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 class Listener:
@@ -188,9 +209,13 @@ class Listener:
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
 
-    def failed(self, why: str, **more: object) -> None:
-        """A connection carried something that is not a request, or its request met an error that was not expected."""
-        self._log.warn("request not read", why=why, **more)
+    def failed(self, why: str) -> None:
+        """A connection carried something that is not a request."""
+        self._log.warn("request not read", why=why)
+
+    def fault(self, error: BaseException) -> None:
+        """A request met an error that was not expected."""
+        self._log.fault("request not answered", error)
 
     async def _sweep(self) -> None:
         """Close the connections that took too long, about once a second."""
@@ -232,7 +257,11 @@ class _Connection(web.RequestHandler):
         self._listener.lost(self)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        self._listener.failed(repr(kw.get("exc_info") or args))
+        error = kw.get("exc_info")
+        if isinstance(error, BaseException):
+            self._listener.fault(error)
+        else:
+            self._listener.failed(repr(args)[:200])
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -246,7 +275,8 @@ class _Connection(web.RequestHandler):
             self._listener.failed(type(exc).__name__)
             problem = ProblemError(status, "bad-request", "the request cannot be read as HTTP/1.1").problem
         else:
-            self._listener.failed(repr(exc), exc_info=exc)
+            assert exc is not None, "an error without its exception"
+            self._listener.fault(exc)
             problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos").problem
         response = answer(problem, {"Server": SERVER, "X-Content-Type-Options": "nosniff"})
         response.force_close()

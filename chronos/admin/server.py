@@ -67,7 +67,7 @@ class Server:
         tls, access = server_tls(config), Access(config.admin.tokens, self._members, sparse_log)
         context = self._context = Context(self._node)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
-        app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config))])
+        app = web.Application(client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config), sparse_log)])
         app.on_response_prepare.append(_add_headers)
         exposition = metrics.Exposition(context)
         description = _encode(openapi.document())
@@ -119,7 +119,7 @@ class Server:
         if self._context is not None:
             await self._context.close()
 
-    def _guard(self, hosts: Hosts) -> Middleware:
+    def _guard(self, hosts: Hosts, sparse_log: SparseLog) -> Middleware:
         """The middleware that every request passes first."""
 
         @web.middleware
@@ -139,13 +139,13 @@ class Server:
                 return plain(error)
             except ChronosError as error:
                 if isinstance(error, Stop):
-                    log.error("request failed", path=request.path, why=str(error))
+                    sparse_log.fault("request failed", error, method=request.method, path=request.path[:200])
                 return answer(from_error(error).problem)
             except Exception as error:
                 if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
                     # The client is gone: aiohttp ends the connection.
                     raise
-                log.exception("request failed", method=request.method, path=request.path)
+                sparse_log.fault("request failed", error, method=request.method, path=request.path[:200])
                 problem = ProblemError(500, "internal", "see the log of this node", hint="this is a bug in Chronos")
                 return answer(problem.problem)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 import resource
 import socket
 import threading
@@ -15,7 +16,8 @@ from urllib.parse import quote
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.admin.connections import connections_max
+from chronos.admin.connections import SparseLog, connections_max
+from chronos.admin.routes import table
 from chronos.client import Client
 from tests.harness.inside import Inside, wait_until
 
@@ -313,3 +315,54 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_log(service, cap
         assert service.ask("GET", "/livez").status == 200
     assert about_strangers(logs) == []
     assert caplog.records == []
+
+
+# --- numbers, tokens and errors of Chronos
+
+DIGITS = [
+    "9" * 4_301,
+    "-" + "9" * 4_301,
+    "9" * 4_301 + "-1-1",
+    "1," + "9" * 4_301,
+    "9" * 4_301 + "ms",
+    "9" * 20,
+    "-1",
+    "\u0663",
+]
+"""Python refuses to convert more than 4,300 digits."""
+
+
+def test_no_number_in_a_path_or_a_query_is_an_error_of_the_service(service):
+    """Of any route, in any parameter."""
+    with capture_logs() as logs:
+        for route in table(None):
+            paths = [re.sub(r"\{\w+\}", quote(text), route.path) for text in DIGITS if "{" in route.path]
+            at = re.sub(r"\{\w+\}", "0", route.path)
+            paths += [f"{at}?{name}={quote(text)}" for name in route.query.__struct_fields__ for text in DIGITS]
+            for path in paths:
+                answer = service.ask(route.method, path, {} if route.body else None)
+                assert answer.status != 500, (route.method, path[:100])
+    assert [line for line in logs if line["event"] in ("request failed", "request not answered")] == []
+
+
+def test_an_error_of_the_service_is_logged_once_a_second_for_each_place(monkeypatch):
+    """With the number of those that were left out, and another one beside it."""
+    now_s = 100.0
+    monkeypatch.setattr("chronos.admin.connections.time.monotonic", lambda: now_s)
+    sparse_log = SparseLog()
+
+    def fail(number: int) -> None:
+        try:
+            raise KeyError(number) if number % 2 else IndexError(number)
+        except LookupError as error:
+            sparse_log.fault("request failed", error, path="/")
+
+    with capture_logs() as logs:
+        for number in range(100):
+            fail(number)
+        now_s += 1.0
+        fail(1)
+    assert [(line["event"], line["left_out"]) for line in logs] == [
+        ("request failed", 0), ("request failed", 0), ("request failed", 49),
+    ]  # fmt: skip
+    assert all(isinstance(line["exc_info"], LookupError) for line in logs)
