@@ -1,15 +1,21 @@
-"""Reads the bodies of requests. All of them, and the records made from them, share one bound in memory."""
+"""Reads the bodies of requests. All of them, the records made from them, and what was received and not read yet share one bound
+in memory.
+"""
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, cast
 
 from aiohttp import web
 
 from chronos.admin.problems import ProblemError
 
 BODIES_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of all bodies and their records, from the first byte until the answer; further requests are refused."""
+"""Bytes of all bodies and their records, from the first byte until the answer, and of what connections have received and nobody
+has read; further bodies are refused."""
+
+READ_BYTES = 32 * 1024
+"""Bytes of a body that may wait while it is read. Before, far less may: see `connections.READ_AHEAD_BYTES`."""
 
 BODY_S = 30.0
 """How long a body may take to arrive."""
@@ -32,9 +38,35 @@ class BodyBudget:
             )
         self._left -= size
 
+    def take_anyway(self, size: int) -> bool:
+        """Take bytes that are in memory already; False if there are more than the bound now."""
+        self._left -= size
+        return self._left >= 0
+
     def give_back(self, size: int) -> None:
         """Return bytes that were taken."""
         self._left += size
+
+
+class Unread:
+    """The bytes that one connection has received, and that nobody has read."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.size = 0
+        self.is_read = False
+        """True while a handler reads them: each time all that have come."""
+
+    def set(self, size: int) -> bool:
+        """Count so many bytes from now on; False if all connections and bodies have more than the bound."""
+        more, self.size = size - self.size, size
+        return self._budget.take_anyway(more)
+
+
+class Receiving(Protocol):
+    """The part of a connection that counts what it received."""
+
+    unread: Unread
 
 
 class Hold:
@@ -68,13 +100,19 @@ async def read_body(request: web.Request, hold: Hold, bytes_max: int) -> bytes:
     if (request.content_length or 0) > bytes_max:
         raise web.HTTPRequestEntityTooLarge(bytes_max)
     body = bytearray()
+    unread = cast(Receiving, request.protocol).unread
+    request.content.set_read_chunk_size(READ_BYTES)
+    unread.is_read = True
     try:
         async with asyncio.timeout(BODY_S):
             while chunk := await request.content.readany():
+                unread.set(0)
                 hold.grow(len(chunk))
                 body += chunk
                 if len(body) > bytes_max:
                     raise web.HTTPRequestEntityTooLarge(bytes_max)
     except TimeoutError:
         raise ProblemError(408, "too-slow", f"the body did not arrive within {BODY_S:g} s") from None
+    finally:
+        unread.is_read = False
     return bytes(body)

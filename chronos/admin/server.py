@@ -86,7 +86,12 @@ class Server:
         await self._runner.setup()
         assert self._runner.server is not None
         listener = self._listener = Listener(
-            self._runner.server, sparse_log, most=connections_max(), max_line_size=LINE_BYTES_MAX, auto_decompress=False
+            self._runner.server,
+            sparse_log,
+            context.bodies,
+            most=connections_max(),
+            max_line_size=LINE_BYTES_MAX,
+            auto_decompress=False,
         )
         try:
             host, port = await listener.listen(config.admin.host, config.admin.port, tls)
@@ -124,11 +129,11 @@ class Server:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            assert self._listener is not None
             try:
-                check_site(request, hosts.check(request))
-                check_encoding(request)
-                assert self._listener is not None
                 with self._listener.serving(request):
+                    check_site(request, hosts.check(request))
+                    check_encoding(request)
                     return await handler(request)
             except ConnectionError:
                 # The client is gone.

@@ -9,14 +9,14 @@ import resource
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from structlog.testing import capture_logs
 
-from chronos.admin.connections import SparseLog, connections_max
+from chronos.admin.connections import BODY_UNREAD_MAX, READ_AHEAD_BYTES, SparseLog, connections_max
 from chronos.admin.routes import table
 from chronos.client import Client
 from tests.harness.inside import Inside, wait_until
@@ -366,3 +366,87 @@ def test_an_error_of_the_service_is_logged_once_a_second_for_each_place(monkeypa
         ("request failed", 0), ("request failed", 0), ("request failed", 49),
     ]  # fmt: skip
     assert all(isinstance(line["exc_info"], LookupError) for line in logs)
+
+
+# --- what nobody reads
+
+
+def left_of(service: Inside) -> int:
+    """The memory for requests that is left."""
+    context = service.server._context
+    assert context is not None
+    return context.bodies._left
+
+
+def test_a_body_that_nobody_reads_stays_with_its_sender(service):
+    """A connection takes a few kilobytes of it, which count, and keeps no more; the end of its request gives them back."""
+    whole = left_of(service)
+    head = b"GET /v1/topics/none/records?wait=10s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(20):
+            sender = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+            sender.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                sender.sendall(head + b" " * 4_000_000 * 2)
+        assert 20 * READ_AHEAD_BYTES <= whole - left_of(service) <= 20 * BODY_UNREAD_MAX
+        assert service.ask("GET", "/livez").status == 200
+    wait_until(lambda: left_of(service) == whole)
+
+
+def test_a_request_whose_body_is_not_read_is_answered_and_counts_no_more(service):
+    """The rest of the body is thrown away as it comes, and the connection serves the next request."""
+    whole = left_of(service)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        for _ in range(2):
+            sender.sendall(
+                b"PUT /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n" + b" " * 3_000_000
+            )
+            assert sender.recv(100).startswith(b"HTTP/1.1 404")
+            sender.recv(65_536)
+        assert left_of(service) == whole
+
+
+def test_when_the_memory_for_requests_is_taken_small_ones_are_answered(tmp_path, monkeypatch):
+    """A connection that sends more is closed, with one line in the log."""
+    monkeypatch.setattr("chronos.admin.context.BODIES_BYTES_MAX", 4_200_000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4190000\r\n\r\n"
+    unread = b"GET /v1/topics/none/records?wait=60s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+    with Inside(tmp_path, topics__message_bytes_max="1MiB") as service, capture_logs() as logs:
+        with socket.create_connection(("127.0.0.1", service.port)) as slow:
+            slow.sendall(head + b" " * 4_185_000)
+            wait_until(lambda: left_of(service) < 16_384)
+            with socket.create_connection(("127.0.0.1", service.port), timeout=20) as refused:
+                with suppress(ConnectionError):
+                    refused.sendall(unread + b" " * 200_000)
+                assert closed(refused)
+            assert service.ask("GET", "/livez").status == 200
+        wait_until(lambda: left_of(service) >= 4_190_000)
+    assert [line["why"] for line in logs if line["event"] == "connection closed"] == [
+        "the memory for requests is taken"
+    ]
+
+
+def test_headers_without_an_end_are_not_kept(service):
+    """Nor many requests that are not answered yet."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        with suppress(ConnectionError):
+            sender.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + (b"a: " + b"b" * 8_000 + b"\r\n") * 100)
+        assert closed(sender)
+    poll = b"GET /v1/topics/none/records?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sender:
+        sender.settimeout(1.0)
+        with suppress(OSError):
+            sender.sendall(poll + b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500_000)
+        assert service.ask("GET", "/livez").status == 200
+        assert left_of(service) > 0
+
+
+def test_a_large_body_is_read_whatever_arrives_at_once(service):
+    """In pieces of any size."""
+    message = {"target": {"topic": "t"}, "value": "v" * 900_000, "delay": "1h"}
+    assert service.ask("POST", "/v1/messages", message).status == 202
+    body = b'{"target": {"topic": "t"}, "value": "%s", "delay": "1h"}' % (b"v" * 20_000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert raw(service, head + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 202")
