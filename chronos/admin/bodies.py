@@ -3,6 +3,8 @@ in memory.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self, cast
 
@@ -26,6 +28,29 @@ class BodyBudget:
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
+        self._arriving: set[asyncio.Timeout] = set()
+        self._is_stopping = False
+
+    @asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """While a body arrives. ProblemError if that takes too long, or the server stops."""
+        try:
+            async with asyncio.timeout(0 if self._is_stopping else BODY_S) as limit:
+                self._arriving.add(limit)
+                try:
+                    yield
+                finally:
+                    self._arriving.discard(limit)
+        except TimeoutError:
+            if self._is_stopping:
+                raise ProblemError(503, "stopping", "the body had not arrived when this node was stopped") from None
+            raise ProblemError(408, "too-slow", f"the body did not arrive within {BODY_S:g} s") from None
+
+    def stop(self) -> None:
+        """Refuse the bodies that have not arrived."""
+        self._is_stopping = True
+        for limit in self._arriving:
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def take(self, size: int) -> None:
         """Take bytes; ProblemError with status 503 when they are not left."""
@@ -73,12 +98,12 @@ class Hold:
     """The share of one request, given back at its end."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
+        self.budget = budget
         self._size = 0
 
     def grow(self, size: int) -> None:
         """Take more bytes; ProblemError with status 503 when they are not left."""
-        self._budget.take(size)
+        self.budget.take(size)
         self._size += size
 
     def __enter__(self) -> Self:
@@ -87,7 +112,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.give_back(self._size)
+        self.budget.give_back(self._size)
 
 
 async def read_body(request: web.Request, hold: Hold, bytes_max: int) -> bytes:
@@ -104,15 +129,13 @@ async def read_body(request: web.Request, hold: Hold, bytes_max: int) -> bytes:
     request.content.set_read_chunk_size(READ_BYTES)
     unread.is_read = True
     try:
-        async with asyncio.timeout(BODY_S):
+        async with hold.budget.arriving():
             while chunk := await request.content.readany():
                 unread.set(0)
                 hold.grow(len(chunk))
                 body += chunk
                 if len(body) > bytes_max:
                     raise web.HTTPRequestEntityTooLarge(bytes_max)
-    except TimeoutError:
-        raise ProblemError(408, "too-slow", f"the body did not arrive within {BODY_S:g} s") from None
     finally:
         unread.is_read = False
     return bytes(body)

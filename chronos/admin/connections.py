@@ -57,6 +57,9 @@ HEADS_BYTES_MAX = 96 * 1024
 ALWAYS_BYTES = 8 * 1024
 """Bytes that a connection may always send: health checks are answered also when the memory for requests is taken."""
 
+LINGER_S = 2.0
+"""How long the rest of a body is thrown away after the answer, so that a client which is still sending reads it."""
+
 SWEEP_S = 1.0
 """Time between two looks for connections that took too long."""
 
@@ -291,7 +294,13 @@ class _Connection(web.RequestHandler):
     __slots__ = ("_is_answered", "_listener", "_newest", "encrypted", "unread", "was_made")
 
     def __init__(self, listener: Listener, server: web.Server, options: dict[str, Any]) -> None:
-        options = {"access_log": None, "keepalive_timeout": KEEP_S, "read_bufsize": READ_AHEAD_BYTES, **options}
+        options = {
+            "access_log": None,
+            "keepalive_timeout": KEEP_S,
+            "read_bufsize": READ_AHEAD_BYTES,
+            "lingering_time": LINGER_S,
+            **options,
+        }
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._listener = listener
         self._newest: StreamReader | None = None

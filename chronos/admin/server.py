@@ -115,6 +115,7 @@ class Server:
         """Accept no more requests, end long polls, finish other requests."""
         if self._context is not None:
             self._context.stopping.set()
+            self._context.bodies.stop()
         if self._registrar is not None:
             await self._registrar.leave()
         if self._listener is not None:

@@ -8,6 +8,7 @@ import re
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -381,15 +382,15 @@ def left_of(service: Inside) -> int:
 def test_a_body_that_nobody_reads_stays_with_its_sender(service):
     """A connection takes a few kilobytes of it, which count, and keeps no more; the end of its request gives them back."""
     whole = left_of(service)
-    head = b"GET /v1/topics/none/records?wait=10s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+    head = b"GET /v1/topics/none/records?wait=4s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
     with ExitStack() as stack:
-        for _ in range(20):
+        for _ in range(10):
             sender = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
             sender.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 sender.sendall(head + b" " * 4_000_000 * 2)
-        assert 20 * READ_AHEAD_BYTES <= whole - left_of(service) <= 20 * BODY_UNREAD_MAX
+        assert 10 * READ_AHEAD_BYTES <= whole - left_of(service) <= 10 * BODY_UNREAD_MAX
         assert service.ask("GET", "/livez").status == 200
     wait_until(lambda: left_of(service) == whole)
 
@@ -450,3 +451,19 @@ def test_a_large_body_is_read_whatever_arrives_at_once(service):
     head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     assert raw(service, head + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 202")
+
+
+def test_bodies_that_do_not_arrive_do_not_hold_up_a_stop(tmp_path):
+    """Those that a handler reads are refused; the others are no longer waited for."""
+    read = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+    unread = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n" + b" " * 100_000
+    with ExitStack() as stack:
+        with Inside(tmp_path) as service:
+            senders = [stack.enter_context(socket.create_connection(("127.0.0.1", service.port))) for _ in range(20)]
+            for at, sender in enumerate(senders):
+                sender.settimeout(20)
+                sender.sendall(read if at % 2 else unread)
+            wait_until(lambda: len(service.server._context.bodies._arriving) == 10)  # type: ignore[union-attr]
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 6.0
+        assert senders[1].recv(100).startswith(b"HTTP/1.1 503")
