@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import re
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -467,3 +469,50 @@ def test_bodies_that_do_not_arrive_do_not_hold_up_a_stop(tmp_path):
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 6.0
         assert senders[1].recv(100).startswith(b"HTTP/1.1 503")
+
+
+# --- cron expressions
+
+
+def cron_message(at: int, expression: str) -> dict[str, object]:
+    return {"target": {"topic": "t"}, "value": "v", "id": f"cron-{at}", "repeat": f"cron {expression}"}
+
+
+def test_one_request_has_a_bounded_number_of_cron_expressions(tmp_path):
+    """All messages of a request that is accepted are pending, whatever a step of the shard checks at once."""
+    messages = [cron_message(at, f"{at % 60} {at // 60} * 1-6 *") for at in range(501)]
+    with Inside(tmp_path) as service:
+        answer = service.ask("POST", "/v1/messages", messages)
+        assert answer.status == 422
+        assert "more than 500 different cron expressions" in answer.json()["detail"]
+        assert service.ask("POST", "/v1/messages", messages[:500]).status == 202
+        alike = [cron_message(at, "0 9 * * 1-5") for at in range(1_000, 3_000)]
+        assert service.ask("POST", "/v1/messages", alike).status == 202
+        wait_until(lambda: service.ask("GET", "/v1/shards").json()["shards"][0]["totals"]["accepted"] == 2_500)
+
+
+def test_expressions_that_never_fire_are_refused_each_with_its_field(service):
+    """All of them, in a body that is small."""
+    messages = [cron_message(at, f"{at} 0 */31 * 1#5,2#5") for at in range(60)]
+    answer = service.ask("POST", "/v1/messages", messages)
+    assert answer.status == 422
+    assert len(answer.json()["errors"]) == 60
+    assert {error["field"] for error in answer.json()["errors"]} == {"repeat"}
+    assert "never fires" in answer.json()["errors"][0]["detail"]
+
+
+def test_the_check_of_a_body_ends_when_its_client_leaves(tmp_path):
+    """Nothing of it is written, and its memory is given back."""
+    message = {"target": {"topic": "t"}, "value": "v" * 100, "delay": "1h", "repeat": "every 1h"}
+    body = json.dumps([message] * 10_000).encode()
+    head = (
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    with Inside(tmp_path) as service:
+        whole = left_of(service)
+        with socket.create_connection(("127.0.0.1", service.port)) as leaving:
+            leaving.sendall(head % len(body) + body)
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert service.ask("GET", "/livez").status == 200
+        wait_until(lambda: left_of(service) == whole)
+        assert service.ask("GET", "/v1/shards").json()["shards"][0]["totals"]["accepted"] == 0
