@@ -14,6 +14,7 @@ from chronos.adapters.memory import MemoryStore
 from chronos.core.codec import FRESH
 from chronos.core.cron import next_cron
 from chronos.core.keys import generated_id
+from chronos.core.look_ahead import LookAhead
 from chronos.core.message import (
     DELAY,
     REPEAT,
@@ -400,6 +401,11 @@ def test_a_step_checks_a_bounded_number_of_cron_expressions() -> None:
     assert all(type(command) is Rejection and "never fires" in command.detail for command in found.commands)
     staged = shard.stage(cron + plain)
     assert staged.pull_offset == len(found.records)
+    ahead: LookAhead[object] = LookAhead(shard)
+    ahead.parse(cron)
+    parsed = ahead.parsed(cron + plain)
+    assert list(parsed.records) == (cron + plain)[: len(parsed.commands)]
+    assert len(parsed.commands) < 2 * (CRON_CHECKS_MAX + PARSED_AT_ONCE)
     replaying = Shard(rules=rules.for_replay(), state=FRESH, view=store)
     assert len(replaying.parse(cron + plain).records) == 5_000
 
